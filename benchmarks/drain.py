@@ -1,0 +1,53 @@
+"""Drain: how fast workers move no-op tasks from pending to done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient
+
+from benchmarks.place import Place
+from benchmarks.processes import Start
+from microqueue import AsyncQueue, Queue
+from microqueue.worker import AsyncWorker, Worker
+
+
+def no_op(payload: Any) -> None:
+    """Do nothing: only the queue is measured."""
+
+
+async def no_op_async(payload: Any) -> None:
+    """Do nothing, awaited."""
+
+
+def threads(place: Place, start: Start) -> int:
+    """Drain with ``Worker``."""
+    logging.getLogger("microqueue").setLevel(logging.ERROR)
+    with place.client() as client:
+        queue = Queue(client[place.database])
+        queue.ensure_indexes()
+        worker = Worker(queue, no_op)
+        start()
+        return worker.run(burst=True)
+
+
+def coroutines(place: Place, start: Start, driver: str = "pymongo") -> int:
+    """Drain with ``AsyncWorker``, on PyMongo's async client or on Motor."""
+
+    async def run() -> int:
+        make: Any = AsyncIOMotorClient if driver == "motor" else AsyncMongoClient
+        client = make(place.uri, tz_aware=True)
+        queue = AsyncQueue(client[place.database])
+        await queue.ensure_indexes()
+        worker = AsyncWorker(queue, no_op_async)
+        start()
+        handled = await worker.run(burst=True)
+        closing = client.close()
+        if closing is not None:
+            await closing
+        return handled
+
+    return asyncio.run(run())

@@ -1,0 +1,107 @@
+"""How much slower a pop is with a large backlog: ``python -m benchmarks.flatness``.
+
+Fills one queue with as many ready as delayed and done tasks, first few, then many, and
+times single pops with each, in turns. The result is a ratio within one run: machines
+differ, and grow slow for a moment, but both queues then do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from datetime import timedelta
+from typing import Any
+
+from microqueue import Queue, QueueSettings
+from microqueue.embedded import EmbeddedServer
+from microqueue.operations.produce import new_document
+from microqueue.task import NewTask
+
+PAYLOAD = {"text": "x" * 230}
+CHUNK = 5000
+
+
+def fill(queue: Queue[Any], total: int) -> None:
+    """Insert a third each of ready, delayed and done tasks."""
+    queue.ensure_indexes()
+    now = queue.now()
+    settings = QueueSettings()
+    new = NewTask(payload=PAYLOAD)
+    for start in range(0, total, CHUNK):
+        documents = []
+        for n in range(start, min(start + CHUNK, total)):
+            document = new_document(
+                new,
+                queue=queue.name,
+                payload=PAYLOAD,
+                settings=settings,
+                now=now,
+                position=n,
+            )
+            if n % 3 == 1:
+                document |= {"next_retry_at": now + timedelta(days=1, seconds=n), "attempts": 1}
+            elif n % 3 == 2:  # noqa: PLR2004 (the last third)
+                document |= {"status": "done", "finished_at": now, "attempts": 1}
+            documents.append(document)
+        queue.collections.tasks.insert_many(documents, ordered=False)
+
+
+def timed_pop_ms(queue: Queue[Any]) -> float:
+    """Time one pop; the task is settled outside of the measurement."""
+    started = time.perf_counter()
+    task = queue.pop()
+    took = time.perf_counter() - started
+    assert task is not None
+    queue.mark_done(task)
+    return took * 1000
+
+
+def main() -> None:
+    """Measure and print the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--uri", help="a MongoDB server; without it, the embedded one")
+    parser.add_argument("--small", type=int, default=1_000)
+    parser.add_argument("--large", type=int, default=1_000_000)
+    parser.add_argument("--pops", type=int, default=300, help="pops measured of each queue")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    server = None if options.uri else EmbeddedServer.start()
+    uri = options.uri or (server.uri if server else "")
+    try:
+        with (
+            Queue[Any].from_uri(uri, "bench", collection="bench_small") as small,
+            Queue[Any].from_uri(uri, "bench", collection="bench_large") as large,
+        ):
+            for queue, total in ((small, options.small), (large, options.large)):
+                queue.collections.tasks.drop()
+                fill(queue, total)
+            small.collections.client.admin.command("fsync")  # The filling ends here.
+            times: dict[str, list[float]] = {"small": [], "large": []}
+            for _ in range(options.pops):
+                times["small"].append(timed_pop_ms(small))
+                times["large"].append(timed_pop_ms(large))
+            for queue in (small, large):
+                queue.collections.tasks.drop()
+    finally:
+        if server is not None:
+            server.stop()
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    result = {
+        "small_tasks": options.small,
+        "large_tasks": options.large,
+        "small_pop_ms": round(medians["small"], 3),
+        "large_pop_ms": round(medians["large"], 3),
+        "ratio": round(medians["large"] / medians["small"], 3),
+    }
+    if options.json:
+        print(json.dumps(result))
+        return
+    print(f"pop with {options.small:>9,} tasks: {result['small_pop_ms']} ms (median)")
+    print(f"pop with {options.large:>9,} tasks: {result['large_pop_ms']} ms")
+    print(f"ratio: {result['ratio']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""microqueue: a task queue that lives in the MongoDB you already run."""
+
+from microqueue.async_queue import AsyncQueue
+from microqueue.backoff import BackoffPolicy, compute_backoff_seconds
+from microqueue.errors import (
+    DuplicateTask,
+    EmbeddedServerError,
+    IndexConflict,
+    InvalidArgument,
+    InvalidPayload,
+    LeaseLost,
+    MicroqueueError,
+    OperationFailed,
+    ServerUnavailable,
+    TaskNotFound,
+    WrongStatus,
+)
+from microqueue.operations.control import Pause
+from microqueue.operations.dead_letters import (
+    DeadLetterFilter,
+    DeadLetterPage,
+    DeadLetterStats,
+    ReplayReport,
+)
+from microqueue.operations.inspect import QueueStats
+from microqueue.queue import Queue
+from microqueue.settings import QueueSettings
+from microqueue.sweeper import AsyncSweeper, Sweeper, SweepReport
+from microqueue.task import (
+    Attempt,
+    Duplicate,
+    EnqueueReport,
+    Lease,
+    NewTask,
+    Outcome,
+    Progress,
+    Task,
+    TaskError,
+    TaskStatus,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncQueue",
+    "AsyncSweeper",
+    "Attempt",
+    "BackoffPolicy",
+    "DeadLetterFilter",
+    "DeadLetterPage",
+    "DeadLetterStats",
+    "Duplicate",
+    "DuplicateTask",
+    "EmbeddedServerError",
+    "EnqueueReport",
+    "IndexConflict",
+    "InvalidArgument",
+    "InvalidPayload",
+    "Lease",
+    "LeaseLost",
+    "MicroqueueError",
+    "NewTask",
+    "OperationFailed",
+    "Outcome",
+    "Pause",
+    "Progress",
+    "Queue",
+    "QueueSettings",
+    "QueueStats",
+    "ReplayReport",
+    "ServerUnavailable",
+    "SweepReport",
+    "Sweeper",
+    "Task",
+    "TaskError",
+    "TaskNotFound",
+    "TaskStatus",
+    "WrongStatus",
+    "__version__",
+    "compute_backoff_seconds",
+]

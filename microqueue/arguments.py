@@ -1,0 +1,159 @@
+"""Checks of what callers pass: each names the value it refuses, and what to give instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from bson import ObjectId
+from pydantic import BaseModel
+
+from microqueue.clock import Clock, ServerClock
+from microqueue.errors import InvalidArgument, LeaseLost
+from microqueue.model import shorten
+from microqueue.settings import QueueSettings
+from microqueue.task import LONGEST_NAME, NewTask, Task, TaskStatus
+
+LARGEST_COUNT = 2**31 - 1
+LONGEST_LABEL = 200
+
+
+def refused(argument: str, value: Any, instead: str) -> InvalidArgument:
+    """Say that a value is refused, and what to give instead."""
+    return InvalidArgument(
+        f"{argument}={shorten(value)} is not valid: {instead}", argument=argument, value=value
+    )
+
+
+def check_name(name: Any) -> str:
+    """Refuse a queue name that is not a short, printable string."""
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise refused("name", name, f"give a printable string of at most {LONGEST_NAME} characters")
+    return name
+
+
+def check_names(argument: str, names: Any) -> list[str]:
+    """Refuse queue names that are not several: a string would be taken for its letters."""
+    several = check_several(argument, names, "give a list of queue names")
+    try:
+        return [check_name(name) for name in several]
+    except InvalidArgument as exc:
+        raise refused(argument, names, str(exc)) from exc
+
+
+def check_id(task_id: Any) -> Any:
+    """Refuse an id that could be taken for a filter."""
+    NewTask(payload={}, task_id=task_id)
+    if task_id is None:
+        raise InvalidArgument("task_id=None is not an id", argument="task_id", value=None)
+    return task_id
+
+
+def check_status(status: Any) -> TaskStatus:
+    """Read a status by its name."""
+    try:
+        return TaskStatus(status)
+    except ValueError:
+        names = ", ".join(member.value for member in TaskStatus)
+        raise refused("status", status, f"give one of {names}") from None
+
+
+def check_count(argument: str, value: Any) -> int:
+    """Refuse a count that is not a positive integer, or larger than MongoDB takes."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise refused(argument, value, "give an integer of 1 or more")
+    if value > LARGEST_COUNT:
+        raise refused(argument, value, f"give an integer of at most {LARGEST_COUNT}")
+    return value
+
+
+def check_several(argument: str, value: Any, instead: str) -> Iterable[Any]:
+    """Refuse what is not several items, or would fall apart: a string, a dict, a task."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping | BaseModel):
+        raise refused(argument, value, instead)
+    return value
+
+
+def check_worker_id(worker_id: Any) -> str | None:
+    """Refuse a worker's name that people could not read."""
+    named = isinstance(worker_id, str) and 0 < len(worker_id) <= LONGEST_LABEL
+    if worker_id is not None and not (named and worker_id.isprintable()):
+        raise refused(
+            "worker_id", worker_id, f"give a printable string of 1 to {LONGEST_LABEL} characters"
+        )
+    return cast("str | None", worker_id)
+
+
+def check_code(code: Any) -> str | None:
+    """Refuse an error code that could not be stored, or searched for."""
+    named = isinstance(code, str) and 0 < len(code) <= LONGEST_LABEL
+    if code is not None and not (named and is_encodable(code)):
+        raise refused("code", code, f"give a string of 1 to {LONGEST_LABEL} characters")
+    return cast("str | None", code)
+
+
+def check_session(session: Any) -> Any:
+    """Refuse what is not a driver's session."""
+    # The type is asked: a database would give a collection for any attribute.
+    if session is not None and not hasattr(type(session), "in_transaction"):
+        raise refused("session", session, "give a session of the queue's own client")
+    return session
+
+
+def check_settings(settings: Any) -> QueueSettings:
+    """Refuse what are no settings; without any, read the environment."""
+    if settings is None:
+        return QueueSettings.from_environment()
+    if not isinstance(settings, QueueSettings):
+        raise refused("settings", settings, "give QueueSettings(...)")
+    return settings
+
+
+def check_clock(clock: Any) -> Clock:
+    """Refuse what does not tell the time as a :class:`Clock` does; the default is the server's."""
+    if clock is None:
+        return ServerClock()
+    methods = (getattr(clock, name, None) for name in ("now", "observe", "forget"))
+    if isinstance(clock, type) or not hasattr(clock, "stale") or not all(map(callable, methods)):
+        raise refused("clock", clock, "give an object with the methods of Clock")
+    return cast("Clock", clock)
+
+
+def check_uri(uri: Any) -> None:
+    """Refuse an address that is not text."""
+    if uri is not None and not isinstance(uri, str):
+        raise refused("uri", uri, "give a string, as in 'mongodb://localhost:27017'")
+
+
+def check_collection(name: Any) -> None:
+    """Refuse a name that MongoDB does not allow for a collection."""
+    if name is None:
+        return
+    named = isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()
+    if not named or "$" in name or not all(name.split(".")) or name.startswith("system."):
+        raise refused("collection", name, "give the name of a collection, as in 'tasks'")
+
+
+def is_encodable(text: str) -> bool:
+    """Tell whether text can be stored: half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_popped(task: Any) -> Task[Any]:
+    """Refuse to settle what is not a task that pop returned."""
+    if not isinstance(task, Task):
+        raise refused("task", task, "give the Task that pop returned")
+    if task.lease is None:
+        raise LeaseLost(
+            task_id=task.id, worker_id=None, reason="it was not popped; give the Task of pop"
+        )
+    return task
+
+
+def object_id_or_text(text: str) -> Any:
+    """Read an id typed by a person: an ObjectId if it looks like one."""
+    return ObjectId(text) if ObjectId.is_valid(text) else text

@@ -1,0 +1,283 @@
+"""The queue for asyncio: the same names as :class:`Queue`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Self, TypeVar
+
+from pymongo import AsyncMongoClient
+
+from microqueue.arguments import check_count, check_session, check_worker_id
+from microqueue.backoff import BackoffPolicy
+from microqueue.clock import Clock
+from microqueue.core import QueueCore
+from microqueue.dead_letters import AsyncDeadLetters
+from microqueue.drivers.asynchronous import AsyncDriver
+from microqueue.drivers.collections import is_blocking
+from microqueue.drivers.wakeup import AsyncWakeup
+from microqueue.durations import Duration, duration_argument
+from microqueue.errors import InvalidArgument, LeaseLost
+from microqueue.operations.call import Operation
+from microqueue.operations.control import Pause
+from microqueue.operations.inspect import QueueStats
+from microqueue.operations.workers import WorkerInfo
+from microqueue.settings import QueueSettings
+from microqueue.task import EnqueueReport, NewTask, PayloadT, Task, TaskId, TaskStatus
+
+T = TypeVar("T")
+
+
+class AsyncQueue(QueueCore[PayloadT]):
+    """A named queue in one MongoDB collection, for one event loop.
+
+    Takes a database, or a collection, of PyMongo's async client or of Motor. Every method
+    does what the one of the same name in :class:`Queue` does, with the same guarantees.
+    """
+
+    def __init__(
+        self,
+        database_or_collection: Any,
+        name: str = "default",
+        *,
+        settings: QueueSettings | None = None,
+        payload_model: type[PayloadT] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if is_blocking(database_or_collection):
+            raise InvalidArgument(
+                f"{type(database_or_collection).__name__} would block the event loop; "
+                "use AsyncMongoClient or Motor, or Queue",
+                argument="database_or_collection",
+            )
+        super().__init__(
+            database_or_collection,
+            name,
+            settings=settings,
+            payload_model=payload_model,
+            clock=clock,
+        )
+        self._driver = AsyncDriver(
+            self.collections,
+            deadline=self.settings.retry_deadline,
+            on_retry=self.clock.forget,
+        )
+        self.dead_letters: AsyncDeadLetters[PayloadT] = AsyncDeadLetters(self, self.run)
+
+    @classmethod
+    def from_uri(
+        cls,
+        uri: str | None = None,
+        name: str = "default",
+        *,
+        settings: QueueSettings | None = None,
+        payload_model: type[PayloadT] | None = None,
+        clock: Clock | None = None,
+        collection: str | None = None,
+        **client_options: Any,
+    ) -> Self:
+        """See :meth:`Queue.from_uri`; the client is PyMongo's own ``AsyncMongoClient``."""
+        return cls._connect(
+            AsyncMongoClient,
+            uri,
+            name,
+            settings=settings,
+            payload_model=payload_model,
+            clock=clock,
+            collection=collection,
+            client_options=client_options,
+        )
+
+    async def close(self) -> None:
+        """See :meth:`Queue.close`."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.client.close()
+            connection.stop_server()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def run(self, operation: Operation[T]) -> T:
+        """See :meth:`Queue.run`."""
+        return await self._driver.run(operation)
+
+    async def now(self) -> datetime:
+        """See :meth:`Queue.now`."""
+        return await self.run(self._now())
+
+    async def ensure_indexes(self) -> list[str]:
+        """See :meth:`Queue.ensure_indexes`."""
+        return await self.run(self._ensure_indexes())
+
+    # Produce
+
+    async def enqueue(
+        self,
+        payload: PayloadT,
+        *,
+        priority: int = 0,
+        delay: Duration | None = None,
+        eta: datetime | None = None,
+        max_attempts: int | None = None,
+        backoff: BackoffPolicy | None = None,
+        visibility_timeout: Duration | None = None,
+        dedupe_key: str | None = None,
+        expires_in: Duration | None = None,
+        task_id: TaskId | None = None,
+        headers: dict[str, Any] | None = None,
+        session: Any = None,
+    ) -> Task[PayloadT]:
+        """See :meth:`Queue.enqueue`."""
+        new = NewTask[Any](
+            payload=payload,
+            priority=priority,
+            delay=delay,
+            eta=eta,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            visibility_timeout=visibility_timeout,
+            dedupe_key=dedupe_key,
+            expires_in=expires_in,
+            task_id=task_id,
+            headers={} if headers is None else headers,
+        )
+        return await self.run(self._enqueue(new, check_session(session)))
+
+    async def enqueue_many(
+        self, items: Iterable[PayloadT | NewTask[PayloadT]], *, session: Any = None, **options: Any
+    ) -> EnqueueReport[PayloadT]:
+        """See :meth:`Queue.enqueue_many`."""
+        return await self.run(self._enqueue_many(items, options, check_session(session)))
+
+    # Claim
+
+    async def pop(
+        self, *, worker_id: str | None = None, wait: Duration | None = None
+    ) -> Task[PayloadT] | None:
+        """See :meth:`Queue.pop`."""
+        limit = duration_argument("wait", wait)
+        check_worker_id(worker_id)
+        task = await self._claim_one(worker_id)
+        if task is not None or not limit:
+            return task
+        deadline = asyncio.get_running_loop().time() + limit.total_seconds()
+        poll_sec = self.settings.poll_interval.total_seconds()
+        async with AsyncWakeup(self.collections, [self.name], poll_interval_sec=poll_sec) as wakeup:
+            while True:
+                # Once more after the stream opened: a task may have come just before.
+                task = await self._claim_one(worker_id)
+                remaining = deadline - asyncio.get_running_loop().time()
+                if task is not None or remaining <= 0:
+                    return task
+                due_sec = await self.run(self.next_due_sec())
+                await wakeup.sleep(remaining if due_sec is None else min(remaining, due_sec))
+
+    async def pop_many(self, limit: int, *, worker_id: str | None = None) -> list[Task[PayloadT]]:
+        """See :meth:`Queue.pop_many`."""
+        return await self._claim(
+            self._pop_many(check_count("limit", limit), check_worker_id(worker_id))
+        )
+
+    async def _claim_one(self, worker_id: str | None) -> Task[PayloadT] | None:
+        tasks = await self._claim(self._pop_one(worker_id))
+        return tasks[0] if tasks else None
+
+    async def _claim(self, operation: Operation[list[Task[PayloadT]]]) -> list[Task[PayloadT]]:
+        """Claim, and if the caller is cancelled meanwhile, hand back what was claimed."""
+        claiming = asyncio.ensure_future(self.run(operation))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            for task in await claiming:
+                await self.release(task)
+            raise
+
+    # Settle
+
+    async def mark_done(self, task: Task[Any], *, result: Any = None, session: Any = None) -> None:
+        """See :meth:`Queue.mark_done`."""
+        await self.run(self._mark_done(task, result, check_session(session)))
+
+    async def mark_done_many(self, tasks: Iterable[Task[Any]]) -> list[LeaseLost]:
+        """See :meth:`Queue.mark_done_many`."""
+        return await self.run(self._mark_done_many(tasks))
+
+    async def mark_retry(
+        self,
+        task: Task[Any],
+        error: object = None,
+        *,
+        code: str | None = None,
+        delay: Duration | None = None,
+    ) -> TaskStatus:
+        """See :meth:`Queue.mark_retry`."""
+        return await self.run(self._mark_retry(task, error, code, delay))
+
+    async def mark_failure(
+        self, task: Task[Any], message: object, *, code: str | None = None
+    ) -> None:
+        """See :meth:`Queue.mark_failure`."""
+        await self.run(self._mark_failure(task, message, code))
+
+    async def touch(
+        self, task: Task[PayloadT], *, extend: Duration | None = None
+    ) -> Task[PayloadT]:
+        """See :meth:`Queue.touch`."""
+        return await self.run(self._touch(task, extend))
+
+    async def release(self, task: Task[Any], *, front: bool = False) -> None:
+        """See :meth:`Queue.release`."""
+        await self.run(self._release(task, front=front))
+
+    # Inspect and administer
+
+    async def get(self, task_id: TaskId) -> Task[PayloadT] | None:
+        """See :meth:`Queue.get`."""
+        return await self.run(self._get(task_id))
+
+    async def peek(
+        self,
+        limit: int = 10,
+        *,
+        status: TaskStatus | str | None = None,
+        queue: str | None = None,
+    ) -> list[Task[PayloadT]]:
+        """See :meth:`Queue.peek`."""
+        return await self.run(self._peek(limit, status, queue))
+
+    async def stats(self) -> QueueStats:
+        """See :meth:`Queue.stats`."""
+        return await self.run(self._stats())
+
+    async def workers(self) -> list[WorkerInfo]:
+        """See :meth:`Queue.workers`."""
+        return await self.run(self._workers())
+
+    async def purge(
+        self, *, status: TaskStatus | str = TaskStatus.DONE, older_than: Duration | None = None
+    ) -> int:
+        """See :meth:`Queue.purge`."""
+        return await self.run(self._purge(status, older_than))
+
+    async def cancel(self, task_id: TaskId) -> Task[PayloadT]:
+        """See :meth:`Queue.cancel`."""
+        return await self.run(self._cancel(task_id))
+
+    # Control
+
+    async def pause(self, *, reason: str | None = None) -> Pause:
+        """See :meth:`Queue.pause`."""
+        return await self.run(self._pause(reason))
+
+    async def resume(self) -> bool:
+        """See :meth:`Queue.resume`."""
+        return await self.run(self._resume())
+
+    async def paused(self) -> Pause | None:
+        """See :meth:`Queue.paused`."""
+        return await self.run(self._paused())

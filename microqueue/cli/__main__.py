@@ -1,0 +1,5 @@
+"""``python -m microqueue.cli`` is ``microqueue``."""
+
+from microqueue.cli import main
+
+main()

@@ -1,0 +1,136 @@
+"""The commands by name: the table of contents of the command line."""
+
+from __future__ import annotations
+
+import io
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Annotated, TypeAlias
+
+import typer
+
+import microqueue
+from microqueue.cli import (
+    backoff,
+    control,
+    dashboard,
+    dead_letters,
+    operate,
+    pipeline,
+    tasks,
+    top,
+    up,
+    work,
+)
+from microqueue.cli.session import SharedOptions, with_session, with_shared_options
+from microqueue.redaction import without_fragments
+
+HELP = """A task queue that lives in the MongoDB you already run.
+
+The options of every command may stand before its name or after it. Durations are seconds,
+or 30s, 5m, 2h, 1d. Times are ISO 8601 with a timezone. The exit status is 0, or 1 for an
+error, or 2 for a wrong usage.
+"""
+
+app = typer.Typer(
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # They would show local variables, and passwords.
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+letters = typer.Typer(help="Look at dead letters, replay them, discard them.", no_args_is_help=True)
+pipelines = typer.Typer(help="Archive, load and understand tasks on Spark.", no_args_is_help=True)
+
+Commands: TypeAlias = dict[str, Callable[..., None]]
+
+COMMANDS: dict[str, Commands] = {
+    "Tasks": {
+        "enqueue": tasks.enqueue,
+        "peek": tasks.peek,
+        "show": tasks.show,
+        "cancel": control.cancel,
+    },
+    "Running": {
+        "up": up.up,
+        "worker": work.worker,
+        "sweep": operate.sweep,
+        "pause": control.pause,
+        "resume": control.resume,
+    },
+    "Watching": {
+        "stats": operate.stats,
+        "top": top.top,
+        "dashboard": dashboard.dashboard,
+        "doctor": operate.doctor,
+        "indexes": operate.indexes,
+        "backoff": backoff.backoff,
+    },
+}
+DEAD_LETTER_COMMANDS: Commands = {
+    "list": dead_letters.list_letters,
+    "show": dead_letters.show_letter,
+    "replay": dead_letters.replay,
+    "discard": dead_letters.discard,
+}
+PIPELINE_COMMANDS: Commands = {
+    "archive": pipeline.archive,
+    "ingest": pipeline.ingest,
+    "report": pipeline.report,
+    "triage": pipeline.triage,
+    "replay": pipeline.replay,
+    "storms": pipeline.storms,
+    "simulate": pipeline.simulate,
+}
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 (typer calls it so)
+    if wanted:
+        print(f"microqueue {microqueue.__version__}")  # noqa: T201 (it is the answer)
+        raise typer.Exit
+
+
+def _options(
+    context: typer.Context,
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Declare the options that may stand before a command."""
+
+
+def _keep(context: typer.Context, given: SharedOptions, **_: object) -> None:
+    context.obj = given
+
+
+app.callback(help=HELP)(with_shared_options(_keep, like=_options))
+for panel, commands in COMMANDS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(with_session(command))
+for name, command in DEAD_LETTER_COMMANDS.items():
+    letters.command(name)(with_session(command))
+app.add_typer(letters, name="dlq", rich_help_panel="Tasks")
+for name, command in PIPELINE_COMMANDS.items():
+    pipelines.command(name)(with_session(command))
+app.add_typer(pipelines, name="pipeline", rich_help_panel="Running")
+
+
+def run() -> None:
+    """Run the command line of this process."""
+    sys.excepthook = _tell_unexpected
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # Not every terminal knows every character.
+            stream.reconfigure(errors="backslashreplace")
+    app(prog_name="microqueue")
+
+
+def _tell_unexpected(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print the traceback of what must not happen, without passwords."""
+    lines = "".join(traceback.format_exception(kind, error, trace))
+    sys.stderr.write(without_fragments(lines))

@@ -1,0 +1,81 @@
+"""The command that serves the dashboard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from microqueue.cli.session import Session
+from microqueue.cli.signals import stop_on_signals
+from microqueue.errors import MicroqueueError
+from microqueue.queue import Queue
+
+if TYPE_CHECKING:
+    from microqueue.dashboard.serving import DashboardServer
+
+TOKEN_VARIABLE = "MICROQUEUE_DASHBOARD_TOKEN"  # noqa: S105 (a name)
+DEFAULT_PORT = 8765
+
+
+class NotInstalled(MicroqueueError):
+    """The extra that serves the dashboard is missing."""
+
+
+def dashboard(
+    session: Session,
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = DEFAULT_PORT,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Look, but do not act.")] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar=TOKEN_VARIABLE,
+            help="What viewers have to give; needed for an address that others can reach.",
+            show_envvar=True,
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let everybody in who can reach the address.")
+    ] = False,
+    show_secrets: Annotated[
+        bool, typer.Option("--show-secrets", help="Do not mask passwords, tokens and the like.")
+    ] = False,
+) -> None:
+    """Serve the dashboard until Ctrl-C: see the queues, and deal with the dead letters."""
+    serving = _serving()
+    serving.check_reach(host, protected=bool(token), insecure=insecure)
+    options: dict[str, Any] = {"read_only": read_only, "token": token}
+    if show_secrets:
+        options["redact"] = None
+    with session.connect() as queue:
+        server = new_server(queue, host=host, port=port, insecure=insecure, **options)
+        with stop_on_signals() as stop, server.running():
+            announce(session, server)
+            stop.wait()
+
+
+def new_server(queue: Queue[Any], **options: Any) -> DashboardServer:
+    """Make a server, or say in one sentence what it lacks."""
+    server: DashboardServer = _serving().DashboardServer(queue, **options)
+    return server
+
+
+def _serving() -> Any:
+    try:
+        from microqueue.dashboard import serving  # noqa: PLC0415 (an optional extra)
+    except ImportError as exc:
+        raise NotInstalled(str(exc)) from exc
+    return serving
+
+
+def announce(session: Session, server: DashboardServer) -> None:
+    """Say where the dashboard is."""
+    if session.out.as_json:
+        session.out.json({"dashboard": server.address}, stream=True)
+        return
+    line = Text("The dashboard is at ").append(server.address, style="bold green")
+    session.out.console.print(line, soft_wrap=True)
+    session.out.say("Ctrl-C ends it.")

@@ -1,0 +1,117 @@
+"""Values as people read them, and as programs do. Pure functions."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel
+
+BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+MINUTE = 60
+STEPS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
+
+
+def plain(value: Any) -> Any:
+    """Give a value that JSON can hold; what it has no type for becomes a string."""
+    result: Any
+    match value:
+        case Enum():
+            result = plain(value.value)
+        case None | bool() | str():
+            result = value
+        case int():
+            result = int(value)
+        case float():
+            result = float(value) if math.isfinite(value) else str(value)
+        case BaseModel():
+            result = {name: plain(getattr(value, name)) for name in type(value).model_fields}
+        case Mapping():
+            result = {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            result = [plain(item) for item in value]
+        case datetime():
+            result = (value.astimezone(UTC) if value.utcoffset() is not None else value).isoformat()
+        case timedelta():
+            result = value.total_seconds()
+        case bytes():
+            result = base64.b64encode(value).decode()
+        case Sequence():
+            result = [plain(item) for item in value]
+        case _:
+            result = str(value)
+    return result
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Write a value as JSON."""
+    return json.dumps(plain(value), ensure_ascii=False, indent=indent)
+
+
+def printable(text: str) -> str:
+    """Escape control characters, which a payload could use to play with the terminal."""
+    return "".join(
+        character
+        if character == "\n"
+        or (unicodedata.category(character) not in {"Cc", "Cs"} and character not in BIDIRECTIONAL)
+        else character.encode("unicode_escape", "surrogatepass").decode()
+        for character in text
+    )
+
+
+def one_line(text: str) -> str:
+    """Fold a text into one printable line."""
+    return printable(" ".join(text.split()))
+
+
+def cut(text: str, limit: int | None) -> str:
+    """Shorten a text, if there is a limit."""
+    return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def seconds(value: float) -> str:
+    """Say how long something takes: ``12 ms``, ``3.4 s``, ``1 m 15 s``, ``2 h``, ``3 d 4 h``."""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < MINUTE:
+        return f"{value:.2g} s"
+    whole = round(value)
+    for size, unit, smaller, smaller_unit in STEPS:
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def since(instant: datetime | None, now: datetime) -> str:
+    """Say how long ago something was, or how soon it will be."""
+    if instant is None:
+        return "-"
+    elapsed = (now - instant).total_seconds()
+    if abs(elapsed) < 1:
+        return "now"
+    return f"{seconds(elapsed)} ago" if elapsed > 0 else f"in {seconds(-elapsed)}"
+
+
+def instant(value: datetime | None, now: datetime) -> str:
+    """Write an instant in UTC, and how far it is from now."""
+    if value is None:
+        return "-"
+    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({since(value, now)})"
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """Write ``1 task`` and ``2,000 tasks``."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """Write ``a``, ``a and b``, ``a, b and c``."""
+    *others, last = items
+    return f"{', '.join(others)} and {last}" if others else last

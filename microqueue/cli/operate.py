@@ -1,0 +1,218 @@
+"""Commands that run and watch things: sweep, stats, indexes, doctor."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from microqueue.cli import formats, serving, tasks
+from microqueue.cli.session import Session
+from microqueue.cli.signals import stop_on_signals
+from microqueue.doctor import Check, examine
+from microqueue.errors import MicroqueueError
+from microqueue.operations.dead_letters import DeadLetterStats
+from microqueue.operations.examine import explain_pop, list_indexes
+from microqueue.operations.inspect import QueueStats
+from microqueue.queue import Queue
+from microqueue.sweeper import JOBS, Sweeper, SweepReport, check_every
+
+COUNTERS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved")
+
+
+def sweep(
+    session: Session,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Sweep once; this is the default.")] = False,
+    every: Annotated[
+        timedelta | None,
+        typer.Option(help="Sweep again and again, with this pause: 5, 30s.", **tasks.DURATION),
+    ] = None,
+    job: Annotated[
+        list[str] | None, typer.Option(help=f"Do only this; repeatable. One of {', '.join(JOBS)}.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="With --every, serve Prometheus metrics here.")
+    ] = None,
+) -> None:
+    """Heal what crashes left behind, in all queues, or in the one given with -q."""
+    if once and every is not None:
+        raise typer.BadParameter("give --once or --every, not both.")
+    queues = None if session.options.queue is None else [session.options.queue]
+    with session.connect() as queue:
+        sweeper = Sweeper(queue, queues=queues, jobs=job or JOBS)
+        if every is None:
+            report = sweeper.run_once()
+            print_sweep(session, report)
+            if not report.ok:
+                raise typer.Exit(1)
+            return
+        pause = check_every(every)
+        with serving.sweep_metrics(metrics_port, queue) as count, stop_on_signals() as stop:
+            while not stop.is_set():
+                try:
+                    report = sweeper.run_once()
+                except MicroqueueError as exc:  # The next sweep may find the server back.
+                    session.out.error(exc)
+                else:
+                    print_sweep(session, report, stream=True)
+                    if count is not None:
+                        count(report)
+                stop.wait(pause)
+
+
+def print_sweep(session: Session, report: SweepReport, *, stream: bool = False) -> None:
+    """Print what a sweep did."""
+    if session.out.as_json:
+        session.out.json(report, stream=stream)
+        return
+    session.out.say(describe_sweep(report))
+    for name, message in report.errors.items():
+        session.out.error(MicroqueueError(f"{name}: {message}"))
+
+
+def describe_sweep(report: SweepReport) -> str:
+    """Say what a sweep did in one sentence."""
+    if report.skipped:
+        return "Skipped: another sweeper is at it."
+    done = [f"{getattr(report, name):,} {name}" for name in COUNTERS if getattr(report, name)]
+    return f"Swept in {formats.seconds(report.took_sec)}: {', '.join(done) or 'nothing to do'}."
+
+
+def stats(
+    session: Session,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
+    every: Annotated[
+        timedelta, typer.Option(help="With --watch, the pause.", **tasks.DURATION)
+    ] = timedelta(seconds=1),
+) -> None:
+    """Show how many tasks wait, run, are done and failed, and why they failed."""
+    pause = check_every(every)
+    with session.connect() as queue:
+        if not watch:
+            _print_stats(session, queue)
+            return
+        with stop_on_signals() as stop:
+            _watch_stats(session, queue, stop, pause)
+
+
+def _print_stats(session: Session, queue: Queue[Any]) -> None:
+    found, letters = queue.stats(), queue.dead_letters.stats()
+    if session.out.as_json:
+        session.out.json(_as_document(found, letters))
+        return
+    session.out.console.print(_stats_view(session, found, letters))
+    if not found.pending + found.processing + found.done + found.failed:
+        session.out.say(f"\nThe queue is empty.{tasks.others(queue)}")
+
+
+def _watch_stats(session: Session, queue: Queue[Any], stop: threading.Event, pause: float) -> None:
+    if session.out.for_people:
+        with Live(console=session.out.console, auto_refresh=False) as live:
+            while not stop.is_set():
+                view = _stats_view(session, queue.stats(), queue.dead_letters.stats())
+                live.update(Group(view, Text("\nCtrl-C ends this.", style="dim")), refresh=True)
+                stop.wait(pause)
+        return
+    while not stop.is_set():
+        found, letters = queue.stats(), queue.dead_letters.stats()
+        if session.out.as_json:
+            session.out.json(_as_document(found, letters), stream=True)
+        else:
+            session.out.say(
+                f"{found.at:%H:%M:%S} ready={found.ready} delayed={found.delayed} "
+                f"processing={found.processing} overdue={found.overdue} done={found.done} "
+                f"failed={found.failed}"
+            )
+        stop.wait(pause)
+
+
+def _as_document(found: QueueStats, letters: DeadLetterStats) -> dict[str, Any]:
+    return {**found.model_dump(), "pending": found.pending, "dead_letters": letters}
+
+
+def _stats_view(session: Session, found: QueueStats, letters: DeadLetterStats) -> Any:
+    age, due = found.oldest_ready_age_sec, found.next_due_at
+    notes = {
+        "ready": "" if age is None else f"the oldest for {formats.seconds(age)}",
+        "delayed": "" if due is None else f"the next {formats.since(due, found.at)}",
+        "processing": f"{found.overdue:,} overdue: the sweeper takes them back"
+        if found.overdue
+        else "",
+        "failed": ", ".join(f"{number:,} {code}" for code, number in letters.by_code.items()),
+    }
+    colours = {"ready": "blue", "delayed": "blue", "processing": "yellow"}
+    colours |= {"done": "green", "failed": "red"}
+    return session.out.new_table(
+        [f"queue {found.queue}", "tasks", ""],
+        [
+            [Text(name, style=colour), int(getattr(found, name)), notes.get(name, "")]
+            for name, colour in colours.items()
+        ],
+    )
+
+
+def indexes(session: Session) -> None:
+    """Create missing indexes, list them, and show which one a pop uses."""
+    with session.connect() as queue:
+        created = queue.ensure_indexes()
+        found = queue.run(list_indexes())
+        used = queue.run(explain_pop(queue.name, queue.collections.name))
+    listed: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "keys": dict(index["key"]),
+            "unique": bool(index.get("unique")),
+            "only": index.get("partialFilterExpression"),
+            "expire_after_sec": index.get("expireAfterSeconds"),
+            "created": name in created,
+        }
+        for name, index in found.items()
+    ]
+    if session.out.as_json:
+        session.out.json({"created": created, "indexes": listed, "pop_uses": used})
+        return
+    session.out.table(
+        ["index", "keys", "only tasks with"],
+        [
+            [
+                Text(one["name"], style="green" if one["created"] else ""),
+                ", ".join(f"{'-' if order < 0 else ''}{key}" for key, order in one["keys"].items()),
+                formats.to_json(one["only"]) if one["only"] else "-",
+            ]
+            for one in listed
+        ],
+        keys="fold",
+        only_tasks_with="fold",
+    )
+    session.out.say(f"\nCreated: {', '.join(created)}." if created else "\nAll were there.")
+    session.out.say(f"A pop uses: {', '.join(used)}.")
+
+
+def doctor(session: Session) -> None:
+    """Examine the server, the clock, the indexes and the write concern; changes nothing."""
+    with session.connect() as queue:
+        checks = examine(queue)
+    healthy = all(check.ok for check in checks)
+    if session.out.as_json:
+        session.out.json({"ok": healthy, "checks": checks})
+    else:
+        for check in checks:
+            session.out.console.print(_verdict(check), soft_wrap=True)
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _verdict(check: Check) -> Text:
+    mark, style = ("✓", "green") if check.ok else ("✗", "red")
+    if check.ok and check.advice:
+        mark, style = "!", "yellow"
+    text = Text(f"{mark} ", style=style).append(f"{check.name}: ", style="bold")
+    text.append(formats.printable(check.detail), style="")
+    return text.append(f"\n  {check.advice}", style=style) if check.advice else text

@@ -1,0 +1,251 @@
+"""What pipelines did, as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from microqueue.backoff import BackoffPolicy
+from microqueue.cli import formats
+from microqueue.cli.session import Session
+
+if TYPE_CHECKING:
+    from microqueue.spark.pipelines.archive import ArchiveSummary
+    from microqueue.spark.pipelines.ingest import IngestSummary
+    from microqueue.spark.pipelines.replay import ReplaySummary
+    from microqueue.spark.pipelines.report import Report
+    from microqueue.spark.pipelines.report_rows import ReportRow
+    from microqueue.spark.pipelines.simulate import Simulation
+    from microqueue.spark.pipelines.storms import Storm, Storms
+    from microqueue.spark.pipelines.triage import Triage
+
+KIB = 1024
+
+
+def show(
+    session: Session, summary: Any, view: Callable[[Session, Any], None], *, document: Any = None
+) -> None:
+    """Print a summary: as JSON, or as sentences and tables."""
+    if session.out.as_json:
+        session.out.json(summary if document is None else document)
+    else:
+        view(session, summary)
+
+
+def archive(session: Session, summary: ArchiveSummary) -> None:
+    """Tell what was archived."""
+    out = session.out
+    before = f"that finished before {_instant(summary.cutoff)}"
+    if summary.dry_run:
+        total = sum(summary.found.values())
+        out.say(f"{formats.count(total, 'task')} {before} would be archived in {summary.path}.")
+        if total:
+            out.table(["queue/status", "tasks"], [[*pair] for pair in summary.found.items()])
+        return
+    if summary.recovered:
+        out.say(f"Finished an earlier run: deleted {formats.count(summary.recovered, 'task')}.")
+    if not summary.archived:
+        out.say(f"There were no tasks {before}.")
+    else:
+        speed = summary.archived / max(summary.write_sec, 0.001)
+        out.say(
+            f"Archived {formats.count(summary.archived, 'task')} in "
+            f"{formats.seconds(summary.write_sec)} ({speed:,.0f}/s): "
+            f"{formats.count(summary.files, 'file')}, {_size(summary.size)}, read back and right."
+        )
+        out.say(
+            f"Deleted {formats.count(summary.deleted, 'task')} from MongoDB in "
+            f"{formats.seconds(summary.purge_sec)}."
+        )
+    if summary.superseded:
+        out.say(f"{formats.count(summary.superseded, 'task')} changed meanwhile and stayed there.")
+    if summary.compacted:
+        out.say(f"Merged {formats.count(summary.compacted, 'small file')}.")
+
+
+def ingest(session: Session, summary: IngestSummary) -> None:
+    """Tell what was added."""
+    out = session.out
+    if summary.repeated:
+        out.say(f"Run {summary.run} is over since it was first made: nothing was added now.")
+    verb = "would be added" if summary.dry_run else "added"
+    out.say(
+        f"{formats.count(summary.added, 'task')} {verb} to queue {summary.queue!r}, "
+        f"{summary.duplicates:,} were there, {summary.rejected:,} rejected."
+    )
+    if summary.rejects:
+        out.say(f"The rejects, with reasons: {summary.rejects}")
+
+
+def replay(session: Session, summary: ReplaySummary) -> None:
+    """Tell what was sent back."""
+    out = session.out
+    if summary.dry_run:
+        out.say(f"{formats.count(summary.matched, 'task')} would be sent back.")
+        if summary.matched_by:
+            out.table(["from", "tasks"], [[*pair] for pair in summary.matched_by.items()])
+        return
+    if summary.repeated:
+        out.say(f"Run {summary.run} is over since it was first made: nothing was sent now.")
+    out.say(
+        f"Run {summary.run}: {formats.count(summary.letters, 'dead letter')} and "
+        f"{formats.count(summary.archived, 'archived task')} are back, due until "
+        f"{_instant(summary.until)}; {summary.skipped:,} skipped."
+    )
+
+
+def report(session: Session, made: Report) -> None:
+    """Show the figures of each queue."""
+    out = session.out
+    out.say(f"{_instant(made.since)} to {_instant(made.until)}, by {made.bucket}\n")
+    columns = ["queue", "enqueued", "done", "failed", "succeeded", "repeated"]
+    columns += ["wait p50", "p95", "p99", "run p50", "p95", "p99"]
+    timed = made.target_wait_sec is not None
+    if made.target_wait_sec is not None:
+        columns.append(f"in {formats.seconds(made.target_wait_sec)}")
+    out.table(columns, [_figures(row, timed=timed) for row in [*made.queues, made.total]])
+    if made.files:
+        out.say(f"\nWritten: {', '.join(made.files)}")
+
+
+def _figures(row: ReportRow, *, timed: bool) -> list[str | int | Text]:
+    cells: list[str | int | Text] = [row.queue or "all", row.enqueued, row.done, row.failed]
+    cells += [_percent(row.success_rate), _percent(row.retry_rate)]
+    waits = (row.wait_p50, row.wait_p95, row.wait_p99)
+    runs = (row.run_p50, row.run_p95, row.run_p99)
+    cells += ["-" if value is None else formats.seconds(value) for value in (*waits, *runs)]
+    return [*cells, _percent(row.target_kept)] if timed else cells
+
+
+def triage(session: Session, found: Triage) -> None:
+    """Show the kinds of dead letters, and how to replay each."""
+    out = session.out
+    if not found.total:
+        out.say("No dead letters. Nice.")
+        return
+    kinds = formats.count(found.kinds, "kind")
+    out.say(f"{formats.count(found.total, 'dead letter')} of {kinds}, {found.new:,} of them new.")
+    for cluster in found.clusters:
+        mark = "NEW " if cluster.new else ""
+        where = f"queue {cluster.queue}, code {cluster.code or '-'}"
+        out.heading(formats.one_line(f"{mark}{cluster.count:,} x {cluster.pattern or '-'}"))
+        out.say(
+            f"  {where}, {cluster.live:,} live, {cluster.archived:,} archived, "
+            f"{_instant(cluster.first_at)} to {_instant(cluster.last_at)}",
+            "dim",
+        )
+        for sample in cluster.samples:
+            out.say(f"  {sample.id}  {formats.cut(formats.one_line(sample.message), 120)}", "dim")
+        if cluster.replay is not None:
+            others = cluster.replay.others
+            note = f"   # and {formats.count(others, 'other letter')}" if others else ""
+            out.say(f"  {cluster.replay.line}{note}", "cyan")
+        if cluster.replay_archived is not None:
+            out.say(f"  {cluster.replay_archived.line}", "cyan")
+
+
+def storms(session: Session, found: Storms) -> None:
+    """Show storms, what made them, and what would have been better."""
+    out = session.out
+    if not found.storms:
+        out.say(f"No retry storms from {_instant(found.since)} to {_instant(found.until)}.")
+    for storm in found.storms:
+        out.heading(f"{storm.queue}: {_instant(storm.start)} to {_instant(storm.end)}")
+        out.facts(_facts(storm))
+    for coming in found.coming:
+        out.say(
+            f"Coming: {formats.count(coming.tasks, 'retry').replace('retrys', 'retries')} of queue "
+            f"{coming.queue!r} are due in the same second, {_instant(coming.at, seconds=True)}.",
+            "yellow",
+        )
+
+
+def _facts(storm: Storm) -> list[tuple[str, str | int | Text | None]]:
+    better = storm.suggestion
+    return [
+        (
+            "retries",
+            f"{storm.retries:,}; {storm.peak_per_min:,} in the worst minute, where "
+            f"{storm.baseline_per_min:,.0f} are usual",
+        ),
+        (
+            "at once",
+            f"{storm.peak_per_sec:,} in the worst second, {storm.synchrony:.0%} of its minute",
+        ),
+        (
+            "error",
+            f"{storm.code or '-'}: {storm.error or '-'} ({storm.error_share:.0%} of failures)",
+        ),
+        ("policy", describe(storm.policy)),
+        (
+            "better",
+            None
+            if better is None
+            else f"{describe(better.policy)}: a peak of {better.peak_retries_per_sec:,}/s instead "
+            f"of {better.instead_of_per_sec:,}/s, recovers in "
+            f"{formats.seconds(better.recovery_sec)} instead of "
+            f"{formats.seconds(better.instead_of_sec)}, by simulation",
+        ),
+    ]
+
+
+def simulate(session: Session, made: Simulation) -> None:
+    """Show scenarios side by side, the calmest first."""
+    out = session.out
+    outages = formats.count(len(made.outages), "outage")
+    recorded = f"{formats.count(made.tasks, 'task')} and {outages} recorded"
+    if made.dry_run:
+        out.say(f"{recorded}; {formats.count(made.scenarios, 'run')} to simulate.")
+        return
+    out.say(f"{recorded}, {formats.count(made.scenarios, 'run')} simulated.\n")
+    columns = ["scenario", "peak retries/s", "peak attempts/s", "recovers in"]
+    columns += ["wasted", "done", "dead", "latency p95"]
+    out.table(
+        columns,
+        [
+            [
+                one.name,
+                one.peak_retries_per_sec,
+                one.peak_attempts_per_sec,
+                formats.seconds(one.recovery_sec),
+                round(one.wasted_attempts),
+                round(one.done),
+                round(one.dead),
+                formats.seconds(one.latency_p95_sec),
+            ]
+            for one in made.outcomes
+        ],
+        scenario="fold",
+    )
+    if made.files:
+        out.say(f"\nWritten: {', '.join(made.files)}")
+
+
+def describe(policy: BackoffPolicy) -> str:
+    """Say a policy in a few words."""
+    return (
+        f"base {policy.base_sec:g}s, factor {policy.factor:g}, at most {policy.max_sec:g}s, "
+        f"jitter {policy.jitter}"
+    )
+
+
+def _instant(at: datetime, *, seconds: bool = False) -> str:
+    form = "%Y-%m-%d %H:%M:%S UTC" if seconds else "%Y-%m-%d %H:%M UTC"
+    return f"{at.astimezone(UTC):{form}}"
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "-"
+    return f"{min(share, 0.999) if share < 1 else share:.1%}"
+
+
+def _size(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < KIB:
+            return f"{size:,.4g} {unit}"
+        size /= KIB
+    return f"{size:,.4g} GiB"

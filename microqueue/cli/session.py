@@ -1,0 +1,151 @@
+"""The options that every command understands, and what a command gets made of them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+import typer
+from pymongo.errors import PyMongoError
+
+from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
+from microqueue.cli.output import Output
+from microqueue.connection import URI_VARIABLE
+from microqueue.embedded import default_directory, running
+from microqueue.errors import MicroqueueError
+from microqueue.queue import Queue
+
+PANEL = "Options of every command"
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+@dataclass(frozen=True)
+class SharedOptions:
+    """What was given before the command, or after it."""
+
+    uri: Annotated[
+        str | None,
+        typer.Option(
+            "--uri",
+            metavar="URI",
+            help="The MongoDB to use. Else that of $MICROQUEUE_URI, else the embedded server.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            "--queue",
+            "-q",
+            metavar="NAME",
+            help="The queue; else the one named default.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print JSON for programs.", rich_help_panel=PANEL),
+    ] = False
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option("--log-level", help="What to log to stderr.", rich_help_panel=PANEL),
+    ] = None
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option("--log-format", help="How log lines look.", rich_help_panel=PANEL),
+    ] = None
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=PANEL),
+    ] = False
+
+    def over(self, earlier: SharedOptions | None) -> SharedOptions:
+        """Take what was given here, and for the rest what was given earlier."""
+        if earlier is None:
+            return self
+        given = {name: getattr(self, name) for name in NAMES}
+        chosen = {name: value for name, value in given.items() if value not in {None, False}}
+        return replace(earlier, **chosen)
+
+
+NAMES = tuple(field.name for field in fields(SharedOptions))
+
+
+class Session:
+    """What a command works with: where to print, and the queue that was asked for."""
+
+    def __init__(self, options: SharedOptions) -> None:
+        self.options = options
+        self.out = Output(as_json=options.as_json)
+
+    @property
+    def queue_name(self) -> str:
+        """The queue's name, or the default one."""
+        return "default" if self.options.queue is None else self.options.queue
+
+    def connect(self, name: str | None = None) -> Queue:
+        """Open the queue, or another one; the caller closes it."""
+        if not self.options.uri and not os.environ.get(URI_VARIABLE):
+            directory = default_directory()
+            if running(directory) is None:
+                self.out.remark(
+                    f"Starting the embedded MongoDB of {directory} for this command alone; "
+                    "`microqueue up` keeps one running."
+                )
+        return Queue.from_uri(self.options.uri, name or self.queue_name)
+
+    def log(self, default: LogLevel = LogLevel.WARNING) -> None:
+        """Send the log to stderr, at the level that was asked for."""
+        level = self.options.log_level or default
+        form = self.options.log_format or LogFormat.TEXT
+        configure_logging(level, form, debug=self.options.debug)
+
+
+def with_session(command: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function that takes a session: add the shared options, tell errors."""
+
+    def run(context: typer.Context, given: SharedOptions, **values: Any) -> None:
+        session = Session(given.over(context.obj))
+        session.log()
+        try:
+            command(session, **values)
+        except (MicroqueueError, PyMongoError) as exc:
+            session.out.error(exc, debug=session.options.debug)
+            raise typer.Exit(1) from None
+
+    return with_shared_options(run, like=command)
+
+
+def with_shared_options(
+    function: Callable[..., None], *, like: Callable[..., None]
+) -> Callable[..., None]:
+    """Give typer a function with the options of ``like``, without its first, and the shared ones.
+
+    A command that takes several queues declares ``queues`` itself.
+    ``function`` gets the context, the shared options, and then the others by name.
+    """
+    signature = inspect.signature(like, eval_str=True)
+    shared = inspect.signature(SharedOptions, eval_str=True)
+    parameters = [
+        inspect.Parameter("context", POSITIONAL, annotation=typer.Context),
+        *list(signature.parameters.values())[1:],
+        *(
+            one.replace(kind=KEYWORD)
+            for one in shared.parameters.values()
+            if not (one.name == "queue" and "queues" in signature.parameters)
+        ),
+    ]
+
+    @functools.wraps(like)
+    def wrapper(context: typer.Context, **values: Any) -> None:
+        given = SharedOptions(**{name: values.pop(name) for name in NAMES if name in values})
+        function(context, given, **values)
+
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it.
+    wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
+    return wrapper

@@ -1,0 +1,177 @@
+"""The command that looks on: queues, rates, workers, and what runs, in one live view."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from microqueue.arguments import refused
+from microqueue.cli import formats, tasks
+from microqueue.cli.output import Cell
+from microqueue.cli.session import Session
+from microqueue.cli.signals import stop_on_signals
+from microqueue.insights import Insights, MinuteCounts, Overview, QueueOverview
+from microqueue.sweeper import SweepReport
+from microqueue.sweeper.report import COUNTERS
+
+RATE_MINUTES = 5
+MOST_RUNNING = 15
+MOST_WORKERS = 15
+RATE_NAMES = ("done_per_minute", "failed_per_minute")
+
+
+def top(
+    session: Session,
+    *,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print once; so it does where there is no terminal.")
+    ] = False,
+    interval: Annotated[
+        timedelta, typer.Option(help="The pause between two looks.", **tasks.DURATION)
+    ] = timedelta(seconds=2),
+) -> None:
+    """Look on: all queues with their rates, the workers, and what runs and for how long.
+
+    Looking leaves no trace in the queue.
+    """
+    if not interval:
+        raise refused("interval", interval, "give more than 0 seconds")
+    with session.connect() as queue:
+        insights = Insights(queue)
+        if once or not session.out.for_people:
+            _print(session, insights.overview())
+            return
+        with stop_on_signals() as stop:
+            _watch(session, insights, stop, interval.total_seconds())
+
+
+def _print(session: Session, overview: Overview) -> None:
+    if session.out.as_json:
+        session.out.json(_as_document(overview))
+    else:
+        session.out.console.print(_view(session, overview))
+
+
+def _watch(session: Session, insights: Insights, stop: threading.Event, pause: float) -> None:
+    with Live(console=session.out.console, auto_refresh=False, screen=True) as live:
+        while not stop.is_set():
+            view = _view(session, insights.overview())
+            live.update(Group(view, Text("\nCtrl-C ends this.", style="dim")), refresh=True)
+            stop.wait(pause)
+
+
+def _as_document(overview: Overview) -> dict[str, Any]:
+    queues = [
+        {**one.model_dump(), **dict(zip(RATE_NAMES, _rates(overview, one.queue), strict=True))}
+        for one in overview.queues
+    ]
+    return {**{name: getattr(overview, name) for name in Overview.model_fields}, "queues": queues}
+
+
+def _rates(overview: Overview, queue: str) -> tuple[float, float]:
+    """Give what was done and what failed per minute, over the last minutes that are over."""
+    minutes: MinuteCounts = overview.minutes
+    rows = (minutes.done.get(queue, ()), minutes.failed.get(queue, ()))
+    done, failed = (sum(row[-RATE_MINUTES - 1 : -1]) / RATE_MINUTES for row in rows)
+    return done, failed
+
+
+def _view(session: Session, overview: Overview) -> RenderableType:
+    queues = session.out.new_table(
+        [
+            "queue",
+            "ready",
+            "oldest",
+            "delayed",
+            "running",
+            "overdue",
+            "done 1h",
+            "done/min",
+            "failed/min",
+            "dead",
+        ],
+        [_queue_row(overview, one) for one in overview.queues],
+    )
+    sweep = Text(f"\n{_sweep_line(overview.last_sweep, overview.at)}", style="dim")
+    return Group(queues, *_workers(session, overview), *_running(session, overview), sweep)
+
+
+def _queue_row(overview: Overview, one: QueueOverview) -> list[Cell]:
+    done, failed = _rates(overview, one.queue)
+    age = one.oldest_ready_age_sec
+    name = Text(one.queue, style="bold")
+    return [
+        name.append(" (paused)", style="yellow") if one.paused else name,
+        one.ready,
+        "-" if age is None else formats.seconds(age),
+        one.delayed,
+        one.processing,
+        Text(f"{one.overdue:,}", style="red" if one.overdue else ""),
+        one.done_last_hour,
+        f"{done:,.1f}",
+        f"{failed:,.1f}",
+        Text(f"{one.failed:,}", style="red" if one.failed else ""),
+    ]
+
+
+def _workers(session: Session, overview: Overview) -> list[RenderableType]:
+    now = overview.at
+    rows: list[list[Cell]] = []
+    for one in overview.workers[:MOST_WORKERS]:
+        alive = Text("alive", style="green")
+        gone = Text(f"gone {formats.since(one.gone_at, now)}", style="red")
+        busy = f"{len(one.holds)} of {one.concurrency}"
+        started = formats.since(one.started_at, now)
+        handled = int(one.handled or 0)
+        heartbeat = alive if one.alive else gone
+        rows.append([one.id, ", ".join(one.queues), busy, handled, started, heartbeat])
+    heading = _section("Workers", len(overview.workers), len(rows))
+    if not rows:
+        return [heading]
+    columns = ["worker", "queues", "busy", "handled", "started", "heartbeat"]
+    return [heading, session.out.new_table(columns, rows)]
+
+
+def _running(session: Session, overview: Overview) -> list[RenderableType]:
+    now = overview.at
+    total = sum(one.processing for one in overview.queues)
+    rows: list[list[Cell]] = []
+    for one in overview.running[:MOST_RUNNING]:
+        lasted = "-" if one.started_at is None else _elapsed(one.started_at, now)
+        ends = Text("overdue", style="red") if one.overdue else _left(one.lease_expires_at, now)
+        attempt = f"{one.attempt} of {one.max_attempts}"
+        rows.append(
+            [str(one.id), one.queue, one.name or "-", one.worker_id or "-", attempt, lasted, ends]
+        )
+    heading = _section("Running", total, len(rows))
+    if not rows:
+        return [heading]
+    columns = ["task", "queue", "name", "worker", "attempt", "for", "lease"]
+    return [heading, session.out.new_table(columns, rows)]
+
+
+def _section(name: str, total: int, shown: int) -> Text:
+    text = Text(f"\n{name}: {total:,}", style="bold")
+    return text.append(f" ({shown} shown)", style="dim") if shown < total else text
+
+
+def _elapsed(since: datetime, now: datetime) -> str:
+    return formats.seconds(max((now - since).total_seconds(), 0.0))
+
+
+def _left(until: datetime | None, now: datetime) -> str:
+    return "-" if until is None else f"{_elapsed(now, until)} left"
+
+
+def _sweep_line(report: SweepReport | None, now: datetime) -> str:
+    if report is None:
+        return "No sweep yet: run microqueue sweep --every 5."
+    moved = [f"{getattr(report, name):,} {name}" for name in COUNTERS if getattr(report, name)]
+    what = ", ".join(moved) or "nothing to do"
+    return f"Last sweep {formats.since(report.at, now)} by {report.sweeper_id}: {what}."

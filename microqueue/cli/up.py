@@ -1,0 +1,137 @@
+"""The command that runs the embedded server and its sweeper in the foreground."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from microqueue.cli import operate, tasks
+from microqueue.cli.dashboard import DEFAULT_PORT, NotInstalled, new_server
+from microqueue.cli.session import Session
+from microqueue.cli.signals import stop_on_signals
+from microqueue.connection import URI_VARIABLE
+from microqueue.embedded import EmbeddedServer, default_directory
+from microqueue.errors import InvalidArgument, MicroqueueError
+from microqueue.operations.examine import server_version
+from microqueue.queue import Queue
+from microqueue.sweeper import Sweeper, SweepReport, check_every
+
+if TYPE_CHECKING:
+    from microqueue.dashboard.serving import DashboardServer
+
+NEXT_STEPS = (
+    ('microqueue enqueue \'{"hello": "world"}\'', "add a task"),
+    ("microqueue worker module:function", "work tasks off"),
+    ("microqueue stats --watch", "look on"),
+)
+
+
+def up(
+    session: Session,
+    *,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where its files are; else in your home directory.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Where it listens; else a free port.")] = None,
+    every: Annotated[
+        timedelta, typer.Option(help="The pause between two sweeps.", **tasks.DURATION)
+    ] = timedelta(seconds=5),
+    dashboard_port: Annotated[
+        int | None,
+        typer.Option(help=f"Where the dashboard is; else at {DEFAULT_PORT}, or a free port."),
+    ] = None,
+    with_dashboard: Annotated[
+        bool, typer.Option("--dashboard/--no-dashboard", help="Serve the dashboard, too.")
+    ] = True,
+) -> None:
+    """Run an embedded MongoDB, the sweeper and the dashboard until Ctrl-C or SIGTERM.
+
+    The other commands find it by themselves, and the tasks are kept for the next time.
+    """
+    if session.options.uri:
+        raise InvalidArgument("up runs the embedded server, and takes no --uri", argument="uri")
+    pause = check_every(every)
+    home = directory or default_directory()
+    with stop_on_signals() as stop, EmbeddedServer.start(home, port=port) as server:
+        with Queue.from_uri(server.uri) as queue, ExitStack() as stack:
+            queue.ensure_indexes()
+            page = _dashboard(session, queue, dashboard_port) if with_dashboard else None
+            if page is not None:
+                stack.enter_context(page.running())
+            _announce(session, server, queue.run(server_version()), page)
+            sweeper = Sweeper(queue, on_report=lambda report: _tell(session, report))
+            _sweep_until(stop, session, sweeper, pause)
+        session.out.say("Stopping ...")
+    session.out.say("Stopped. The tasks are kept for the next time.")
+
+
+def _dashboard(session: Session, queue: Queue[Any], port: int | None) -> DashboardServer | None:
+    """Make the dashboard; where it is not installed, the rest does without it."""
+    try:
+        if port is not None:
+            return new_server(queue, port=port)
+        try:
+            return new_server(queue)
+        except InvalidArgument:
+            return new_server(queue, port=0)
+    except NotInstalled as exc:
+        session.out.remark(str(exc))
+        return None
+
+
+def _sweep_until(stop: threading.Event, session: Session, sweeper: Sweeper, pause: float) -> None:
+    while not stop.is_set():
+        try:
+            sweeper.run_once()
+        except MicroqueueError as exc:  # The next sweep may find all well.
+            session.out.error(exc)
+        stop.wait(pause)
+
+
+def _tell(session: Session, report: SweepReport) -> None:
+    """Say what a sweep did, if it did something."""
+    if report.errors or any(getattr(report, name) for name in operate.COUNTERS):
+        operate.print_sweep(session, report, stream=True)
+
+
+def _announce(
+    session: Session, server: EmbeddedServer, version: str, page: DashboardServer | None
+) -> None:
+    out = session.out
+    if out.as_json:
+        out.json(
+            {
+                "uri": server.uri,
+                "directory": str(server.directory),
+                "pid": server.pid,
+                "version": version,
+                "reused": server.reused,
+                "dashboard": None if page is None else page.address,
+            },
+            stream=True,
+        )
+        return
+    verb = "was already running" if server.reused else "is running"
+    out.say(f"MongoDB {version} {verb}, with its data in {server.directory}")
+    out.console.print(Text(f"  {server.uri}", style="bold green"), soft_wrap=True)
+    if page is not None:
+        line = Text("  Dashboard: ").append(page.address, style="bold green")
+        out.console.print(line, soft_wrap=True)
+    out.say("\nIn another terminal:")
+    if server.directory != default_directory().resolve():
+        out.say(f"  export MICROQUEUE_HOME={shlex.quote(str(server.directory))}", "cyan")
+    elif os.environ.get(URI_VARIABLE):
+        out.say(f"  unset {URI_VARIABLE}   # it hides this server from the other commands", "cyan")
+    width = max(len(command) for command, _ in NEXT_STEPS)
+    for command, purpose in NEXT_STEPS:
+        line = Text(f"  {command:{width}}", style="cyan").append(f"   {purpose}", style="dim")
+        out.console.print(line, soft_wrap=True)
+    out.say("\nThe sweeper is at work. Ctrl-C stops everything; the tasks are kept.")

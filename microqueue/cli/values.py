@@ -1,0 +1,154 @@
+"""What people type, read into values: durations, instants, ids, JSON, headers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, NoReturn
+from uuid import UUID
+
+import typer
+from bson import ObjectId
+
+from microqueue.durations import to_timedelta
+from microqueue.errors import InvalidArgument, InvalidPayload
+from microqueue.model import shorten
+
+UNITS_SEC = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)"
+
+
+def read_duration(text: str | timedelta) -> timedelta:
+    """Read seconds, or ``30s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
+    if isinstance(text, timedelta):  # A default value.
+        return text
+    wanted = text.strip().lower()
+    try:
+        if re.fullmatch(r"\d+(\.\d+)?|\.\d+", wanted):
+            return to_timedelta(float(wanted))
+        if re.fullmatch(rf"({PART}\s*)+", wanted):
+            parts = re.findall(PART, wanted)
+            return to_timedelta(sum(float(number) * UNITS_SEC[unit] for number, unit in parts))
+    except ValueError as exc:
+        raise typer.BadParameter(f"{text!r}: {exc}.") from exc
+    raise typer.BadParameter(f"{text!r} is not a duration: give seconds, or 30s, 5m, 2h, 1d.")
+
+
+def read_instant(text: str | datetime) -> datetime:
+    """Read an instant of ISO 8601, and refuse one without a timezone."""
+    if isinstance(text, datetime):
+        return text
+    try:
+        instant = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a time: give ISO 8601 with a timezone, as in 2026-05-01T12:00:00Z."
+        ) from None
+    if instant.utcoffset() is None:
+        raise typer.BadParameter(
+            f"{text!r} has no timezone: write {text.strip()}Z for UTC, or {text.strip()}+02:00."
+            if "T" in text or " " in text.strip()
+            else f"{text!r} has no time and timezone: write for example {text.strip()}T00:00:00Z."
+        )
+    return instant
+
+
+def read_past(text: str | timedelta | datetime) -> timedelta | datetime:
+    """Read an instant, or how long ago it was: ``2h``, ``2h ago``."""
+    if not isinstance(text, str):
+        return text
+    wanted = text.strip().removesuffix("ago")
+    if re.match(r"\d{4}-", wanted):
+        return read_instant(text)
+    try:
+        return read_duration(wanted)
+    except typer.BadParameter:
+        raise typer.BadParameter(
+            f"{text!r} is not a time: give ISO 8601 with a timezone, as in "
+            "2026-05-01T12:00:00Z, or how long ago it was, as in 2h."
+        ) from None
+
+
+def before(now: datetime, past: timedelta | datetime | None) -> datetime | None:
+    """Turn how long ago something was into when it was."""
+    return now - past if isinstance(past, timedelta) else past
+
+
+def possible_ids(text: str) -> Iterator[Any]:
+    """Give what an id that somebody typed may be stored as, the likeliest first."""
+    if ObjectId.is_valid(text):
+        yield ObjectId(text)
+    yield text
+    if re.fullmatch(r"[0-9a-fA-F-]{32,36}", text):
+        with suppress(ValueError):
+            yield UUID(text)
+    if re.fullmatch(r"-?\d{1,18}", text):
+        yield int(text)
+
+
+def read_payload(text: str, *, where: str = "the payload") -> dict[str, Any]:
+    """Read a JSON object, or raise :class:`InvalidPayload` that says where it is wrong."""
+    try:
+        payload = json.loads(text, parse_constant=_refuse_constant)
+    except ValueError as exc:
+        raise InvalidPayload(
+            f"{where} is not JSON: {exc}; found {shorten(text, 60)}", argument="payload", value=text
+        ) from exc
+    except RecursionError as exc:
+        raise InvalidPayload(f"{where} is nested too deeply", argument="payload") from exc
+    if not isinstance(payload, dict):
+        raise InvalidPayload(
+            f"{where} must be a JSON object, as in '{{\"to\": 1}}', not {shorten(text, 60)}",
+            argument="payload",
+            value=payload,
+        )
+    return payload
+
+
+def read_payloads(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Read one JSON object per line; empty lines are left out."""
+    return [
+        read_payload(line, where=f"line {number}")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def read_weights(pairs: Sequence[str] | None, names: Sequence[str]) -> dict[str, float] | None:
+    """Read ``name=number``, one for each queue, or none at all."""
+    if not pairs:
+        return None
+    weights = {}
+    for pair in pairs:
+        name, equals, number = pair.rpartition("=")
+        try:
+            weights[name] = float(number)
+        except ValueError:
+            equals = ""
+        if not equals or name not in names:
+            raise InvalidArgument(
+                f"--weight {pair!r} is not valid: give NAME=NUMBER, with the name of a --queue",
+                argument="weight",
+                value=pair,
+            )
+    return weights
+
+
+def read_headers(pairs: Iterable[str]) -> dict[str, Any]:
+    """Read ``key=value`` pairs."""
+    headers: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not key or not separator:
+            raise InvalidArgument(
+                f"header={pair!r} is not valid: give key=value", argument="header", value=pair
+            )
+        headers[key] = value
+    return headers

@@ -1,0 +1,226 @@
+"""The command that runs a worker, in this process or in several."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from microqueue.async_queue import AsyncQueue
+from microqueue.cli import formats, reloading, serving, tasks, values
+from microqueue.cli.logs import LogLevel
+from microqueue.cli.session import Session
+from microqueue.core import worker_name
+from microqueue.errors import MicroqueueError
+from microqueue.operations import workers
+from microqueue.queue import Queue
+from microqueue.worker import AsyncWorker, Worker, load_handler
+from microqueue.worker.handlers import router_for
+from microqueue.worker.supervisor import INIT_PID, Supervisor, end_with_supervisor, own_name
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run: the handler, on which queues, how."""
+
+    session: Session
+    handler: str
+    names: list[str]
+    options: dict[str, Any]
+    burst: bool
+    hooks: list[Any]
+
+
+def worker(
+    session: Session,
+    handler: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:NAME", help="A function of the payload, or a Tasks registry."
+        ),
+    ],
+    *,
+    queues: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queue", "-q", metavar="NAME", help="Repeatable; the first with a task goes first."
+        ),
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="Share the work by weight; one per queue."),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="How many handlers run at a time.")] = 8,
+    processes: Annotated[
+        int, typer.Option(min=1, help="How many processes, for handlers that compute.")
+    ] = 1,
+    prefetch: Annotated[int, typer.Option(help="How many tasks may wait, claimed.")] = 500,
+    timeout: Annotated[
+        timedelta | None,
+        typer.Option(help="How long one handler may take: 30s, 5m.", **tasks.DURATION),
+    ] = None,
+    grace: Annotated[
+        timedelta,
+        typer.Option(help="How long handlers may go on after a signal: 30s.", **tasks.DURATION),
+    ] = timedelta(seconds=30),
+    burst: Annotated[bool, typer.Option("--burst", help="End when nothing is ready.")] = False,
+    keep_result: Annotated[
+        bool, typer.Option("--keep-result", help="Store what the handler returns.")
+    ] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="For development: start anew when code changes.")
+    ] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus metrics here; processes count up.")
+    ] = None,
+    worker_id: Annotated[
+        str | None, typer.Option(help="The name under which tasks are claimed.")
+    ] = None,
+) -> None:
+    """Work off queues until Ctrl-C or SIGTERM: in threads, or with asyncio for coroutines.
+
+    The first signal lets running handlers finish within --grace and hands the rest back; the
+    second one hands everything back at once.
+    """
+    session.log(LogLevel.INFO)
+    names = queues or [session.queue_name]
+    options: dict[str, Any] = {
+        "concurrency": concurrency,
+        "prefetch": prefetch,
+        "timeout": timeout,
+        "grace": grace,
+        "keep_result": keep_result,
+        "weights": values.read_weights(weight, names),
+        "worker_id": own_name() or worker_id,
+    }
+    # The first process of a container has to bury orphans, which a supervisor does.
+    if own_name() is None and (processes > 1 or reload or os.getpid() == INIT_PID):
+        _supervise(
+            session,
+            names,
+            handler,
+            processes,
+            concurrency=concurrency,
+            grace=grace,
+            reload=reload,
+        )
+        return
+    with serving.metrics(metrics_port, own_name()) as hooks:
+        handled = _run(Job(session, handler, names, options, burst, hooks))
+    if session.out.as_json:
+        session.out.json({"handled": handled})
+    else:
+        session.out.say(f"Handled {formats.count(handled, 'task')}.")
+
+
+def _run(job: Job) -> int:
+    function = load_handler(job.handler)
+    with ExitStack() as opened:
+        first = opened.enter_context(job.session.connect(job.names[0]))
+        first.ensure_indexes()  # A server that is not there is told at once.
+        if not job.burst and own_name() is None:
+            described = formats.listed([repr(name) for name in job.names])
+            noun = "queue" if len(job.names) == 1 else "queues"
+            job.session.out.say(
+                f"Working on {noun} {described} with {job.handler}. Ctrl-C ends it."
+            )
+        if router_for(function).coroutines():
+            return asyncio.run(_run_async(job, function))
+        others = [Queue(first.collections.database, name) for name in job.names[1:]]
+        threads = Worker([first, *others], function, hooks=job.hooks, **job.options)
+        with stopping_by_signal(threads.stop):
+            end_with_supervisor(threads.stop)
+            return threads.run(burst=job.burst)
+
+
+async def _run_async(job: Job, function: Any) -> int:
+    async with AsyncExitStack() as opened:
+        first = await opened.enter_async_context(
+            AsyncQueue[Any].from_uri(job.session.options.uri, job.names[0])
+        )
+        others = [AsyncQueue[Any](first.collections.database, name) for name in job.names[1:]]
+        coroutines = AsyncWorker([first, *others], function, hooks=job.hooks, **job.options)
+        loop = asyncio.get_running_loop()
+
+        def stop(*, immediately: bool = False) -> None:
+            loop.call_soon_threadsafe(lambda: coroutines.stop(immediately=immediately))
+
+        with stopping_by_signal(stop):
+            end_with_supervisor(stop)
+            return await coroutines.run(burst=job.burst)
+
+
+def _supervise(
+    session: Session,
+    names: list[str],
+    handler: str,
+    processes: int,
+    *,
+    concurrency: int,
+    grace: timedelta,
+    reload: bool,
+) -> None:
+    """Run this very command in several processes, and take back what a dead one held."""
+    load_handler(handler)  # A wrong name is told once, before anything starts.
+    with session.connect(names[0]) as queue:
+        queue.ensure_indexes()
+        session.out.say(
+            f"Working on {formats.listed([repr(name) for name in names])} with {handler} in "
+            f"{formats.count(processes, 'process', 'processes')}. Ctrl-C ends it."
+        )
+
+        def take_back(name: str) -> None:
+            try:
+                # It stays on the list until the sweeper has looked once more: a claim of its
+                # last moment may reach the server only now.
+                found = queue.run(
+                    workers.reclaim_from(name, queue.now(), queue.settings, concurrency=concurrency)
+                )
+            except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
+                session.out.error(exc)
+            else:
+                session.out.remark(f"{name} is gone; {sum(found)} of its tasks were taken back.")
+
+        supervisor = Supervisor(
+            [sys.executable, "-m", "microqueue.cli", *sys.argv[1:]],
+            processes,
+            name=worker_name(),
+            on_death=take_back,
+            grace_sec=grace.total_seconds(),
+            patient=reload,
+        )
+        with stopping_by_signal(lambda **_: supervisor.stop()):
+            if reload:
+                reloading.watch_code(supervisor.restart)
+            status = supervisor.run()
+    if status:
+        raise typer.Exit(status)
+
+
+@contextmanager
+def stopping_by_signal(stop: Callable[..., None]) -> Iterator[None]:
+    """Stop gently on the first Ctrl-C or SIGTERM, immediately on the second."""
+    received = 0
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        stop(immediately=received > 1)
+
+    former = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

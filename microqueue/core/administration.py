@@ -1,0 +1,78 @@
+"""Look at the queue, and deal with what waits or is finished."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from microqueue.arguments import (
+    check_count,
+    check_id,
+    check_name,
+    check_status,
+)
+from microqueue.core.base import QueueBase
+from microqueue.durations import Duration, duration_argument
+from microqueue.errors import InvalidArgument
+from microqueue.operations import (
+    administer,
+    inspect,
+    relocate,
+    workers,
+)
+from microqueue.operations.call import Operation
+from microqueue.task import (
+    PayloadT,
+    Task,
+    TaskStatus,
+)
+
+
+class Administration(QueueBase[PayloadT]):
+    """Inspect and administer."""
+
+    def _get(self, task_id: Any) -> Operation[Task[PayloadT] | None]:
+        document = yield from inspect.get(check_id(task_id), self.settings)
+        return self.view(document) if document else None
+
+    def _peek(
+        self, limit: int, status: TaskStatus | str | None, queue: str | None
+    ) -> Operation[list[Task[PayloadT]]]:
+        documents = yield from inspect.peek(
+            self.name if queue is None else check_name(queue),
+            status=None if status is None else check_status(status),
+            limit=check_count("limit", limit),
+            settings=self.settings,
+        )
+        return [self.view(document) for document in documents]
+
+    def _stats(self) -> Operation[inspect.QueueStats]:
+        now = yield from self._now()
+        return (yield from inspect.stats(self.name, now, self.settings))
+
+    def _workers(self) -> Operation[list[workers.WorkerInfo]]:
+        return (yield from workers.list_workers(self.collections.name))
+
+    def _purge(self, status: TaskStatus | str, older_than: Duration | None) -> Operation[int]:
+        chosen = check_status(status)
+        if chosen is TaskStatus.PROCESSING:
+            raise InvalidArgument(
+                "status='processing' cannot be purged: workers hold these tasks",
+                argument="status",
+                value=status,
+            )
+        age = duration_argument("older_than", older_than)
+        now = yield from self._now()
+        before = None if age is None else now - age
+        return (
+            yield from administer.purge(
+                self.name, status=chosen, before=before, now=now, settings=self.settings
+            )
+        )
+
+    def _cancel(self, task_id: Any) -> Operation[Task[PayloadT]]:
+        wanted = check_id(task_id)
+        now = yield from self._now()
+        document = yield from administer.cancel(wanted, now, self.settings)
+        if self._moves_dead_letters:
+            yield from relocate.move_out_by_id(wanted)
+        return self.view(document)

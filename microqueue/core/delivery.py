@@ -1,0 +1,244 @@
+"""Into the queue and out of it: add tasks, claim them, and hand over what may run."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from microqueue.arguments import (
+    check_several,
+    refused,
+)
+from microqueue.core.pausing import Pausing
+from microqueue.core.settling import Settling
+from microqueue.errors import InvalidPayload, LeaseLost
+from microqueue.operations import (
+    claim,
+    glance,
+    inspect,
+    produce,
+    settle,
+    sweep,
+)
+from microqueue.operations.call import Document, Operation
+from microqueue.operations.glance import Glance
+from microqueue.operations.settle import Settlement
+from microqueue.payload import encode_all
+from microqueue.task import (
+    AddedTasks,
+    Claimed,
+    Duplicate,
+    EnqueueReport,
+    Lease,
+    NewTask,
+    PayloadT,
+    Task,
+    TaskError,
+)
+
+_HOST = socket.gethostname()
+
+
+class Delivery(Settling[PayloadT], Pausing[PayloadT]):
+    """Produce and claim."""
+
+    def _enqueue(self, new: NewTask[PayloadT], session: Any) -> Operation[Task[PayloadT]]:
+        given, payload = self._codec.accept(new.payload)
+        now = yield from self.begin(session)
+        (document,) = self._documents([new], [payload], now)
+        (stored,) = self._encoded([document])
+        yield from produce.enqueue(document, stored=stored, settings=self.settings, session=session)
+        return Task.from_document(document, given)
+
+    def _enqueue_many(
+        self, items: Iterable[Any], options: dict[str, Any], session: Any
+    ) -> Operation[EnqueueReport[PayloadT]]:
+        # Everything is checked before anything is written.
+        if "payload" in options:
+            raise refused("payload", options["payload"], "the items are the payloads")
+        given = list(check_several("items", items, "give a list of payloads or NewTasks"))
+        bare: NewTask[Any] = NewTask(payload=None, **options)
+        news = [item if isinstance(item, NewTask) else bare for item in given]
+        accept = self._codec.accept
+        accepted = [
+            accept(item if new is bare else new.payload)
+            for item, new in zip(given, news, strict=True)
+        ]
+        now = yield from self.begin(session)
+        documents = self._documents(news, [payload for _, payload in accepted], now)
+        encoded = self._encoded(documents)
+        left_out: set[int] = set()
+        for start in range(0, len(documents), self.settings.batch_size):
+            chunk = slice(start, start + self.settings.batch_size)
+            places = yield from produce.enqueue_many(
+                documents[chunk], stored=encoded[chunk], settings=self.settings, session=session
+            )
+            left_out |= {start + place for place in places}
+        return EnqueueReport.model_construct(
+            tasks=AddedTasks(
+                [
+                    (document, payload)
+                    for place, (document, (payload, _)) in enumerate(
+                        zip(documents, accepted, strict=True)
+                    )
+                    if place not in left_out
+                ]
+            ),
+            duplicates=[
+                Duplicate(
+                    index=place,
+                    task_id=documents[place]["_id"],
+                    dedupe_key=documents[place].get("dedupe_key"),
+                )
+                for place in sorted(left_out)
+            ],
+        )
+
+    def _documents(
+        self, news: Sequence[NewTask[Any]], payloads: Sequence[Document], now: datetime
+    ) -> list[Document]:
+        position = self._positions.take(now, len(news))
+        documents: list[Document] = []
+        pattern: NewTask[Any] | None = None
+        for place, (new, payload) in enumerate(zip(news, payloads, strict=True), position):
+            if new is pattern and new.task_id is None:
+                documents.append(produce.like(documents[-1], payload=payload, position=place))
+                continue
+            pattern = new
+            documents.append(
+                produce.new_document(
+                    new,
+                    queue=self.name,
+                    payload=payload,
+                    settings=self.settings,
+                    now=now,
+                    position=place,
+                )
+            )
+        return documents
+
+    def _encoded(self, documents: Sequence[Document]) -> Sequence[Any]:
+        """Encode documents, which refuses those that cannot be stored; the driver need not."""
+        encoded = encode_all(documents, self.collections.codec_options)
+        return documents if self.collections.in_memory else encoded
+
+    def _pop(self, worker_id: str | None) -> Operation[Task[PayloadT] | None]:
+        if not (yield from self._may_claim()):
+            return None
+        yield from self.promote_due()
+        while True:
+            lease = yield from self._new_lease(worker_id)
+            document = yield from claim.pop(self.name, lease)
+            if document is None:
+                return None
+            claimed = yield from self._deliver([document], lease)
+            if claimed:
+                return claimed[0].task
+            # It had expired, most likely; others at the head of the line may have, too.
+            yield from sweep.expire_undelivered(lease.started_at, self.settings, [self.name])
+
+    def _pop_one(self, worker_id: str | None) -> Operation[list[Task[PayloadT]]]:
+        task = yield from self._pop(worker_id)
+        return [] if task is None else [task]
+
+    def _pop_many(self, limit: int, worker_id: str | None) -> Operation[list[Task[PayloadT]]]:
+        if not (yield from self._may_claim()):
+            return []
+        yield from self.promote_due()
+        return [one.task for one in (yield from self.claim_batch(limit, worker_id))]
+
+    def promote_due(self) -> Operation[int]:
+        """Make delayed tasks ready whose time has come."""
+        now = yield from self.begin()
+        return (yield from claim.promote_due(self.name, now, limit=self.settings.promote_limit))
+
+    def look(self, queues: Sequence[str]) -> Operation[Glance]:
+        """See what these queues of the collection hold for a worker, with one query."""
+        now = yield from self.begin()
+        look = glance.glance_in_memory if self.collections.in_memory else glance.glance
+        return (yield from look(self.collections.name, queues, now=now))
+
+    def claim_batch(self, limit: int, worker_id: str | None = None) -> Operation[list[Claimed]]:
+        """Claim up to ``limit`` ready tasks; what is due and what is paused is not looked at."""
+        while True:
+            lease = yield from self._new_lease(worker_id)
+            documents = yield from claim.pop_many(
+                self.name, lease, limit=limit, spread=self._spread
+            )
+            if not documents:
+                return []
+            claimed = yield from self._deliver(documents, lease)
+            if claimed:
+                return claimed
+            yield from sweep.expire_undelivered(lease.started_at, self.settings, [self.name])
+
+    def _new_lease(self, worker_id: str | None) -> Operation[Lease]:
+        now = yield from self.begin()
+        return Lease.trusted(
+            token=secrets.token_hex(12),
+            worker_id=worker_id or f"{_HOST}:{os.getpid()}",
+            started_at=now,
+            expires_at=now + self.settings.visibility_timeout,
+        )
+
+    def _deliver(self, documents: list[Document], lease: Lease) -> Operation[list[Claimed]]:
+        """Hand over what may run; fail what has expired, is used up, or does not validate."""
+        yield from claim.apply_own_timeouts(documents, lease)
+        now = lease.started_at
+        delivered: list[Claimed] = []
+        for document in documents:
+            settlement = None if clearly_deliverable(document) else undeliverable(document, now)
+            if settlement is None:
+                try:
+                    payload = self._codec.load(document.get("payload"))
+                except InvalidPayload as exc:
+                    error = TaskError(message=str(exc), code="invalid_payload", at=now)
+                    settlement = settle.failed(now, error)
+                else:
+                    delivered.append(Claimed(document, own_lease(document, lease), payload))
+            if settlement is not None:
+                task: Task[Any] = Task.from_document(document)
+                with suppress(LeaseLost):  # Whoever has it now decides about it.
+                    yield from self._settle(task, settlement, now)
+        return delivered
+
+    def next_due_sec(self) -> Operation[float | None]:
+        """Give the seconds until the next delayed task comes due."""
+        now = yield from self._now()
+        due_at = yield from inspect.next_due(self.name)
+        return None if due_at is None else max((due_at - now).total_seconds(), 0.0)
+
+
+def worker_name() -> str:
+    """Name a worker so that people know where it runs, and no two are the same."""
+    return f"{_HOST}:{os.getpid()}:{secrets.token_hex(3)}"
+
+
+def clearly_deliverable(document: Document) -> bool:
+    """Tell the ordinary task, which most are, from one that needs a closer look."""
+    most = document.get("max_attempts")
+    return type(most) is int and document["attempts"] <= most and document.get("expires_at") is None
+
+
+def undeliverable(document: Document, now: datetime) -> Settlement | None:
+    """Decide whether a claimed task must not run, and what becomes of it."""
+    task: Task[Any] = Task.from_document(document)
+    if task.expires_at is not None and task.expires_at <= now:
+        message, code = "not delivered before it expired", "expired"
+    elif task.attempts > task.max_attempts:
+        message, code = f"all {task.max_attempts} attempts are used up", "max_attempts"
+    else:
+        return None
+    return settle.failed(now, TaskError(message=message, code=code, at=now), delivered=False)
+
+
+def own_lease(document: Document, lease: Lease) -> Lease:
+    """Give the lease of one task of a batch: the batch's, unless it asked for another length."""
+    if document.get("visibility_timeout_sec") is None:
+        return lease
+    return lease.model_copy(update={"expires_at": document["lease_expires_at"]})

@@ -1,0 +1,228 @@
+"""The routes that act. With ``read_only`` none of them exists. Each is in the audit log."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Annotated, Any, TypeAlias
+
+from fastapi import APIRouter, Body, Path, Request
+from pydantic import BaseModel
+
+from microqueue.arguments import object_id_or_text
+from microqueue.dashboard.access import AnyQueue
+from microqueue.dashboard.context import Context
+from microqueue.dashboard.problems import NothingReady
+from microqueue.dashboard.requests import Failure, NewTaskBody, Shared, Success
+from microqueue.dashboard.views import TaskDetail, from_json
+from microqueue.errors import MicroqueueError, WrongStatus
+from microqueue.operations import handpick
+from microqueue.payload import check_encodable
+from microqueue.sweeper import SweepReport
+from microqueue.task import Lease, Task, TaskStatus
+
+WORKER_ID = f"dashboard:{socket.gethostname()}:{os.getpid()}"
+
+router = APIRouter()
+
+QueueInPath = Annotated[str, Path(min_length=1, max_length=120)]
+SuccessBody = Annotated[Success | None, Body()]
+FailureBody = Annotated[Failure | None, Body()]
+Settlement: TypeAlias = Callable[[AnyQueue, Task[Any]], Awaitable[Any]]
+
+
+class Paused(BaseModel):
+    """Whether a queue is paused now."""
+
+    queue: str
+    paused: bool
+
+
+@router.post("/tasks", status_code=HTTPStatus.CREATED)
+async def enqueue(request: Request, shared: Shared, body: NewTaskBody) -> TaskDetail:
+    """Add a task by hand."""
+    queue = shared.access.queue(body.queue)
+    given: dict[str, Any] = {
+        "priority": body.priority,
+        "delay": body.delay_sec,
+        "max_attempts": body.max_attempts,
+        "dedupe_key": body.dedupe_key,
+        "expires_in": body.expires_in_sec,
+        "headers": from_json(body.headers, name="headers"),
+    }
+    if body.task_id is not None:
+        chosen = body.task_id
+        given["task_id"] = object_id_or_text(chosen) if isinstance(chosen, str) else chosen
+    payload = from_json(body.payload)
+    async with shared.acting(request, "task.enqueue", queue=queue.name) as tally:
+        task = await shared.access.call(queue.enqueue, payload, **given)
+        tally.count = 1
+    return await shared.detail(str(task.id))
+
+
+@router.post("/tasks/{task_id:path}/cancel")
+async def cancel(request: Request, shared: Shared, task_id: str) -> TaskDetail:
+    """Fail a task before it is delivered; it can be replayed like any dead letter."""
+    task = await _task(shared, task_id)
+    async with _acting_on(shared, request, "task.cancel", task) as tally:
+        await shared.access.call(shared.access.queue(task.queue).cancel, task.id)
+        tally.count = 1
+    return await shared.detail(task_id)
+
+
+@router.post("/tasks/{task_id:path}/release")
+async def release(request: Request, shared: Shared, task_id: str) -> TaskDetail:
+    """Hand a running task back, its attempt refunded; its worker finds its lease lost."""
+    task = await _task(shared, task_id)
+    if task.lease is None:
+        raise WrongStatus(task_id=task.id, status=str(task.status), needed="processing")
+    async with _acting_on(shared, request, "task.release", task) as tally:
+        await shared.access.call(shared.access.queue(task.queue).release, task)
+        tally.count = 1
+    return await shared.detail(task_id)
+
+
+@router.post("/tasks/{task_id:path}/retry")
+async def retry(request: Request, shared: Shared, task_id: str) -> TaskDetail:
+    """Make a delayed task ready now, or replay a dead letter."""
+    task = await _task(shared, task_id)
+    async with _acting_on(shared, request, "task.retry", task) as tally:
+        if task.status == TaskStatus.FAILED:
+            letters = shared.access.queue(task.queue).dead_letters
+            report = await shared.access.call(letters.replay, task.id)
+            if not report.replayed:
+                raise WrongStatus(task_id=task.id, status="no longer the same", needed="failed")
+        else:
+            now = await shared.access.now()
+            await shared.access.run(handpick.hasten(task.id, now))
+        tally.count = 1
+    return await shared.detail(task_id)
+
+
+@router.post("/tasks/{task_id:path}/succeed")
+async def succeed(
+    request: Request, shared: Shared, task_id: str, body: SuccessBody = None
+) -> TaskDetail:
+    """Claim a waiting task and finish it, as a worker would."""
+    task = await _task(shared, task_id)
+    settlement = _settlement(shared, body or Success())
+    async with _acting_on(shared, request, "task.succeed", task) as tally:
+        await _settle(shared, await _claim(shared, task), settlement)
+        tally.count = 1
+    return await shared.detail(task_id)
+
+
+@router.post("/tasks/{task_id:path}/fail")
+async def fail(
+    request: Request, shared: Shared, task_id: str, body: FailureBody = None
+) -> TaskDetail:
+    """Claim a waiting task and fail it, as a worker would: it waits again, or is buried."""
+    task = await _task(shared, task_id)
+    settlement = _settlement(shared, body or Failure())
+    async with _acting_on(shared, request, "task.fail", task) as tally:
+        await _settle(shared, await _claim(shared, task), settlement)
+        tally.count = 1
+    return await shared.detail(task_id)
+
+
+@router.post("/queues/{queue}/succeed-next")
+async def succeed_next(
+    request: Request, shared: Shared, queue: QueueInPath, body: SuccessBody = None
+) -> TaskDetail:
+    """Pop the next task and finish it."""
+    return await _process_next(request, shared, queue, "queue.succeed_next", body or Success())
+
+
+@router.post("/queues/{queue}/fail-next")
+async def fail_next(
+    request: Request, shared: Shared, queue: QueueInPath, body: FailureBody = None
+) -> TaskDetail:
+    """Pop the next task and fail it."""
+    return await _process_next(request, shared, queue, "queue.fail_next", body or Failure())
+
+
+@router.post("/queues/{queue}/pause")
+async def pause(request: Request, shared: Shared, queue: QueueInPath) -> Paused:
+    """Stop deliveries from a queue, for all workers."""
+    chosen = shared.access.queue(queue)
+    async with shared.acting(request, "queue.pause", queue=chosen.name) as tally:
+        await shared.access.call(chosen.pause, reason=f"by {shared.guard.who(request)}")
+        tally.count = 1
+    return Paused(queue=chosen.name, paused=True)
+
+
+@router.post("/queues/{queue}/resume")
+async def resume(request: Request, shared: Shared, queue: QueueInPath) -> Paused:
+    """Let a queue go on."""
+    chosen = shared.access.queue(queue)
+    async with shared.acting(request, "queue.resume", queue=chosen.name) as tally:
+        tally.count = int(await shared.access.call(chosen.resume))
+    return Paused(queue=chosen.name, paused=False)
+
+
+@router.post("/sweeper/run")
+async def sweep(request: Request, shared: Shared) -> SweepReport:
+    """Sweep all queues now."""
+    async with shared.acting(request, "sweeper.run") as tally:
+        report: SweepReport = await shared.access.call(shared.access.sweeper().run_once)
+        tally.count = report.reclaimed + report.promoted + report.buried + report.expired
+    return report
+
+
+def _acting_on(shared: Context, request: Request, action: str, task: Task[Any]) -> Any:
+    return shared.acting(request, action, queue=task.queue, target=task.id)
+
+
+async def _task(shared: Context, task_id: str) -> Task[Any]:
+    return Task.from_document(await shared.document(task_id))
+
+
+async def _claim(shared: Context, task: Task[Any]) -> Task[Any]:
+    """Claim a task for a moment: long enough to settle it."""
+    now = await shared.access.now()
+    lease = Lease(
+        token=secrets.token_hex(12),
+        worker_id=WORKER_ID,
+        started_at=now,
+        expires_at=now + shared.access.settings.visibility_timeout,
+    )
+    return Task.from_document(await shared.access.run(handpick.claim_one(task.id, lease)))
+
+
+async def _process_next(
+    request: Request, shared: Context, name: str, action: str, outcome: Success | Failure
+) -> TaskDetail:
+    queue = shared.access.queue(name)
+    settlement = _settlement(shared, outcome)
+    async with shared.acting(request, action, queue=queue.name) as tally:
+        task = await shared.access.call(queue.pop, worker_id=WORKER_ID)
+        if task is None:
+            pause = await shared.access.call(queue.paused)
+            raise NothingReady(queue=queue.name, paused=pause is not None)
+        await _settle(shared, task, settlement)
+        tally.count = 1
+    return await shared.detail(str(task.id))
+
+
+def _settlement(shared: Context, outcome: Success | Failure) -> Settlement:
+    """Make what settles a claimed task; what is not valid is refused before one is claimed."""
+    if isinstance(outcome, Success):
+        result = from_json(outcome.result, name="result")
+        check_encodable({"result": result}, shared.access.collections.codec_options)
+        return lambda queue, task: shared.access.call(queue.mark_done, task, result=result)
+    message, code = outcome.message, outcome.code
+    return lambda queue, task: shared.access.call(queue.mark_retry, task, message, code=code)
+
+
+async def _settle(shared: Context, task: Task[Any], settlement: Settlement) -> None:
+    queue = shared.access.queue(task.queue)
+    try:
+        await settlement(queue, task)
+    except MicroqueueError:
+        with suppress(MicroqueueError):  # Why it was not settled matters more.
+            await shared.access.call(queue.release, task)
+        raise

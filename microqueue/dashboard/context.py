@@ -1,0 +1,104 @@
+"""What all routes of one dashboard share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from bson import ObjectId
+from fastapi import Request
+
+from microqueue.dashboard.access import Access, AnyQueue
+from microqueue.dashboard.events import EventHub
+from microqueue.dashboard.options import DashboardOptions
+from microqueue.dashboard.redact import Redactor
+from microqueue.dashboard.security import Guard
+from microqueue.dashboard.shared import SharedReads
+from microqueue.dashboard.views import TaskDetail, Viewer
+from microqueue.errors import MicroqueueError, TaskNotFound
+from microqueue.operations import audit
+from microqueue.operations.call import Document
+
+LONGEST_TARGET = 300
+
+logger = logging.getLogger("microqueue.dashboard")
+
+
+class Tally:
+    """Says at the end of an action how many tasks it concerned."""
+
+    count = 0
+
+
+class Context:
+    """The queue, the views, the shared reads and the stream of events."""
+
+    def __init__(self, queue: AnyQueue, options: DashboardOptions) -> None:
+        self.options = options
+        self.access = Access(queue)
+        self.redactor = Redactor(options.redact)
+        self.viewer = Viewer(self.redactor, read_only=options.read_only)
+        self.guard = Guard(options)
+        self.shared = SharedReads(options.cache_sec)
+        self.events = EventHub(self.access, options, self.shared)
+        self._audit_ready = False
+
+    async def overview(self) -> Any:
+        """Give the overview that all viewers share."""
+        return await self.shared.get("overview", lambda: self.access.call(self._overview))
+
+    @property
+    def _overview(self) -> Any:
+        return self.access.insights.overview
+
+    async def document(self, task_id: str) -> Document:
+        """Find a task by the id in an address, or raise :class:`TaskNotFound`."""
+        found: Document | None = await self.access.call(self.access.insights.find, task_id)
+        if found is None:
+            raise TaskNotFound(task_id=task_id)
+        return found
+
+    async def detail(self, task_id: str) -> TaskDetail:
+        """Show a task as it is now."""
+        document = await self.document(task_id)
+        return self.viewer.detail(document, await self.access.now())
+
+    @asynccontextmanager
+    async def acting(
+        self, request: Request, action: str, *, queue: str | None = None, target: Any = None
+    ) -> AsyncIterator[Tally]:
+        """Write what is done inside to the audit log, whatever comes of it."""
+        tally = Tally()
+        outcome = "ok"
+        try:
+            yield tally
+        except MicroqueueError as exc:
+            outcome = type(exc).__name__
+            raise
+        except BaseException:
+            outcome = "error"
+            raise
+        finally:
+            self.shared.forget()
+            await self._record(
+                request,
+                action=action,
+                queue=queue,
+                target=None if target is None else str(target)[:LONGEST_TARGET],
+                count=tally.count,
+                outcome=outcome,
+            )
+
+    async def _record(self, request: Request, **what: Any) -> None:
+        try:
+            if not self._audit_ready:
+                await self.access.run(audit.prepare(self.options.audit_retention))
+                self._audit_ready = True
+            now, who = await self.access.now(), self.guard.who(request)
+            entry = audit.AuditEntry(id=str(ObjectId()), at=now, who=who, **what)
+            await self.access.run(audit.record(entry, self.access.collections.name))
+        except MicroqueueError:
+            # What was done is done; that it could not be noted must not look like a failure.
+            logger.exception("%s by hand is not in the audit log", what["action"])

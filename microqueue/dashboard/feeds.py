@@ -1,0 +1,227 @@
+"""Where events come from: a change stream where there is one, else a look every second."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import anyio
+from pymongo.errors import PyMongoError
+
+from microqueue.dashboard.access import Access
+from microqueue.drivers.asynchronous import settled
+from microqueue.operations import changes, control, examine, workers
+from microqueue.operations.changes import Change
+from microqueue.overview import read_report
+from microqueue.sweeper import SweepReport
+
+STREAM_WAIT_SEC = 0.25
+MOST_WORKERS = 10_000
+MOST_MOVING = 10_000
+"""Of how many tasks it is remembered that they are copied, and not yet deleted where they were."""
+
+logger = logging.getLogger("microqueue.dashboard")
+
+
+class ChangeFeed:
+    """Reads a change stream of the tasks, the workers and the sweeper's report."""
+
+    kind = "change_stream"
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._stream: Any = None
+        places = access.collections
+        self._tasks = places.name
+        self._letters = f"{places.name}_dlq"
+        self._workers = places.workers.name
+        self._locks = places.locks.name
+        self._pauses = places.pauses.name
+        self._gone_at: dict[Any, datetime] = {}
+        self._moving: set[Any] = set()
+
+    async def open(self) -> bool:
+        """Open the stream; tell whether the server has one."""
+        access = self._access
+        if access.collections.in_memory:
+            return False
+        selection = changes.pipeline(
+            [self._tasks, self._letters, self._workers, self._locks, self._pauses]
+        )
+        options = {"max_await_time_ms": int(STREAM_WAIT_SEC * 1000)}
+        places = access.collections
+        database = places.database.with_options(codec_options=places.codec_options)
+        try:
+            self._stream = await access.call(database.watch, selection, **options)
+        except PyMongoError as exc:
+            logger.info("no change stream, polling instead: %s", type(exc).__name__)
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the stream."""
+        if self._stream is not None:
+            await self._access.call(self._stream.close)
+
+    async def read(self, for_sec: float) -> list[Change]:
+        """Wait for a change, then gather what comes within ``for_sec``."""
+        if self._access.blocking:
+            found = await self._access.call(self._drain, for_sec)
+        else:
+            found = await self._drain_awaited(for_sec)
+        return [change for one in found if (change := self._understand(one)) is not None]
+
+    def _drain(self, for_sec: float) -> list[Any]:
+        found: list[Any] = []
+        deadline = float("inf")
+        while time.monotonic() < deadline:
+            change = self._stream.try_next()
+            if change is None:
+                break
+            deadline = min(deadline, time.monotonic() + for_sec)
+            found.append(change)
+        return found
+
+    async def _drain_awaited(self, for_sec: float) -> list[Any]:
+        found: list[Any] = []
+        deadline = float("inf")
+        while time.monotonic() < deadline:
+            change = await settled(self._stream.try_next())
+            if change is None:
+                break
+            deadline = min(deadline, time.monotonic() + for_sec)
+            found.append(change)
+        return found
+
+    def _understand(self, change: Any) -> Change | None:
+        place = change.get("ns", {}).get("coll")
+        if place == self._tasks:
+            return self._of_task(change)
+        if place == self._letters:
+            return self._of_letter(change)
+        if place == self._locks:
+            return self._of_sweeper(change)
+        if place == self._pauses:
+            return self._of_pause(change)
+        if place == self._workers:
+            return self._of_worker(change)
+        return None
+
+    def _of_task(self, change: Any) -> Change | None:
+        task_id = change.get("documentKey", {}).get("_id")
+        if change["operationType"] == "delete" and task_id in self._moving:
+            self._moving.remove(task_id)
+            return None  # It is among the dead letters now; that it failed was told.
+        return changes.of_task(change)
+
+    def _of_letter(self, change: Any) -> Change | None:
+        if change["operationType"] == "delete":
+            return None  # A tombstone, whose letter was replayed or discarded long ago.
+        if not changes.is_burial(change):
+            return changes.of_task(change)
+        if len(self._moving) >= MOST_MOVING:
+            self._moving.clear()
+        self._moving.add(change["documentKey"]["_id"])
+        return None
+
+    def _of_sweeper(self, change: Any) -> Change | None:
+        name = change.get("documentKey", {}).get("_id")
+        ours = name == f"report:{self._access.collections.name}"
+        report = read_report(changes.report_of(change)) if ours else None
+        return Change("sweep.finished", report=report) if report else None
+
+    def _of_pause(self, change: Any) -> Change | None:
+        name = str(change.get("documentKey", {}).get("_id"))
+        place, _, queue = name.partition("/")
+        if place != self._access.collections.name:
+            return None
+        deleted = change["operationType"] == "delete"
+        return Change("queue.resumed" if deleted else "queue.paused", queue=queue)
+
+    def _of_worker(self, change: Any) -> Change | None:
+        worker_id = change.get("documentKey", {}).get("_id")
+        if change["operationType"] == "delete":
+            gone_at = self._gone_at.pop(worker_id, None)
+            gone = gone_at is not None and gone_at <= self._access.core.clock.now()
+            return Change("worker.gone" if gone else "worker.left", worker_id)
+        described = change.get("updateDescription", {}).get("updatedFields", {})
+        known = {**(change.get("fullDocument") or {}), **described}
+        if gone_at := known.get("gone_at"):
+            if len(self._gone_at) >= MOST_WORKERS:
+                self._gone_at.clear()
+            self._gone_at[worker_id] = gone_at
+        return Change("worker.started", worker_id) if change["operationType"] == "insert" else None
+
+
+class PollFeed:
+    """Looks every so often at what runs and what is new, and tells the difference."""
+
+    kind = "polling"
+
+    def __init__(self, access: Access, every_sec: float) -> None:
+        self._access = access
+        self._every_sec = every_sec
+        self._before: changes.Glance | None = None
+        self._workers: dict[str, bool] = {}
+        self._sweeps: dict[datetime, SweepReport] = {}
+        self._paused: set[str] = set()
+
+    async def open(self) -> bool:
+        """Take the first look."""
+        self._before = await self._look()
+        self._workers = await self._alive()
+        self._sweeps = await self._last_sweeps()
+        self._paused = await self._paused_now()
+        return True
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    async def read(self, for_sec: float) -> list[Change]:  # noqa: ARG002 (a look is one batch)
+        """Wait for the next look, and tell what is different."""
+        await anyio.sleep(self._every_sec)
+        before, after = self._before, await self._look()
+        assert before is not None  # noqa: S101 (opened before it is read)
+        left = [task_id for task_id in before.running if task_id not in after.running]
+        back = await self._access.run(changes.look_up(left[: changes.MOST_NEW]))
+        self._before = after
+        return [*changes.compare(before, after, back), *await self._others()]
+
+    async def _look(self) -> changes.Glance:
+        now = await self._access.now()
+        since = now if self._before is None else self._before.at
+        queues = await self._access.run(examine.queue_names())
+        glance: changes.Glance = await self._access.run(changes.glance(since, now, queues))
+        return glance
+
+    async def _others(self) -> Sequence[Change]:
+        found: list[Change] = []
+        before, self._workers = self._workers, await self._alive()
+        found += [Change("worker.started", one) for one in self._workers if one not in before]
+        for worker_id, alive in before.items():
+            if worker_id not in self._workers:
+                found.append(Change("worker.left" if alive else "worker.gone", worker_id))
+        told, self._sweeps = self._sweeps, await self._last_sweeps()
+        new = [report for at, report in self._sweeps.items() if at not in told]
+        found += [Change("sweep.finished", report=report) for report in new]
+        paused, self._paused = self._paused, await self._paused_now()
+        found += [Change("queue.paused", queue=name) for name in self._paused - paused]
+        found += [Change("queue.resumed", queue=name) for name in paused - self._paused]
+        return found
+
+    async def _paused_now(self) -> set[str]:
+        pauses = await self._access.run(control.list_paused(self._access.collections.name))
+        return {one.queue for one in pauses}
+
+    async def _alive(self) -> dict[str, bool]:
+        now = await self._access.now()
+        registered = await self._access.run(workers.list_workers(self._access.collections.name))
+        return {one.id: one.gone_at() > now for one in registered}
+
+    async def _last_sweeps(self) -> dict[datetime, SweepReport]:
+        """Read the last sweep that moved something, and the last of all, by when they were."""
+        last, active = await self._access.call(self._access.insights.last_sweeps)
+        return {report.at: report for report in (active, last) if report is not None}

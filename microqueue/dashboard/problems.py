@@ -1,0 +1,116 @@
+"""Errors as ``application/problem+json``; addresses and passwords stay out of them."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from microqueue.errors import (
+    DuplicateTask,
+    InvalidArgument,
+    LeaseLost,
+    MicroqueueError,
+    ServerUnavailable,
+    TaskNotFound,
+    WrongStatus,
+)
+from microqueue.redaction import without_fragments
+
+STATUSES: dict[type[MicroqueueError], HTTPStatus] = {
+    InvalidArgument: HTTPStatus.UNPROCESSABLE_ENTITY,
+    TaskNotFound: HTTPStatus.NOT_FOUND,
+    LeaseLost: HTTPStatus.CONFLICT,
+    WrongStatus: HTTPStatus.CONFLICT,
+    DuplicateTask: HTTPStatus.CONFLICT,
+    ServerUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+LONGEST_DETAIL = 1000
+
+logger = logging.getLogger("microqueue.dashboard")
+
+
+class Problem(BaseModel):
+    """What went wrong, as RFC 9457 has it; ``code`` is the name of the error."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+
+
+class NothingReady(MicroqueueError):
+    """There is no ready task to process, or its queue is paused."""
+
+    def __init__(self, *, queue: str, paused: bool = False) -> None:
+        self.queue = queue
+        reason = f"queue {queue!r} is paused; resume it first"
+        super().__init__(reason if paused else f"no task of queue {queue!r} is ready")
+
+
+STATUSES[NothingReady] = HTTPStatus.CONFLICT
+
+
+def problem(
+    status: int, detail: str, code: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """Make the reply that tells a problem."""
+    found = Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=without_fragments(detail)[:LONGEST_DETAIL],
+        code=code,
+    )
+    return JSONResponse(
+        found.model_dump(), status, headers=headers, media_type="application/problem+json"
+    )
+
+
+def status_of(error: MicroqueueError) -> int:
+    """Give the status that stands for an error."""
+    kinds = (status for kind, status in STATUSES.items() if isinstance(error, kind))
+    return next(kinds, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def install(app: FastAPI) -> None:
+    """Have the app tell all errors this way."""
+
+    async def own(_request: Request, exc: Exception) -> JSONResponse:
+        error = exc if isinstance(exc, MicroqueueError) else MicroqueueError(str(exc))
+        return problem(status_of(error), str(error), type(error).__name__)
+
+    async def invalid(_request: Request, exc: Exception) -> JSONResponse:
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, _first_problem(exc), "InvalidArgument")
+
+    async def http(_request: Request, exc: Exception) -> JSONResponse:
+        status = exc.status_code if isinstance(exc, HTTPException) else 500
+        detail = str(getattr(exc, "detail", "")) or HTTPStatus(status).phrase
+        headers = getattr(exc, "headers", None)
+        return problem(status, detail, HTTPStatus(status).phrase.replace(" ", ""), headers)
+
+    async def unexpected(request: Request, exc: Exception) -> JSONResponse:
+        logger.error(
+            "%s %s failed: %s",
+            request.method,
+            request.url.path,
+            without_fragments(repr(exc)),
+        )
+        return problem(500, "something went wrong; the log says what", "InternalError")
+
+    app.add_exception_handler(MicroqueueError, own)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def _first_problem(exc: Exception) -> str:
+    first: dict[str, Any] = exc.errors()[0] if isinstance(exc, RequestValidationError) else {}
+    place = ".".join(str(part) for part in first.get("loc", ()) if part not in {"body", "query"})
+    return f"{place or 'the request'} is not valid: {first.get('msg', exc)}"

@@ -1,0 +1,259 @@
+"""The routes that only look. Nothing here writes; what many ask for is read once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import StreamingResponse
+
+import microqueue
+from microqueue.dashboard.context import Context
+from microqueue.dashboard.replies import (
+    Config,
+    GroupsReply,
+    OverviewReply,
+    QueuesReply,
+    RunningReply,
+    SweeperReply,
+    TasksReply,
+    WorkersReply,
+)
+from microqueue.dashboard.requests import (
+    Cursor,
+    Instant,
+    LetterQuery,
+    Limit,
+    QueueName,
+    Shared,
+    Text,
+)
+from microqueue.dashboard.views import TaskDetail
+from microqueue.insights import (
+    Overview,
+    TaskFilter,
+)
+from microqueue.operations import audit, letter_groups
+from microqueue.operations.audit import AuditPage
+from microqueue.operations.dead_letters import selection
+from microqueue.operations.letter_groups import LetterGroups
+from microqueue.operations.matching import State
+from microqueue.redaction import MASK
+
+EXPORT_STEP = 500
+
+router = APIRouter()
+
+
+@router.get("/config")
+async def config(shared: Shared) -> Config:
+    """Tell the settings that the page goes by, and the server's time."""
+    settings, options = shared.access.settings, shared.options
+    retention = settings.retention
+    return Config(
+        at=await shared.access.now(),
+        queue=shared.access.name,
+        version=microqueue.__version__,
+        read_only=options.read_only,
+        auth=shared.guard.required,
+        visibility_timeout_sec=settings.visibility_timeout.total_seconds(),
+        max_attempts=settings.max_attempts,
+        retention_sec=None if retention is None else retention.total_seconds(),
+        audit_retention_sec=options.audit_retention.total_seconds(),
+        page_limit=options.page_limit,
+        redacts=options.redact is not None,
+        mask=MASK,
+        can_pause=not options.read_only,
+        live=shared.events.live,
+    )
+
+
+@router.get("/overview")
+async def overview(shared: Shared) -> OverviewReply:
+    """Tell how all queues, workers and the sweeper stand."""
+    found: Overview = await shared.overview()
+    return OverviewReply.model_construct(
+        **{name: getattr(found, name) for name in OverviewReply.model_fields}
+    )
+
+
+@router.get("/queues")
+async def queues(shared: Shared) -> QueuesReply:
+    """Tell how the queues stand."""
+    found: Overview = await shared.overview()
+    return QueuesReply.model_construct(at=found.at, queues=list(found.queues))
+
+
+@router.get("/workers")
+async def workers(shared: Shared) -> WorkersReply:
+    """Tell which workers are registered, whether they are alive, and what they hold."""
+    found: Overview = await shared.overview()
+    return WorkersReply.model_construct(at=found.at, workers=list(found.workers))
+
+
+@router.get("/running")
+async def running(shared: Shared, queue: QueueName = None, limit: Limit = 200) -> RunningReply:
+    """List what runs, with the end of each lease."""
+    found: Overview = await shared.overview()
+    rows = [row for row in found.running if queue is None or row.queue == queue]
+    total = sum(one.processing for one in found.queues if queue is None or one.queue == queue)
+    if len(rows) < min(limit, total):  # The overview holds those that end soonest of all queues.
+        rows = await shared.shared.get(
+            ("running", queue, limit),
+            lambda: shared.access.call(shared.access.insights.running, queue, limit=limit),
+        )
+    shown = [
+        row.model_copy(update={"progress": shared.viewer.progress(row.progress)})
+        for row in rows[:limit]
+    ]
+    return RunningReply.model_construct(at=found.at, total=total, items=shown)
+
+
+@router.get("/tasks")
+async def tasks(
+    shared: Shared,
+    *,
+    queue: QueueName = None,
+    status: State | None = None,
+    code: Text = None,
+    text: Text = None,
+    since: Instant = None,
+    until: Instant = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> TasksReply:
+    """Find tasks, newest first."""
+    which = TaskFilter(queue=queue, status=status, code=code, text=text, since=since, until=until)
+    most = min(limit, shared.options.page_limit)
+
+    async def read() -> TasksReply:
+        found = await shared.access.call(
+            shared.access.insights.tasks,
+            which,
+            limit=most,
+            cursor=cursor,
+            shown=shared.redactor.mask,
+        )
+        return TasksReply(
+            at=found.at,
+            items=[shared.viewer.row(document, found.at) for document in found.documents],
+            next_cursor=found.next_cursor,
+            complete=found.complete,
+        )
+
+    reply: TasksReply = await shared.shared.get(("tasks", repr(which), most, cursor), read)
+    return reply
+
+
+@router.get("/tasks/{task_id:path}")
+async def task(shared: Shared, task_id: str) -> TaskDetail:
+    """Show all of a task."""
+    return await shared.detail(task_id)
+
+
+@router.get("/dead-letters")
+async def dead_letters(
+    shared: Shared,
+    query: Annotated[LetterQuery, Depends()],
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> TasksReply:
+    """List dead letters, newest first."""
+    most = min(limit, shared.options.page_limit)
+
+    async def read() -> TasksReply:
+        documents, next_cursor = await _letters(shared, query, most, cursor)
+        now = await shared.access.now()
+        rows = [shared.viewer.row(document, now) for document in documents]
+        return TasksReply(at=now, items=rows, next_cursor=next_cursor)
+
+    key = ("letters", query.queue, repr(query.which), most, cursor)
+    reply: TasksReply = await shared.shared.get(key, read)
+    return reply
+
+
+@router.get("/dead-letters/groups")
+async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> GroupsReply:
+    """Group dead letters by error code and normalised message."""
+
+    async def read() -> GroupsReply:
+        name = shared.access.queue(query.queue).name
+        selected = selection(name, query.which)
+        found: LetterGroups = await shared.access.run(
+            letter_groups.groups(selected, shared.access.settings, shown=shared.redactor.text)
+        )
+        return GroupsReply.model_construct(
+            at=await shared.access.now(),
+            total=found.total,
+            truncated=found.truncated,
+            groups=list(found.groups),
+        )
+
+    key = ("groups", query.queue, repr(query.which))
+    reply: GroupsReply = await shared.shared.get(key, read)
+    return reply
+
+
+@router.get(
+    "/dead-letters/export",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-ndjson": {}}}},
+)
+async def export(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> StreamingResponse:
+    """Give all dead letters that match, one JSON document per line."""
+    documents, cursor = await _letters(shared, query, EXPORT_STEP, None)
+
+    async def lines() -> AsyncIterator[str]:
+        found, following = documents, cursor
+        while True:
+            now = await shared.access.now()
+            for document in found:
+                detail = shared.viewer.detail(document, now)
+                yield json.dumps(detail.model_dump(mode="json", exclude={"actions", "at"})) + "\n"
+            if following is None:
+                return
+            found, following = await _letters(shared, query, EXPORT_STEP, following)
+
+    return StreamingResponse(
+        lines(),
+        media_type="application/x-ndjson",
+        headers={"Content-Disposition": 'attachment; filename="dead-letters.jsonl"'},
+    )
+
+
+@router.get("/sweeper")
+async def sweeper(shared: Shared) -> SweeperReply:
+    """Tell what the last sweeps did."""
+    found: Overview = await shared.overview()
+    return SweeperReply.model_construct(
+        at=found.at, last_sweep=found.last_sweep, last_active_sweep=found.last_active_sweep
+    )
+
+
+@router.get("/audit")
+async def audit_log(shared: Shared, limit: Limit = 50, cursor: Cursor = None) -> AuditPage:
+    """List what was done by hand, newest first."""
+    most = min(limit, shared.options.page_limit)
+
+    async def read() -> AuditPage:
+        now = await shared.access.now()
+        place = shared.access.collections.name
+        found: AuditPage = await shared.access.run(
+            audit.page(place, now=now, limit=most, cursor=cursor)
+        )
+        return found
+
+    reply: AuditPage = await shared.shared.get(("audit", most, cursor), read)
+    return reply
+
+
+async def _letters(
+    shared: Context, query: LetterQuery, limit: int, cursor: str | None
+) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+    name = shared.access.queue(query.queue).name
+    found: tuple[Sequence[Mapping[str, Any]], str | None] = await shared.access.call(
+        shared.access.insights.letters, name, query.which, limit=limit, cursor=cursor
+    )
+    return found

@@ -1,0 +1,117 @@
+/* Numbers, durations and instants as short text. Pure: `now` arrives as an argument. */
+
+const MINUTE = 60;
+const HOUR = 3600;
+const DAY = 86400;
+
+const whole = new Intl.NumberFormat("en");
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+/** 12,345: exact. */
+export function number(value) {
+  return value === null || value === undefined ? "—" : whole.format(value);
+}
+
+/** 12.3K: to fit a small place. */
+export function short(value) {
+  if (value === null || value === undefined) return "—";
+  return value < 10_000 ? whole.format(value) : compact.format(value);
+}
+
+/** 1 task, 2 tasks. */
+export function count(value, noun, plural = `${noun}s`) {
+  return `${number(value)} ${value === 1 ? noun : plural}`;
+}
+
+/** A duration in seconds with its two largest units: 4 s, 3 m 20 s, 2 h 5 m, 3 d 4 h. */
+export function duration(seconds) {
+  if (!Number.isFinite(seconds)) return "—";
+  const total = Math.max(Math.floor(seconds), 0);
+  if (total < MINUTE) return `${total} s`;
+  if (total < HOUR) return pair(total, MINUTE, "m", 1, "s");
+  if (total < DAY) return pair(total, HOUR, "h", MINUTE, "m");
+  return pair(total, DAY, "d", HOUR, "h");
+}
+
+function pair(total, large, largeName, small, smallName) {
+  const rest = Math.floor((total % large) / small);
+  const head = `${Math.floor(total / large)} ${largeName}`;
+  return rest ? `${head} ${rest} ${smallName}` : head;
+}
+
+/** How long an attempt took: 85 ms, 3.2 s, then as a duration. */
+export function took(milliseconds) {
+  if (!Number.isFinite(milliseconds)) return "—";
+  if (milliseconds < 1000) return `${Math.max(Math.round(milliseconds), 0)} ms`;
+  return milliseconds < 60_000
+    ? `${(milliseconds / 1000).toFixed(1)} s`
+    : duration(milliseconds / 1000);
+}
+
+/** How long ago: "now", "12 s ago". */
+export function ago(instant, now) {
+  const seconds = (now - toInstant(instant)) / 1000;
+  if (!Number.isFinite(seconds)) return "—";
+  return seconds < 1 ? "now" : `${duration(seconds)} ago`;
+}
+
+/** How much longer, rounded up: "now", "in 12 s". */
+export function until(instant, now) {
+  const seconds = Math.ceil((toInstant(instant) - now) / 1000);
+  if (!Number.isFinite(seconds)) return "—";
+  return seconds <= 0 ? "now" : `in ${duration(seconds)}`;
+}
+
+/** An instant of the API, or milliseconds, as milliseconds; NaN if there is none. */
+export function toInstant(value) {
+  return typeof value === "number" ? value : Date.parse(value ?? "");
+}
+
+/** The viewer's local date and time, to the second. */
+export function instant(value) {
+  const date = new Date(toInstant(value));
+  if (Number.isNaN(date.getTime())) return "—";
+  return `${localDate(date)} ${localTime(date)}`;
+}
+
+/** The time alone, as of today. */
+export function timeOfDay(value) {
+  const date = new Date(toInstant(value));
+  return Number.isNaN(date.getTime()) ? "—" : localTime(date);
+}
+
+/** The value of an <input type="datetime-local">. */
+export function toLocalInput(value) {
+  const date = new Date(toInstant(value));
+  return Number.isNaN(date.getTime()) ? "" : `${localDate(date)}T${localTime(date)}`;
+}
+
+/** A share as a percentage: 0 %, 0.4 %, 12 %. */
+export function percent(share) {
+  if (!Number.isFinite(share)) return "—";
+  const value = share * 100;
+  return `${value > 0 && value < 10 ? value.toFixed(1) : Math.round(value)} %`;
+}
+
+/** Indented JSON, or the text itself. */
+export function pretty(value) {
+  return JSON.stringify(value, null, 2) ?? "null";
+}
+
+/** One line of JSON, cut to what a row can show. */
+export function brief(value, limit = 160) {
+  const text = typeof value === "string" ? value : (JSON.stringify(value) ?? "");
+  return text.length > limit ? `${text.slice(0, limit - 1)}…` : text;
+}
+
+function localDate(date) {
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+}
+
+function localTime(date) {
+  return `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+}
+
+function two(value) {
+  return String(value).padStart(2, "0");
+}

@@ -1,0 +1,95 @@
+/* Filters: forms whose values stand in the address. */
+
+import { h } from "../dom.js";
+import { toLocalInput } from "../format.js";
+import { href } from "../routes.js";
+
+const TYPING = 350;
+
+/** A select of all queues, or one. */
+export function queueFilter(app, view, query) {
+  return h(
+    "label",
+    { class: "inline-field", key: "queue-filter" },
+    "Queue",
+    queueSelect(app, query.queue, (event) => app.go(href(view, { queue: event.target.value }))),
+  );
+}
+
+/** A select of the known queues; `every` is the label of no choice, null if one must be chosen. */
+export function queueSelect(app, chosen, onchange, every = "All queues") {
+  const names = new Set((app.overview?.queues ?? []).map((queue) => queue.queue));
+  if (chosen) names.add(chosen);
+  return h(
+    "select",
+    { name: "queue", "aria-label": "Queue", onchange, ".value": chosen ?? "" },
+    every && h("option", { value: "" }, every),
+    [...names].sort().map((name) => h("option", { value: name }, name)),
+  );
+}
+
+/**
+ * A form whose fields are the view's query.
+ *
+ * Choices apply at once and text soon after the last key; each step of the reader is one step
+ * in the history, each letter is not.
+ */
+export function filterForm(app, view, query, ...fields) {
+  let typing = null;
+  const apply = (form, options) => app.go(href(view, readFilter(form)), options);
+  return h(
+    "form",
+    {
+      class: "filter",
+      novalidate: true, // A shared address may hold seconds, which the field would refuse.
+      role: "search",
+      key: "filter",
+      onsubmit: (event) => {
+        event.preventDefault();
+        clearTimeout(typing);
+        apply(event.currentTarget);
+      },
+      onchange: (event) =>
+        event.target.matches("select, [type=datetime-local]") && apply(event.currentTarget),
+      oninput: (event) => {
+        if (!event.target.matches("[type=search]")) return;
+        clearTimeout(typing);
+        const form = event.currentTarget;
+        typing = setTimeout(() => apply(form, { replace: true }), TYPING);
+      },
+    },
+    fields,
+    isFiltered(query) && h("a", { class: "button quiet", key: "clear", href: href(view) }, "Clear"),
+  );
+}
+
+export function textFilter(name, label, value, attributes = {}) {
+  return h(
+    "label",
+    { class: "inline-field", key: name },
+    label,
+    h("input", { type: "search", name, ".value": value ?? "", autocomplete: "off", ...attributes }),
+  );
+}
+
+/** A time in the viewer's zone; the address holds it in UTC, so that it means the same to all. */
+export function timeFilter(name, label, value) {
+  return h(
+    "label",
+    { class: "inline-field", key: name },
+    label,
+    h("input", { type: "datetime-local", name, ".value": toLocalInput(value) }),
+  );
+}
+
+function readFilter(form) {
+  const query = Object.fromEntries(new FormData(form));
+  for (const name of ["since", "until"]) {
+    if (query[name]) query[name] = new Date(query[name]).toISOString();
+  }
+  return query;
+}
+
+function isFiltered(query) {
+  return Object.entries(query).some(([name]) => name !== "cursor");
+}

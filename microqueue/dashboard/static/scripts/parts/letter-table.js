@@ -1,0 +1,111 @@
+/* The dead letters of a page, each with a box to select it. */
+
+import { h } from "../dom.js";
+import { brief, number } from "../format.js";
+import { agoElement } from "../ticker.js";
+import { editAndReplay } from "./task-actions.js";
+import { button, clipped, errorText, taskLink } from "./pieces.js";
+
+/** `view` has the page in `data.page`, the `selection`, and `app`. */
+export function lettersTable(view) {
+  const { items } = view.data.page;
+  const order = items.map((letter) => letter.id);
+  return h(
+    "div",
+    { class: "card scrolls", key: "table" },
+    h(
+      "table",
+      { class: "rows dead" },
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          h("th", { class: "tick" }, pageBox(view, order)),
+          ["Task", "Error", "Attempts", "Failed", ""].map((name) => h("th", {}, name)),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        items.map((letter) => row(letter, view, order)),
+      ),
+    ),
+  );
+}
+
+function row(letter, view, order) {
+  const selected = view.selection.has(letter.id);
+  return h(
+    "tr",
+    { key: letter.id, "data-row": letter.id, class: selected ? "is-selected" : "" },
+    h("td", { class: "tick" }, letterBox(letter, view, order)),
+    h(
+      "td",
+      { "data-label": "Task" },
+      taskLink(letter.id),
+      letter.name && h("span", { class: "muted name" }, letter.name),
+    ),
+    h(
+      "td",
+      { "data-label": "Error", class: "what" },
+      letter.error && errorText(letter.error),
+      clipped(brief(letter.preview ?? ""), "code preview"),
+    ),
+    h(
+      "td",
+      { "data-label": "Attempts", class: "numeric" },
+      `${number(letter.attempts)} of ${number(letter.max_attempts)}`,
+    ),
+    h(
+      "td",
+      { "data-label": "Failed", class: "when" },
+      agoElement(letter.error?.at ?? letter.updated_at),
+    ),
+    h(
+      "td",
+      { class: "row-actions" },
+      view.app.mayAct &&
+        button("Edit…", () => edit(letter, view.app), {
+          kind: "quiet",
+          "aria-label": `Edit and replay ${letter.id}`,
+        }),
+    ),
+  );
+}
+
+function letterBox(letter, view, order) {
+  return h("input", {
+    type: "checkbox",
+    "aria-label": `Select ${letter.id}`,
+    ".checked": view.selection.has(letter.id),
+    onclick: (event) => {
+      view.selection.toggle(letter.id, {
+        on: event.currentTarget.checked,
+        range: event.shiftKey,
+        order,
+      });
+      view.app.draw();
+    },
+  });
+}
+
+function pageBox(view, order) {
+  const state = view.selection.stateOf(order);
+  return h("input", {
+    type: "checkbox",
+    "aria-label": "Select this page",
+    ".checked": state === "all",
+    ".indeterminate": state === "some",
+    onclick: () => {
+      view.selection.page(order, state !== "all");
+      view.app.draw();
+    },
+  });
+}
+
+async function edit(letter, app) {
+  const task = await app.ask(() => app.api.get(`tasks/${encodeURIComponent(letter.id)}`));
+  if (task) editAndReplay(task, app);
+}

@@ -1,0 +1,100 @@
+/* Pieces that several views show: badges, empty states, links, buttons. */
+
+import { h } from "../dom.js";
+import { percent } from "../format.js";
+import { href } from "../routes.js";
+
+/** Where a task stands, as a coloured word. */
+export function stateBadge(task) {
+  return h("span", { class: `badge badge-${task.state}` }, task.state);
+}
+
+/** What is shown where there is nothing to show. */
+export function empty(headline, hint, ...more) {
+  return h(
+    "div",
+    { class: "empty" },
+    h("p", { class: "empty-headline" }, headline),
+    hint && h("p", { class: "empty-hint" }, hint),
+    more,
+  );
+}
+
+/** A link to a task's page by its id. */
+export function taskLink(id) {
+  return h("a", { class: "task-id", href: href(["tasks", String(id)]) }, String(id));
+}
+
+export function queueLink(queue, view = "tasks") {
+  return h("a", { class: "queue-name", href: href(view, { queue }) }, queue);
+}
+
+/** A button; `kind` is "primary", "danger" or "quiet". */
+export function button(label, onclick, { kind = "", ...attributes } = {}) {
+  return h(
+    "button",
+    { type: "button", class: `button ${kind}`.trim(), onclick, ...attributes },
+    label,
+  );
+}
+
+/** An error's code and message, as text. */
+export function errorText(error) {
+  if (!error) return null;
+  return h(
+    "span",
+    { class: "error-text" },
+    h("code", { class: "code" }, error.code ?? "no code"),
+    " ",
+    error.message ?? "",
+  );
+}
+
+/** A word that came from outside and may be long, cut by the style sheet, whole in its tooltip. */
+export function clipped(text, className = "") {
+  return h("span", { class: `clipped ${className}`.trim(), title: text }, text);
+}
+
+/** How far a running task says that it is; nothing if it says nothing. */
+export function progressText(progress) {
+  if (!progress) return null;
+  const share =
+    progress.fraction === null || progress.fraction === undefined ? "" : percent(progress.fraction);
+  return h(
+    "span",
+    { class: "muted progress" },
+    [share, progress.message].filter(Boolean).join(" · "),
+  );
+}
+
+/** Terms and what they are. */
+export function facts(pairs) {
+  return h(
+    "dl",
+    { class: "facts" },
+    pairs
+      .filter(([, value]) => value !== null && value !== undefined && value !== "")
+      .map(([term, value]) => h("div", { key: term }, h("dt", {}, term), h("dd", {}, value))),
+  );
+}
+
+/** Links to the next page and back to the first; the way back is the browser's own. */
+export function pager({ next, query, view }) {
+  if (!next && !query.cursor) return null;
+  return h(
+    "nav",
+    { class: "pager", "aria-label": "Pages", key: "pager" },
+    query.cursor &&
+      h(
+        "a",
+        { class: "button", key: "first", href: href(view, { ...query, cursor: null }) },
+        "Newest",
+      ),
+    next &&
+      h(
+        "a",
+        { class: "button", key: "next", rel: "next", href: href(view, { ...query, cursor: next }) },
+        "Older →",
+      ),
+  );
+}

@@ -1,0 +1,10 @@
+/* The views in the order of the navigation, and the key that leads to each after `g`. */
+
+export const NAVIGATION = [
+  { view: "overview", label: "Overview", shortcut: "o" },
+  { view: "processing", label: "Processing", shortcut: "p", counted: "processing" },
+  { view: "tasks", label: "Tasks", shortcut: "t" },
+  { view: "dead-letters", label: "Dead letters", shortcut: "d", counted: "failed", alarming: true },
+  { view: "events", label: "Events", shortcut: "e" },
+  { view: "audit", label: "Audit", shortcut: "a" },
+];

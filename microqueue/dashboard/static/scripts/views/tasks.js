@@ -1,0 +1,170 @@
+/* Tasks: all of them, newest first, by a filter that stands in the address. */
+
+import { fragment, h } from "../dom.js";
+import { brief, number } from "../format.js";
+import { href } from "../routes.js";
+import { agoElement, untilElement } from "../ticker.js";
+import { askToEnqueue, processNext } from "../parts/queue-actions.js";
+import { filterForm, queueSelect, textFilter, timeFilter } from "../parts/filter.js";
+import { unfinished } from "../parts/search-on.js";
+import {
+  button,
+  clipped,
+  empty,
+  errorText,
+  pager,
+  queueLink,
+  stateBadge,
+  taskLink,
+} from "../parts/pieces.js";
+import { View } from "./view.js";
+
+const STATES = ["ready", "delayed", "pending", "processing", "overdue", "done", "failed"];
+const PAGE = 50;
+
+export class TasksView extends View {
+  title = "Tasks";
+
+  async load() {
+    const { id, ...filter } = this.query;
+    if (!id) return this.api.get("tasks", { ...filter, limit: PAGE });
+    return { items: await this.#byId(id, filter), next_cursor: null, complete: true };
+  }
+
+  async #byId(id, filter) {
+    try {
+      const task = await this.api.get(`tasks/${encodeURIComponent(id)}`);
+      const fits =
+        (!filter.queue || task.queue === filter.queue) &&
+        (!filter.status || fitsStatus(task, filter.status));
+      return fits ? [task] : [];
+    } catch (error) {
+      if (error.status === 404) return [];
+      throw error;
+    }
+  }
+
+  render() {
+    const { app, query } = this;
+    const queue = query.queue ?? app.config?.queue;
+    const paused = app.overview?.queues.find((one) => one.queue === queue)?.paused ?? false;
+    return fragment(
+      this.heading(
+        "Tasks",
+        app.mayAct && [
+          h("span", { class: "muted", key: "next" }, `Next of ${queue}:`),
+          ...processNext(queue, app, { disabled: paused }),
+          button("Enqueue…", () => askToEnqueue(app, queue), { kind: "primary", key: "enqueue" }),
+        ],
+      ),
+      filterForm(
+        app,
+        "tasks",
+        query,
+        h("label", { class: "inline-field", key: "queue" }, "Queue", queueSelect(app, query.queue)),
+        h("label", { class: "inline-field", key: "status" }, "Status", statusSelect(query.status)),
+        textFilter("text", "Text", query.text, {
+          placeholder: "in payload or error",
+          "data-filter": true,
+        }),
+        textFilter("code", "Code", query.code, { size: 10 }),
+        textFilter("id", "Id", query.id, { size: 14 }),
+        timeFilter("since", "From", query.since),
+        timeFilter("until", "To", query.until),
+      ),
+      this.data ? this.#table() : this.loading(),
+    );
+  }
+
+  #table() {
+    const { items, next_cursor: next, complete } = this.data;
+    return fragment(
+      items.length
+        ? h(
+            "div",
+            { class: "card scrolls", key: "table" },
+            h(
+              "table",
+              { class: "rows tasks" },
+              h(
+                "thead",
+                {},
+                h(
+                  "tr",
+                  {},
+                  ["Task", "Status", "Queue", "What", "Attempts", "Created"].map((name) =>
+                    h("th", {}, name),
+                  ),
+                ),
+              ),
+              h("tbody", {}, items.map(row)),
+            ),
+          )
+        : this.#nothing(complete),
+      complete === false
+        ? unfinished({
+            app: this.app,
+            path: "tasks",
+            filter: this.query,
+            query: this.query,
+            view: "tasks",
+            next,
+          })
+        : pager({ next, query: this.query, view: "tasks" }),
+    );
+  }
+
+  #nothing(complete) {
+    if (complete === false) return empty("Nothing found yet among the newest.");
+    const filtered = Object.keys(this.query).length > 0;
+    return filtered
+      ? empty("No task matches.", null, h("a", { href: href("tasks") }, "Show all tasks"))
+      : empty("No tasks yet.", "Enqueue one to see it here.");
+  }
+}
+
+function row(task) {
+  return h(
+    "tr",
+    { key: task.id, "data-row": task.id },
+    h(
+      "td",
+      { "data-label": "Task" },
+      taskLink(task.id),
+      task.name && h("span", { class: "muted name" }, task.name),
+    ),
+    h(
+      "td",
+      { "data-label": "Status", class: "state" },
+      stateBadge(task),
+      task.state === "delayed" &&
+        h("span", { class: "muted due" }, untilElement(task.next_retry_at)),
+    ),
+    h("td", { "data-label": "Queue" }, queueLink(task.queue)),
+    h(
+      "td",
+      { "data-label": "What", class: "what" },
+      clipped(brief(task.preview ?? ""), "code preview"),
+      task.error && errorText(task.error),
+    ),
+    h(
+      "td",
+      { "data-label": "Attempts", class: "numeric" },
+      `${number(task.attempts)} of ${number(task.max_attempts)}`,
+    ),
+    h("td", { "data-label": "Created", class: "when" }, agoElement(task.created_at)),
+  );
+}
+
+function statusSelect(chosen) {
+  return h(
+    "select",
+    { name: "status", ".value": chosen ?? "" },
+    h("option", { value: "" }, "Any"),
+    STATES.map((state) => h("option", { value: state }, state)),
+  );
+}
+
+function fitsStatus(task, status) {
+  return task.status === status || task.state === status;
+}

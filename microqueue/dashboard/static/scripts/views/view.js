@@ -1,0 +1,38 @@
+/* What all views share. */
+
+import { h } from "../dom.js";
+
+export class View {
+  title = "";
+  /** What `load` gave last; null until it has. */
+  data = null;
+
+  constructor(app) {
+    this.app = app;
+    this.api = app.api;
+  }
+
+  /** Take the route; called again when only its query changes. */
+  open(route) {
+    this.route = route;
+    this.query = route.query;
+  }
+
+  async load() {
+    return null;
+  }
+
+  /** The heading of a view, with what can be done there beside it. */
+  heading(text, ...actions) {
+    return h(
+      "div",
+      { class: "heading", key: "heading" },
+      h("h1", {}, text),
+      h("div", { class: "actions" }, actions),
+    );
+  }
+
+  loading() {
+    return h("p", { class: "loading", key: "loading" }, "…");
+  }
+}

@@ -1,0 +1,181 @@
+"""Examine a queue's surroundings, and say what to do about what is not right."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pymongo import WriteConcern
+
+from microqueue.clock import as_utc
+from microqueue.model import Model
+from microqueue.operations import examine as operations
+from microqueue.operations import indexes
+from microqueue.operations.call import Target
+from microqueue.operations.examine import IndexFindings
+from microqueue.queue import Queue
+
+OLDEST_VERSION = (4, 4)
+LARGEST_SKEW_SEC = 1.0
+RUN_INDEXES = "run: microqueue indexes"
+
+
+class Check(Model):
+    """One thing that was looked at. ``ok`` with an ``advice``: it works, and could be better."""
+
+    name: str
+    ok: bool
+    detail: str
+    advice: str | None = None
+
+
+def examine(queue: Queue[Any]) -> list[Check]:
+    """Look at the server, its clock, the indexes and the write concern. Writes nothing.
+
+    Raises :class:`ServerUnavailable` if there is no server to look at.
+    """
+    sent = datetime.now(UTC), time.monotonic()
+    hello = queue.run(operations.hello())
+    took = timedelta(seconds=time.monotonic() - sent[1])
+    tasks = queue.collections.name
+    findings = queue.run(
+        operations.compare_indexes(indexes.task_indexes(queue.settings.retention), tasks)
+    )
+    checks = [
+        check_version(queue.run(operations.server_version())),
+        check_topology(hello),
+        check_clock(as_utc(hello["localTime"]), here=sent[0] + took / 2, uncertain=took / 2),
+        check_indexes(findings, tasks, made_on_demand=queue.settings.ensure_indexes),
+    ]
+    if queue.settings.dead_letters == "collection":
+        wanted, name = indexes.dead_letter_indexes(), f"{tasks}_dlq"
+        there = queue.run(
+            operations.compare_indexes(wanted, name, target=Target.DEAD_LETTERS),
+        )
+        checks.append(check_indexes(there, name, made_on_demand=queue.settings.ensure_indexes))
+    if findings.existing:
+        checks.append(check_pop(queue.run(operations.explain_pop(queue.name, tasks))))
+        checks.append(check_retention(findings))
+    checks.append(check_write_concern(queue.collections.tasks.write_concern))
+    return checks
+
+
+def check_version(version: str) -> Check:
+    """Tell whether the server is one that microqueue supports."""
+    found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    name, detail = "server version", f"MongoDB {version}"
+    if found >= OLDEST_VERSION:
+        return Check(name=name, ok=True, detail=detail)
+    oldest = ".".join(str(number) for number in OLDEST_VERSION)
+    advice = f"microqueue is made for MongoDB {oldest} and later; upgrade the server"
+    return Check(name=name, ok=False, detail=detail, advice=advice)
+
+
+def check_topology(hello: Mapping[str, Any]) -> Check:
+    """Tell a replica set or sharded cluster from a standalone server."""
+    name = "replica set"
+    if set_name := hello.get("setName"):
+        members = len(hello.get("hosts", ())) + len(hello.get("passives", ()))
+        plural = "member" if members == 1 else "members"
+        return Check(name=name, ok=True, detail=f"{set_name!r} with {members} {plural}")
+    if hello.get("msg") == "isdbgrid":
+        return Check(name=name, ok=True, detail="a sharded cluster")
+    return Check(
+        name=name,
+        ok=True,
+        detail="a standalone server",
+        advice="the queue works, but without transactions, and waiting workers poll because "
+        "there are no change streams; a replica set of one member has both",
+    )
+
+
+def check_clock(server_time: datetime, *, here: datetime, uncertain: timedelta) -> Check:
+    """Compare this machine's clock with the server's, as far as the round trip allows."""
+    skew_sec = (here - server_time).total_seconds()
+    margin_sec = uncertain.total_seconds() + 0.001  # The server tells whole milliseconds.
+    direction = "ahead of" if skew_sec > 0 else "behind"
+    detail = f"this machine's is {abs(skew_sec):,.3f} s {direction} the server's"
+    if abs(skew_sec) <= margin_sec:
+        detail = f"agrees with the server's to {margin_sec * 1000:.0f} ms"
+    advice = None
+    if abs(skew_sec) - margin_sec > LARGEST_SKEW_SEC:
+        advice = (
+            "harmless for the queue, which goes by the server's clock alone; but compare the "
+            "times in your own logs with care, and let NTP set this machine's clock"
+        )
+    return Check(name="clock", ok=True, detail=detail, advice=advice)
+
+
+def check_indexes(findings: IndexFindings, collection: str, *, made_on_demand: bool) -> Check:
+    """Tell whether all indexes are there and have the right shape."""
+    name = f"indexes of {collection}"
+    if findings.conflict is not None:
+        index = findings.conflict.index
+        return Check(
+            name=name,
+            ok=False,
+            detail=f"{index!r} has another shape than it should",
+            advice=f"drop it (db.{collection}.dropIndex({index!r})), then {RUN_INDEXES}",
+        )
+    if not findings.existing and made_on_demand:
+        detail = "the collection does not exist yet"
+        advice = f"nothing to do: the first write makes it, with its indexes; or {RUN_INDEXES}"
+        return Check(name=name, ok=True, detail=detail, advice=advice)
+    if findings.missing:
+        detail = f"missing: {', '.join(findings.missing)}"
+        return Check(name=name, ok=False, detail=detail, advice=RUN_INDEXES)
+    return Check(name=name, ok=True, detail="all there")
+
+
+def check_pop(used: list[str]) -> Check:
+    """Tell whether a pop reads the one index that keeps it fast at any size."""
+    name = "index of a pop"
+    if used == ["ready"]:
+        return Check(name=name, ok=True, detail="ready")
+    detail = ", ".join(used) or "none"
+    if used == ["COLLSCAN"]:
+        detail = "none: a pop reads the whole collection"
+    return Check(name=name, ok=False, detail=detail, advice=f"it must be 'ready'; {RUN_INDEXES}")
+
+
+def check_retention(findings: IndexFindings) -> Check:
+    """Tell whether the server removes done tasks when the settings say so."""
+    name = "retention"
+    if "finished" not in findings.existing:
+        detail = "the index that removes done tasks is missing"
+        return Check(name=name, ok=False, detail=detail, advice=RUN_INDEXES)
+    expected = describe_expiry(findings.expected_expiry_sec.get("finished"))
+    found = describe_expiry(findings.existing["finished"].get("expireAfterSeconds"))
+    if "finished" not in findings.expiry_differs:
+        return Check(name=name, ok=True, detail=f"done tasks are kept {found}")
+    detail = f"done tasks are kept {found}, and the settings say {expected}"
+    advice = f"if the settings are right, {RUN_INDEXES}"
+    return Check(name=name, ok=False, detail=detail, advice=advice)
+
+
+def describe_expiry(seconds: float | None) -> str:
+    """Say how long done tasks are kept."""
+    if seconds is None or seconds >= indexes.NEVER_SEC:
+        return "for good"
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size and seconds % size == 0:
+            return f"for {seconds / size:,.0f} {unit}"
+    return f"for {seconds:,.0f} seconds"
+
+
+def check_write_concern(concern: WriteConcern) -> Check:
+    """Tell whether a write that was acknowledged survives the loss of the primary."""
+    document = concern.document
+    said = ", ".join(f"{key}: {value}" for key, value in document.items())
+    advice = None
+    if document.get("j") is False:
+        advice = "a crash of the server can lose tasks that it acknowledged; remove journal=false"
+    elif document.get("w") == 1:
+        advice = (
+            "a failover can lose tasks that were acknowledged, and bring settled ones back; "
+            "remove w=1, and the default, majority, applies"
+        )
+    return Check(name="write concern", ok=True, detail=said, advice=advice)

@@ -1,0 +1,1 @@
+"""Run operations: over pymongo, Motor, PyMongo's async client, or mongomock."""

@@ -1,0 +1,13 @@
+"""Run a real MongoDB server for a laptop, a test or a demo.
+
+``EmbeddedServer.start(directory)`` starts a mongod on 127.0.0.1, or joins the one that runs
+for that directory already. It runs as long as anybody uses it: it ends when the last user has
+called ``stop()``, has exited, or was killed. The keeper holds the other half of this, and
+lists the files of a directory.
+"""
+
+from microqueue.embedded.probe import running
+from microqueue.embedded.program import find_mongod
+from microqueue.embedded.server import EmbeddedServer, PortTakenError, default_directory
+
+__all__ = ["EmbeddedServer", "PortTakenError", "default_directory", "find_mongod", "running"]

@@ -1,0 +1,122 @@
+"""Ask the server of a directory how it is, and mend what keeps it from taking writes."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+from microqueue.embedded import keeper
+from microqueue.errors import EmbeddedServerError
+
+POLL_SECONDS = 0.01
+PROBE_MILLISECONDS = 1000  # A server of ours answers within a few; a foreign port may never.
+COMMAND_MILLISECONDS = 10_000
+
+
+def running(directory: Path | str) -> str | None:
+    """Return the URI of the live server of a directory, or None; start and write nothing."""
+    home = Path(directory).expanduser().resolve()
+    state = keeper.read_state(home)
+    if state is None or not keeper.is_locked(home / keeper.SERVER_LOCK):
+        return None
+    if not accepts(state.port):
+        return None
+    with connect(state.port) as client:
+        try:
+            return uri_of(state.port) if serves(client, home) else None
+        except PyMongoError:
+            return None
+
+
+def uri_of(port: int) -> str:
+    """Return the connection string of an embedded server."""
+    # A direct connection: no other member exists, and the set's name does not matter then.
+    return f"mongodb://{keeper.HOST}:{port}/?directConnection=true"
+
+
+def connect(port: int) -> MongoClient[dict[str, Any]]:
+    """Make a client that gives up soon."""
+    return MongoClient(
+        uri_of(port),
+        serverSelectionTimeoutMS=PROBE_MILLISECONDS,
+        connectTimeoutMS=PROBE_MILLISECONDS,
+        socketTimeoutMS=COMMAND_MILLISECONDS,
+    )
+
+
+def accepts(port: int) -> bool:
+    """Tell whether anything listens on a port."""
+    # The driver looks at an absent server twice a second only, and this costs nothing.
+    try:
+        socket.create_connection((keeper.HOST, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def serves(client: MongoClient[dict[str, Any]], home: Path) -> bool:
+    """Tell whether the server at the other end is the one of this directory."""
+    options = client.admin.command("getCmdLineOpts")["parsed"]
+    return bool(options.get("storage", {}).get("dbPath") == str(home / keeper.DATA_DIRECTORY))
+
+
+def is_writable(client: MongoClient[dict[str, Any]], port: int) -> bool:
+    """Tell whether the server takes writes; if its replica set keeps it from that, mend it."""
+    hello = client.admin.command("hello")
+    if hello.get("isreplicaset"):  # It has no configuration, or one that it is not part of.
+        if stored := client.local["system.replset"].find_one():
+            client.admin.command("replSetReconfig", moved(stored, port), force=True)
+        else:
+            member = {"_id": 0, "host": f"{keeper.HOST}:{port}"}
+            initial = {"_id": keeper.REPLICA_SET, "members": [member]}
+            client.admin.command("replSetInitiate", initial)
+    return bool(hello["isWritablePrimary"])
+
+
+def moved(configuration: dict[str, Any], port: int) -> dict[str, Any]:
+    """Return a replica set's configuration with its only member on another port."""
+    member = {**configuration["members"][0], "host": f"{keeper.HOST}:{port}"}
+    return {**configuration, "version": configuration["version"] + 1, "members": [member]}
+
+
+def await_writable(home: Path, deadline: float) -> keeper.ServerState | None:
+    """Wait until the server of a directory takes writes; None when there is no such server."""
+    trouble: object = "no connection"
+    while keeper.is_locked(home / keeper.SERVER_LOCK):
+        if time.monotonic() > deadline:
+            raise EmbeddedServerError(f"the MongoDB server of {home} does not answer: {trouble}")
+        state = keeper.read_state(home)
+        if state is not None and accepts(state.port):
+            with connect(state.port) as client:
+                try:
+                    if serves(client, home) and is_writable(client, state.port):
+                        return state
+                except PyMongoError as error:  # It comes up, or the port is a stranger's.
+                    trouble = error
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+def is_free(port: int) -> bool:
+    """Tell whether mongod could listen on a port."""
+    with socket.socket() as probe:
+        # As mongod does it: connections of a former server that linger are not in the way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((keeper.HOST, port))
+            probe.listen()
+        except OSError:
+            return False
+        return True
+
+
+def any_free_port() -> int:
+    """Return a port that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((keeper.HOST, 0))
+        return int(probe.getsockname()[1])

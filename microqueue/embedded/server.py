@@ -1,0 +1,289 @@
+"""Start, join and leave the server of a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pymongo.errors import PyMongoError
+
+from microqueue.embedded import keeper, probe
+from microqueue.embedded.program import find_mongod
+from microqueue.errors import EmbeddedServerError
+
+logger = logging.getLogger("microqueue.embedded")
+
+END_SECONDS = keeper.TERMINATION_SECONDS + 5.0
+
+
+class PortTakenError(EmbeddedServerError):
+    """The port belonged to something else when mongod wanted to listen on it."""
+
+
+def _former_port(home: Path) -> int | None:
+    try:
+        return int((home / keeper.PORT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What every attempt to start one server has in common."""
+
+    home: Path
+    mongod: Path
+    arguments: Sequence[str]
+    temporary: bool
+    deadline: float
+
+
+def _launch(launch: _Launch, *, port: int | None, replica_set: bool) -> keeper.ServerState:
+    """Start a server for a directory that has none, on the given, the former or any port."""
+    if port and not probe.is_free(port):
+        raise PortTakenError(f"port {port} is in use by another program")
+    former = _former_port(launch.home)
+    while True:
+        chosen = port or (former if former and probe.is_free(former) else probe.any_free_port())
+        try:
+            if replica_set and former and former != chosen and not probe.is_free(former):
+                # As a member, mongod would first ask whoever has its former port whether
+                # that is itself, and wait half a minute for one that does not answer.
+                _move_offline(launch, chosen)
+            keeper.write_atomically(launch.home / keeper.PORT_FILE, str(chosen))
+            return _run(launch, chosen, replica_set=replica_set)
+        except PortTakenError:
+            if port or time.monotonic() > launch.deadline:
+                raise
+            logger.info("port %d was taken in the meantime; trying another one", chosen)
+
+
+def _move_offline(launch: _Launch, port: int) -> None:
+    """Write another port into the replica set's configuration, without being a member."""
+    _run(launch, port, replica_set=False)
+    with probe.connect(port) as client:
+        stored = client.local["system.replset"]
+        if configuration := stored.find_one():
+            stored.replace_one({"_id": configuration["_id"]}, probe.moved(configuration, port))
+        with contextlib.suppress(PyMongoError):  # It closes the connection instead of answering.
+            client.admin.command("shutdown")
+    _await_unlocked(launch.home, launch.deadline)
+
+
+def _run(launch: _Launch, port: int, *, replica_set: bool) -> keeper.ServerState:
+    """Let a keeper run mongod, and wait until that takes writes."""
+    home = launch.home
+    (home / keeper.STATE_FILE).unlink(missing_ok=True)
+    (home / keeper.DATA_DIRECTORY).mkdir(exist_ok=True)
+    log = home / keeper.MONGOD_LOG
+    log_start = log.stat().st_size if log.exists() else 0
+    order = {
+        "directory": str(home),
+        "command": keeper.mongod_command(
+            launch.mongod, home, port=port, replica_set=replica_set, arguments=launch.arguments
+        ),
+        "port": port,
+        "replica_set": replica_set,
+        "temporary": launch.temporary,
+    }
+    with (home / keeper.KEEPER_LOG).open("wb") as output:
+        # By its path and isolated: the package is not imported, and modules beside the file do
+        # not hide those of the standard library that have the same name.
+        subprocess.run(  # noqa: S603 - no shell, and nothing from outside
+            [sys.executable, "-I", "-S", keeper.__file__, json.dumps(order)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            start_new_session=True,  # Ctrl-C in a terminal is meant for the user's program.
+            check=False,  # What went wrong is in the log, and is said below.
+        )
+    state = probe.await_writable(home, launch.deadline)
+    if state is None:
+        said = (home / keeper.KEEPER_LOG).read_bytes()
+        if log.exists():
+            said += log.read_bytes()[log_start:]
+        reason = keeper.failure_reason(said.decode(errors="replace"))
+        if "Address already in use" in reason:
+            raise PortTakenError(f"port {port} is in use by another program")
+        raise EmbeddedServerError(f"the MongoDB server of {home} did not start: {reason}")
+    return state
+
+
+def _await_unlocked(home: Path, deadline: float) -> None:
+    """Wait until no keeper and no mongod of a directory is left."""
+    with contextlib.suppress(FileNotFoundError):  # A temporary directory is gone with them.
+        os.close(
+            keeper.lock(home / keeper.SERVER_LOCK, exclusive=False, deadline=deadline, create=False)
+        )
+
+
+def _await_end(home: Path) -> None:
+    """Wait for the end of the server, unless it has users left.
+
+    The caller holds the start lock, so that nobody else joins or looks in the meantime.
+    """
+    try:
+        users_lock = keeper.open_lock(home / keeper.USERS_LOCK, create=False)
+        try:
+            unused = keeper.try_lock(users_lock, exclusive=True)
+            # Neither lock to be had: the keeper holds it, as it is ending the server.
+            used = not unused and keeper.try_lock(users_lock, exclusive=False)
+        finally:
+            os.close(users_lock)
+        if not used:
+            _await_unlocked(home, time.monotonic() + END_SECONDS)
+    except FileNotFoundError:
+        pass  # The keeper was faster, and the temporary directory is gone.
+    except TimeoutError as error:
+        logger.warning("the MongoDB server of %s is still ending: %s", home, error)
+
+
+@contextlib.contextmanager
+def _serialised(home: Path, deadline: float, *, create: bool) -> Iterator[None]:
+    """Start or leave the server of a directory one at a time."""
+    path = home / keeper.START_LOCK
+    descriptor = keeper.lock(path, exclusive=True, deadline=deadline, create=create)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def default_directory() -> Path:
+    """Return the directory of the server that belongs to this user."""
+    if home := os.environ.get("MICROQUEUE_HOME"):
+        return Path(home).expanduser()
+    data_home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data_home).expanduser() / "microqueue"
+
+
+class EmbeddedServer:
+    """A use of a directory's MongoDB server, until ``stop()`` or the end of the process.
+
+    Attributes:
+        uri: the connection string.
+        port: where it listens, on 127.0.0.1 only.
+        directory: where its files are.
+        pid: the process id of mongod.
+        reused: whether the server ran already.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        state: keeper.ServerState,
+        *,
+        reused: bool,
+        temporary: bool,
+        users_lock: int,
+    ) -> None:
+        self.directory = directory
+        self.port = state.port
+        self.uri = probe.uri_of(state.port)
+        self.pid = state.pid
+        self.reused = reused
+        self._temporary = temporary
+        self._users_lock: int | None = users_lock
+
+    @classmethod
+    def start(
+        cls,
+        directory: Path | str | None = None,
+        *,
+        port: int | None = None,
+        replica_set: bool = True,
+        arguments: Sequence[str] = (),
+        startup_timeout: float = 30.0,
+    ) -> Self:
+        """Start the server of a directory, or join it, and return when it takes writes.
+
+        Args:
+            directory: where the data is kept; None for a temporary directory that is removed
+                at the end.
+            port: where to listen; None for the port of the last time if that is free, else
+                any other.
+            replica_set: whether to run as a replica set of one, which transactions and change
+                streams need.
+            arguments: more arguments for mongod; a server that runs already keeps its own.
+            startup_timeout: seconds to wait.
+
+        Raises:
+            EmbeddedServerError: there is no mongod, it did not start, the port is taken, or the
+                running server is not as asked for. No process is left behind.
+        """
+        deadline = time.monotonic() + startup_timeout
+        temporary = directory is None
+        if directory is None:
+            directory = tempfile.mkdtemp(prefix="microqueue-")
+        home = Path(directory).expanduser().resolve()
+        try:
+            with contextlib.ExitStack() as undo:
+                if temporary:
+                    undo.callback(shutil.rmtree, home, ignore_errors=True)
+                home.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with _serialised(home, deadline, create=True), contextlib.ExitStack() as leave:
+                    users_lock = keeper.lock(
+                        home / keeper.USERS_LOCK, exclusive=False, deadline=deadline
+                    )
+                    leave.callback(_await_end, home)
+                    leave.callback(os.close, users_lock)
+                    state = probe.await_writable(home, deadline)
+                    reused = state is not None
+                    if state is None:
+                        launch = _Launch(home, find_mongod(), arguments, temporary, deadline)
+                        state = _launch(launch, port=port, replica_set=replica_set)
+                    elif port and port != state.port:
+                        raise EmbeddedServerError(
+                            f"the MongoDB server of {home} runs on port {state.port}, not {port}"
+                        )
+                    elif replica_set and not state.replica_set:
+                        raise EmbeddedServerError(
+                            f"the MongoDB server of {home} runs without a replica set"
+                        )
+                    leave.pop_all()
+                undo.pop_all()
+        except (OSError, PyMongoError) as error:
+            raise EmbeddedServerError(f"the MongoDB server of {home} failed: {error}") from error
+        logger.info("%s MongoDB at %s for %s", "joined" if reused else "started", state.port, home)
+        return cls(home, state, reused=reused, temporary=temporary, users_lock=users_lock)
+
+    def stop(self) -> None:
+        """Stop using the server; the last user's call returns when it has ended."""
+        users_lock, self._users_lock = self._users_lock, None
+        if users_lock is None:
+            return
+        os.close(users_lock)
+        # Not there: the directory is gone already. Not to be had: another process is starting
+        # the server, or waiting for its end. Nothing is left to do here in either case.
+        deadline = time.monotonic() + END_SECONDS
+        with (
+            contextlib.suppress(FileNotFoundError, TimeoutError),
+            _serialised(self.directory, deadline, create=False),
+        ):
+            _await_end(self.directory)
+        if self._temporary and not keeper.is_locked(self.directory / keeper.SERVER_LOCK):
+            shutil.rmtree(self.directory, ignore_errors=True)  # In case the keeper was killed.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

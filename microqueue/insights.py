@@ -1,0 +1,250 @@
+"""Insights: read-only views of all queues of a collection, for command line, metrics and page.
+
+    Insights(queue).overview()
+
+Looking leaves no trace: nothing here claims, touches a lease, or writes. Every question is
+asked on an index, and lists are paged by cursor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from bson import ObjectId
+
+from microqueue.arguments import check_count, refused
+from microqueue.async_queue import AsyncQueue
+from microqueue.core import QueueCore
+from microqueue.minutes import Minutes
+from microqueue.operations import (
+    browse,
+    control,
+    dead_letters,
+    examine,
+    insights,
+    inspect,
+    sweep_report,
+    workers,
+)
+from microqueue.operations.call import Document, Operation
+from microqueue.operations.dead_letters import DeadLetterFilter
+from microqueue.operations.insights import MinuteCounts, QueueOverview, RunningTask
+from microqueue.operations.matching import TaskFilter
+from microqueue.operations.time import read_clock
+from microqueue.overview import (
+    Held,
+    Overview,
+    TaskPage,
+    WorkerView,
+    queue_overview,
+    read_report,
+    worker_view,
+)
+from microqueue.queue import Queue
+from microqueue.sweeper import SweepReport
+
+__all__ = [
+    "AsyncInsights", "Held", "Insights", "MinuteCounts", "Overview", "QueueOverview",
+    "RunningTask", "TaskFilter", "TaskPage", "WorkerView",
+]  # fmt: skip
+
+MOST_RUNNING = 500
+Shown: TypeAlias = Callable[[Any], Any] | None
+INTEGER = re.compile(r"-?[0-9]{1,18}")
+
+
+class _InsightOperations:
+    """The operations, composed for a queue's collection and settings."""
+
+    def __init__(self, core: QueueCore[Any]) -> None:
+        self._core = core
+        self._minutes = Minutes(core.settings)
+
+    def _now(self) -> Operation[datetime]:
+        return (yield from read_clock(self._core.clock))
+
+    def _names(self) -> Operation[list[str]]:
+        """List all queues: those with tasks, those with dead letters only, and the given one."""
+        names = {self._core.name}
+        for target in dict.fromkeys(dead_letters.targets(self._core.settings)):
+            names.update((yield from examine.queue_names(target=target)))
+        return sorted(names)
+
+    def _overview(self) -> Operation[Overview]:
+        now = yield from self._now()
+        names = yield from self._names()
+        counted = yield from insights.counts(now, self._core.settings)
+        minutes = yield from self._minutes.read(now)
+        running = yield from insights.running(None, now, limit=MOST_RUNNING)
+        registered = yield from workers.list_workers(self._core.collections.name)
+        last, last_active = yield from self._sweeps()
+        pauses = yield from control.list_paused(self._core.collections.name)
+        paused = {one.queue for one in pauses}
+        names = sorted({*names, *counted, *paused})
+        return Overview.trusted(
+            at=now,
+            queues=[
+                queue_overview(name, {**counted.get(name, {}), "paused": name in paused}, minutes)
+                for name in names
+            ],
+            minutes=minutes,
+            workers=[worker_view(one, running, now) for one in registered],
+            running=running,
+            last_sweep=last,
+            last_active_sweep=last_active,
+        )
+
+    def _running(
+        self, queue: str | None, limit: int
+    ) -> Operation[tuple[datetime, list[RunningTask]]]:
+        now = yield from self._now()
+        found = yield from insights.running(queue, now, limit=check_count("limit", limit))
+        return now, found
+
+    def _sweeps(self) -> Operation[tuple[SweepReport | None, SweepReport | None]]:
+        last, active = yield from sweep_report.read(self._core.collections.name)
+        return read_report(last), read_report(active)
+
+    def _tasks(
+        self, which: TaskFilter, limit: int, cursor: str | None, shown: Shown
+    ) -> Operation[TaskPage]:
+        now = yield from self._now()
+        queues = [] if which.queue is not None else (yield from self._names())
+        found = yield from browse.page(
+            which,
+            queues=queues,
+            now=now,
+            limit=check_count("limit", limit),
+            cursor=cursor,
+            settings=self._core.settings,
+            shown=shown,
+        )
+        return TaskPage.trusted(
+            at=now,
+            documents=found.documents,
+            next_cursor=found.next_cursor,
+            complete=found.complete,
+        )
+
+    def _letters(
+        self, queue: str, which: DeadLetterFilter, limit: int, cursor: str | None
+    ) -> Operation[tuple[list[Document], str | None]]:
+        query = dead_letters.selection(queue, which)
+        return (
+            yield from dead_letters.page(
+                query,
+                limit=check_count("limit", limit),
+                cursor=cursor,
+                settings=self._core.settings,
+            )
+        )
+
+    def _find(self, text: str) -> Operation[Document | None]:
+        for candidate in candidate_ids(text):
+            document = yield from inspect.get(candidate, self._core.settings)
+            if document is not None:
+                return document
+        return None
+
+
+class Insights(_InsightOperations):
+    """The views of a :class:`Queue`'s collection. Safe to share between threads."""
+
+    def __init__(self, queue: Queue[Any]) -> None:
+        if not isinstance(queue, Queue):
+            raise refused("queue", queue, "give a Queue; for an AsyncQueue there is AsyncInsights")
+        super().__init__(queue)
+        self._run = queue.run
+
+    def overview(self) -> Overview:
+        """Read how all queues, workers and the sweeper stand."""
+        return self._run(self._overview())
+
+    def running(self, queue: str | None = None, *, limit: int = 200) -> Sequence[RunningTask]:
+        """Read the tasks that workers hold, those whose lease ends soonest first."""
+        return self._run(self._running(queue, limit))[1]
+
+    def last_sweeps(self) -> tuple[SweepReport | None, SweepReport | None]:
+        """Read the report of the last sweep, and of the last that moved something."""
+        return self._run(self._sweeps())
+
+    def tasks(
+        self,
+        which: TaskFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        shown: Shown = None,
+    ) -> TaskPage:
+        """Read a page of tasks, newest first; ``shown`` masks what text must not find."""
+        return self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
+
+    def letters(
+        self, queue: str, which: DeadLetterFilter, *, limit: int = 50, cursor: str | None = None
+    ) -> tuple[list[Document], str | None]:
+        """Read a page of a queue's dead letters as they are stored, and the next cursor."""
+        return self._run(self._letters(queue, which, limit, cursor))
+
+    def find(self, text: str) -> Document | None:
+        """Find a task by its id as people write it."""
+        return self._run(self._find(text))
+
+
+class AsyncInsights(_InsightOperations):
+    """The views of an :class:`AsyncQueue`'s collection: as :class:`Insights`, awaited."""
+
+    def __init__(self, queue: AsyncQueue[Any]) -> None:
+        if not isinstance(queue, AsyncQueue):
+            raise refused("queue", queue, "give an AsyncQueue; for a Queue there is Insights")
+        super().__init__(queue)
+        self._run = queue.run
+
+    async def overview(self) -> Overview:
+        """See :meth:`Insights.overview`."""
+        return await self._run(self._overview())
+
+    async def running(self, queue: str | None = None, *, limit: int = 200) -> Sequence[RunningTask]:
+        """See :meth:`Insights.running`."""
+        return (await self._run(self._running(queue, limit)))[1]
+
+    async def last_sweeps(self) -> tuple[SweepReport | None, SweepReport | None]:
+        """See :meth:`Insights.last_sweeps`."""
+        return await self._run(self._sweeps())
+
+    async def tasks(
+        self,
+        which: TaskFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        shown: Shown = None,
+    ) -> TaskPage:
+        """See :meth:`Insights.tasks`."""
+        return await self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
+
+    async def letters(
+        self, queue: str, which: DeadLetterFilter, *, limit: int = 50, cursor: str | None = None
+    ) -> tuple[list[Document], str | None]:
+        """See :meth:`Insights.letters`."""
+        return await self._run(self._letters(queue, which, limit, cursor))
+
+    async def find(self, text: str) -> Document | None:
+        """See :meth:`Insights.find`."""
+        return await self._run(self._find(text))
+
+
+def candidate_ids(text: str) -> list[Any]:
+    """Read an id that came as text: it may stand for an id of any type."""
+    candidates: list[Any] = [text] if text else []
+    if ObjectId.is_valid(text):
+        candidates.insert(0, ObjectId(text))
+    with suppress(ValueError):
+        candidates.append(UUID(text))
+    if INTEGER.fullmatch(text):
+        candidates.append(int(text))
+    return candidates

@@ -1,0 +1,247 @@
+"""Metrics for Prometheus (extra ``metrics``): of workers, queues and sweeps.
+
+    hooks = PrometheusHooks()
+    REGISTRY.register(QueueCollector(queue))
+    Worker(queue, tasks, hooks=[hooks])
+    Sweeper(queue, on_report=SweepMetrics())
+
+Make one of each per process and registry, and share it: a registry refuses a name twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as exc:
+    raise ImportError(
+        "microqueue.metrics needs prometheus-client: pip install 'microqueue[metrics]'"
+    ) from exc
+
+from microqueue.durations import Duration, duration_argument
+from microqueue.errors import InvalidArgument, MicroqueueError
+from microqueue.operations.inspect import QueueStats
+from microqueue.queue import Queue
+from microqueue.sweeper import SweepReport
+from microqueue.task import Outcome, Task
+from microqueue.worker.hooks import Hooks
+from microqueue.worker.outcomes import Snooze
+from microqueue.worker.tasks import task_name
+
+LEASE_LOST = "lease_lost"
+STATUSES = ("ready", "delayed", "processing", "done", "failed")
+ACTIONS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved")
+
+WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+RUN_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+
+logger = logging.getLogger("microqueue.metrics")
+
+
+class PrometheusHooks(Hooks):
+    """Counts and times what workers do. Any number of them may share one.
+
+    - ``microqueue_tasks_total{queue,task,outcome}``: handlers that ended, by what became of
+      the task: ``done``, ``retried``, ``snoozed``, ``failed``, ``released`` or ``lease_lost``.
+      A lease found lost only when the result was to be written counts as both.
+    - ``microqueue_task_run_seconds{queue,task}``: how long handlers ran.
+    - ``microqueue_task_wait_seconds{queue}``: from enqueue to the first claim, by the server's
+      clock. A delay that was asked for is part of it; later deliveries are left out, because
+      their backoff would drown it.
+    - ``microqueue_tasks_in_progress{queue,task}``: handlers that run now.
+
+    ``task`` is the name of a task of ``Tasks``, and empty for others.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._ended = Counter(
+            "microqueue_tasks",
+            "Handlers that ended, by what became of the task.",
+            ["queue", "task", "outcome"],
+            registry=registry,
+        )
+        self._wait = Histogram(
+            "microqueue_task_wait_seconds",
+            "From enqueue to the first claim.",
+            ["queue"],
+            registry=registry,
+            buckets=WAIT_BUCKETS,
+        )
+        self._run = Histogram(
+            "microqueue_task_run_seconds",
+            "How long handlers ran.",
+            ["queue", "task"],
+            registry=registry,
+            buckets=RUN_BUCKETS,
+        )
+        self._in_progress = Gauge(
+            "microqueue_tasks_in_progress",
+            "Handlers that run now.",
+            ["queue", "task"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self._running: set[Any] = set()
+
+    def on_start(self, task: Task[Any]) -> None:
+        """Count the handler as running, and note how long its task waited."""
+        self._running.add(delivery(task))
+        self._in_progress.labels(task.queue, task_name(task) or "").inc()
+        if task.lease is not None and not task.history and not task.replays:
+            waited = task.lease.started_at - task.created_at
+            self._wait.labels(task.queue).observe(max(waited.total_seconds(), 0.0))
+
+    def on_success(self, task: Task[Any], *, took_sec: float) -> None:
+        """Count it as done."""
+        self._end(task, Outcome.DONE, took_sec)
+
+    def on_retry(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:
+        """Count it as retried, or as snoozed."""
+        outcome = Outcome.SNOOZED if isinstance(error, Snooze) else Outcome.RETRIED
+        self._end(task, outcome, took_sec)
+
+    def on_failure(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002 (why is in the task)
+        """Count it as failed."""
+        self._end(task, Outcome.FAILED, took_sec)
+
+    def on_cancel(self, task: Task[Any]) -> None:
+        """Count it as cancelled."""
+        self._end(task, Outcome.CANCELLED)
+
+    def on_lease_lost(self, task: Task[Any]) -> None:
+        """Count it as lost, whether or not it ran."""
+        self._end(task, LEASE_LOST)
+
+    def on_release(self, task: Task[Any]) -> None:
+        """Count it as released: the worker ended before the handler did."""
+        if delivery(task) in self._running:
+            self._end(task, Outcome.RELEASED)
+
+    def _end(self, task: Task[Any], outcome: str, took_sec: float | None = None) -> None:
+        name = task_name(task) or ""
+        self._ended.labels(task.queue, name, str(outcome)).inc()
+        if took_sec is not None:
+            self._run.labels(task.queue, name).observe(took_sec)
+        try:
+            self._running.remove(delivery(task))
+        except KeyError:
+            return  # It never ran, or its end was told before.
+        self._in_progress.labels(task.queue, name).dec()
+
+
+class QueueCollector(Collector):
+    """Reads how queues stand when Prometheus asks, at most once per ``cache`` (5 seconds).
+
+    - ``microqueue_queue_depth{queue,status}``: tasks that are ``ready``, ``delayed``,
+      ``processing``, ``done`` (within the retention) and ``failed``, the dead letters.
+    - ``microqueue_queue_overdue{queue}``: those of ``processing`` whose lease has expired.
+    - ``microqueue_queue_oldest_ready_seconds{queue}``: how long the oldest ready task waits.
+
+    One collector takes all queues of a registry. A queue whose server is away is logged and
+    left out, and the other metrics of the process are still served.
+    """
+
+    def __init__(self, *queues: Queue[Any], cache: Duration = 5.0) -> None:
+        for queue in queues:
+            if not isinstance(queue, Queue):
+                raise InvalidArgument(
+                    f"queue={queue!r} is not valid: give a Queue; Prometheus asks in a thread",
+                    argument="queue",
+                    value=queue,
+                )
+        given = duration_argument("cache", cache)
+        self._cache_sec = given.total_seconds() if given else 0.0
+        self._queues = queues
+        self._lock = threading.Lock()
+        self._stats: list[QueueStats] = []
+        self._read_at = float("-inf")
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Name the metrics, so that registering asks no server."""
+        return queue_families([])
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Give the metrics, read anew if the last ones are too old."""
+        with self._lock:
+            if time.monotonic() - self._read_at >= self._cache_sec:
+                self._stats = list(self._read())
+                self._read_at = time.monotonic()
+            return queue_families(self._stats)
+
+    def _read(self) -> Iterator[QueueStats]:
+        for queue in self._queues:
+            try:
+                yield queue.stats()
+            except MicroqueueError as exc:
+                logger.warning("queue %s has no metrics now: %s", queue.name, exc)
+
+
+def queue_families(stats: Iterable[QueueStats]) -> list[GaugeMetricFamily]:
+    """Give the metrics of some queues."""
+    depth = GaugeMetricFamily(
+        "microqueue_queue_depth", "Tasks by status.", labels=["queue", "status"]
+    )
+    overdue = GaugeMetricFamily(
+        "microqueue_queue_overdue", "Tasks whose lease has expired.", labels=["queue"]
+    )
+    oldest = GaugeMetricFamily(
+        "microqueue_queue_oldest_ready_seconds",
+        "How long the oldest ready task waits.",
+        labels=["queue"],
+    )
+    for one in stats:
+        for status in STATUSES:
+            depth.add_metric([one.queue, status], getattr(one, status))
+        overdue.add_metric([one.queue], one.overdue)
+        oldest.add_metric([one.queue], one.oldest_ready_age_sec or 0.0)
+    return [depth, overdue, oldest]
+
+
+class SweepMetrics:
+    """Counts what sweeps do: ``Sweeper(queue, on_report=SweepMetrics())``.
+
+    - ``microqueue_sweeps_total{result}``: ``ok``, ``failed``, or ``skipped`` because another
+      sweeper was at it.
+    - ``microqueue_swept_tasks_total{action}``: tasks ``reclaimed``, ``promoted``, ``buried``,
+      ``expired``, ``purged`` and ``moved``.
+    - ``microqueue_sweep_errors_total{job}``: jobs that failed.
+    - ``microqueue_sweep_seconds``: how long sweeps took; skipped ones are left out.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._sweeps = Counter(
+            "microqueue_sweeps", "Sweeps, by how they ended.", ["result"], registry=registry
+        )
+        self._swept = Counter(
+            "microqueue_swept_tasks", "Tasks that sweeps moved.", ["action"], registry=registry
+        )
+        self._errors = Counter(
+            "microqueue_sweep_errors", "Jobs of sweeps that failed.", ["job"], registry=registry
+        )
+        self._took = Histogram(
+            "microqueue_sweep_seconds", "How long sweeps took.", registry=registry
+        )
+
+    def __call__(self, report: SweepReport) -> None:
+        """Take one report into account."""
+        if report.skipped:
+            self._sweeps.labels("skipped").inc()
+            return
+        self._sweeps.labels("ok" if report.ok else "failed").inc()
+        self._took.observe(report.took_sec)
+        for action in ACTIONS:
+            self._swept.labels(action).inc(getattr(report, action))
+        for job in report.errors:
+            self._errors.labels(job).inc()
+
+
+def delivery(task: Task[Any]) -> Any:
+    """Tell one delivery of a task from the next."""
+    return task.id, task.lease.token if task.lease else None

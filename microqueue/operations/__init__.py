@@ -1,0 +1,1 @@
+"""The only room where MongoDB filters and updates are written."""

@@ -1,0 +1,81 @@
+"""Administer: what an operator does to waiting and finished tasks."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pymongo import ReturnDocument
+
+from microqueue.errors import TaskNotFound, WrongStatus
+from microqueue.operations import filters, replay, settle
+from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.sweep import delete_all
+from microqueue.settings import QueueSettings
+from microqueue.task import Outcome, Task, TaskError, TaskStatus
+
+CANCELLED = "cancelled"
+
+
+def cancel(task_id: Any, now: datetime, settings: QueueSettings) -> Operation[Document]:
+    """Fail a waiting or running task with code ``cancelled``; it can be replayed like any other.
+
+    A task that runs is taken from its worker by the same write: the token is gone, so what
+    its handler still returns is discarded, and the worker tells the handler.
+    Not repeated after a lost reply: the second try would find its own work as a wrong status.
+    The driver's own retry of this single write is exact.
+    """
+    wanted = {"_id": {"$eq": task_id}}
+    while True:
+        document: Document | None = yield Call("find_one", wanted)
+        if document is None:
+            raise TaskNotFound(task_id=task_id)
+        status = document.get("status")
+        if status == filters.PENDING:
+            seen, update = {**wanted, "status": status}, _cancel_waiting(now)
+        elif status == filters.PROCESSING:
+            task: Task[Any] = Task.from_document(document)
+            seen = {**filters.claimed(task), **wanted}
+            update = _cancel_running(task, now, settings)
+        else:
+            needed = f"{filters.PENDING} or {filters.PROCESSING}"
+            raise WrongStatus(task_id=task_id, status=str(status), needed=needed)
+        cancelled: Document | None = yield Call(
+            "find_one_and_update",
+            seen,
+            update,
+            return_document=ReturnDocument.AFTER,
+            repeatable=False,
+        )
+        if cancelled is not None:
+            return cancelled
+        # It was popped, settled or reclaimed in between: look again.
+
+
+def _cancel_waiting(now: datetime) -> Document:
+    error = {"message": "cancelled before it was delivered", "code": CANCELLED, "at": now}
+    changes = {"status": filters.FAILED, "updated_at": now, "finished_at": now, "error": error}
+    return {"$set": changes}
+
+
+def _cancel_running(task: Task[Any], now: datetime, settings: QueueSettings) -> Document:
+    error = TaskError.trusted(message="cancelled while it ran", code=CANCELLED, at=now)
+    settlement = settle.failed(now, error, outcome=Outcome.CANCELLED)
+    return settle.settlement_update(task, settlement, now=now, history_limit=settings.history_limit)
+
+
+def purge(
+    queue: str,
+    *,
+    status: TaskStatus,
+    before: datetime | None,
+    now: datetime,
+    settings: QueueSettings,
+) -> Operation[int]:
+    """Delete tasks of one status, optionally only those last changed before an instant."""
+    selection: Document = {"queue": queue, "status": status.value}
+    if before is not None:
+        selection["updated_at"] = {"$lt": before}
+    if status is TaskStatus.FAILED and settings.dead_letters == "collection":
+        return (yield from replay.discard(selection, now=now, limit=None, settings=settings))
+    return (yield from delete_all(selection, settings.batch_size))

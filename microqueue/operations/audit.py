@@ -1,0 +1,69 @@
+"""Audit: who did what by hand, when, and to how many tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from bson import ObjectId
+from pymongo import IndexModel
+
+from microqueue.arguments import refused
+from microqueue.model import Model
+from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.indexes import ensure_indexes
+
+
+class AuditEntry(Model):
+    """One action. ``target`` names a task, or the filter; ``outcome`` is ``ok`` or an error."""
+
+    id: str
+    at: datetime
+    who: str
+    action: str
+    queue: str | None = None
+    target: str | None = None
+    count: int = 0
+    outcome: str = "ok"
+
+
+class AuditPage(Model):
+    """Some entries, newest first; ``next_cursor`` leads to the following page."""
+
+    at: datetime
+    items: Sequence[AuditEntry]
+    next_cursor: str | None = None
+
+
+def prepare(retention: timedelta) -> Operation[list[str]]:
+    """Create the index that ends entries after the retention, or adjust it. Safe to repeat."""
+    kept_sec = int(retention.total_seconds())
+    index = IndexModel([("at", 1)], name="kept", expireAfterSeconds=kept_sec)
+    return (yield from ensure_indexes([index], "microqueue_audit", target=Target.AUDIT))
+
+
+def record(entry: AuditEntry, collection: str) -> Operation[None]:
+    """Write an entry. Safe to repeat: the id is fixed before."""
+    document = {**entry.model_dump(exclude={"id"}), "collection": collection}
+    chosen = {"_id": ObjectId(entry.id)}
+    yield Call("update_one", chosen, {"$set": document}, upsert=True, target=Target.AUDIT)
+
+
+def page(collection: str, *, now: datetime, limit: int, cursor: str | None) -> Operation[AuditPage]:
+    """Read entries, newest first, on the index of their ids."""
+    query: Document = {"collection": collection}
+    if cursor is not None:
+        if not ObjectId.is_valid(cursor):
+            raise refused("cursor", cursor, "give the next_cursor of a page")
+        query["_id"] = {"$lt": ObjectId(cursor)}
+    found = yield Call("find", query, sort=[("_id", -1)], limit=limit + 1, target=Target.AUDIT)
+    items = [_read(document) for document in found[:limit]]
+    more = len(found) > limit
+    return AuditPage.trusted(at=now, items=items, next_cursor=items[-1].id if more else None)
+
+
+def _read(document: Document) -> AuditEntry:
+    get: Any = document.get
+    fields = {name: get(name) for name in AuditEntry.model_fields if name != "id"}
+    return AuditEntry.trusted(id=str(document["_id"]), **fields)

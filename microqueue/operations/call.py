@@ -1,0 +1,70 @@
+"""An operation says what to ask of MongoDB; a driver asks it.
+
+An operation is a generator. It yields calls, receives each one's reply, and returns a
+typed result. It performs no I/O, so the same code serves pymongo, Motor, PyMongo's async
+client and mongomock, and can be tested as the list of calls that it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from enum import StrEnum
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Document: TypeAlias = dict[str, Any]
+
+
+class Target(StrEnum):
+    """Where a call goes."""
+
+    TASKS = "tasks"
+    DEAD_LETTERS = "dead_letters"
+    LOCKS = "locks"
+    WORKERS = "workers"
+    AUDIT = "audit"
+    PAUSES = "pauses"
+    LOADS = "loads"
+    DATABASE = "database"
+
+
+class Call:
+    """One method of a collection or database, with its arguments.
+
+    ``repeatable`` says that performing it twice leaves the same state as once, so that a
+    driver may repeat it after a connection was lost without a reply. A call inside a
+    caller's transaction is never repeated alone: the whole transaction is.
+    """
+
+    __slots__ = ("arguments", "method", "options", "repeatable", "target")
+
+    def __init__(
+        self,
+        method: str,
+        *arguments: Any,
+        target: Target = Target.TASKS,
+        repeatable: bool = True,
+        session: Any = None,
+        **options: Any,
+    ) -> None:
+        self.method = method
+        self.arguments = arguments
+        self.target = target
+        self.repeatable = repeatable and session is None
+        self.options = options if session is None else {**options, "session": session}
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the call belongs to a session of the caller."""
+        return "session" in self.options
+
+    def __repr__(self) -> str:
+        shown = [repr(argument) for argument in self.arguments]
+        shown += [f"{name}={value!r}" for name, value in self.options.items()]
+        return f"{self.target}.{self.method}({', '.join(shown)})"
+
+
+Operation: TypeAlias = Generator[Call, Any, T]
+
+CURSORS = frozenset({"find", "aggregate"})
+"""The methods that give a cursor; a driver replies with the list of all that it holds."""

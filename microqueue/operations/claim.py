@@ -1,0 +1,238 @@
+"""Claim: promote what is due, then take the head of the line under a lease."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from pymongo import ReturnDocument
+from pymongo.errors import AutoReconnect, OperationFailure
+
+from microqueue.operations import filters
+from microqueue.operations.call import Call, Document, Operation
+from microqueue.task import Lease
+
+WINDOWS = 8
+LARGEST_SKEW = timedelta(seconds=1)
+TYPE_MISMATCH = 14
+_random = random.Random()  # noqa: S311 (it only spreads workers)
+
+
+def promote_due(queue: str, now: datetime, *, limit: int) -> Operation[int]:
+    """Make delayed tasks ready whose time has come. Safe to repeat: each is guarded.
+
+    The ids are read first because an update of many cannot be limited.
+    """
+    selection = {"queue": queue, **filters.due(now)}
+    found = yield Call("find", selection, {"_id": 1}, sort=[("next_retry_at", 1)], limit=limit)
+    if not found:
+        return 0
+    result = yield Call(
+        "update_many",
+        {**filters.any_of(document["_id"] for document in found), **selection},
+        {"$set": {"next_retry_at": None, "updated_at": now}},
+    )
+    return int(result.modified_count)
+
+
+def pop(queue: str, lease: Lease) -> Operation[Document | None]:
+    """Claim the first ready task with one atomic write.
+
+    Not safe to repeat blindly: a claim whose reply was lost would stay leased to nobody.
+    So after a lost connection the token tells whether the claim went through; if it cannot
+    be told, the error surfaces, and a claim that did go through comes back by its lease.
+    """
+    return (yield from _claim_one({"queue": queue, **filters.READY}, lease))
+
+
+def _claim_one(selection: Document, lease: Lease) -> Operation[Document | None]:
+    try:
+        document: Document | None = yield Call(
+            "find_one_and_update",
+            selection,
+            claim_update(lease),
+            sort=filters.READY_ORDER,
+            return_document=ReturnDocument.AFTER,
+            repeatable=False,
+        )
+    except AutoReconnect:
+        document = yield Call("find_one", held_under(lease))
+        if document is None:
+            raise
+    except OperationFailure as exc:
+        if exc.code != TYPE_MISMATCH:
+            raise
+        yield from _bury_malformed(selection, lease.started_at)
+        return (yield from _claim_one(selection, lease))
+    return document
+
+
+class Spread:
+    """How far workers keep apart when several claim from the same line.
+
+    Each reads a window of the line at random, among as many as there seem to be workers:
+    more after a window that others had taken from, fewer after some that nobody had. Where a
+    window starts is judged by the positions read last, and found by the index; skipping
+    would read all that is skipped.
+    """
+
+    CALM = 8
+
+    def __init__(self) -> None:
+        self._windows = 1
+        self._undisturbed = 0
+        self._last: tuple[Any, int, int] | None = None
+
+    def start(self) -> Document:
+        """Draw where to read next: a filter, empty for the head of the line."""
+        window = _random.randrange(self._windows)
+        if window == 0 or self._last is None:
+            return {}
+        priority, position, span = self._last
+        return {"priority": priority, "position": {"$gt": position + (window - 1) * span}}
+
+    def read(self, window: list[Document], claimed: int) -> None:
+        """Learn from a window, and from how much of it was still there."""
+        first, last = window[0].get("position"), window[-1].get("position")
+        if isinstance(first, int) and isinstance(last, int):
+            self._last = window[-1].get("priority"), last, max(last - first, 0) + 1
+        if claimed < len(window):
+            self._windows = min(self._windows * 2, WINDOWS)
+            self._undisturbed = 0
+            return
+        self._undisturbed += 1
+        if self._undisturbed >= self.CALM:
+            self._windows = max(self._windows // 2, 1)
+            self._undisturbed = 0
+
+
+def pop_many(
+    queue: str, lease: Lease, *, limit: int, spread: Spread | None = None
+) -> Operation[list[Document]]:
+    """Claim up to ``limit`` ready tasks under one token, with two or three round trips.
+
+    Reads a window of the line, then claims it by a guarded update. When other workers won
+    all of it, the next window starts further back, instead of fighting for the head. A
+    single task is claimed with one write, and nothing is read before.
+    """
+    if limit == 1:
+        document = yield from pop(queue, lease)
+        return [] if document is None else [document]
+    spread = spread or Spread()
+    start = spread.start()
+    while True:
+        window: list[Document] = yield Call(
+            "find",
+            {"queue": queue, **filters.READY, **start},
+            sort=filters.READY_ORDER,
+            limit=limit,
+            batch_size=limit,  # One round trip, where the default takes one per hundred.
+        )
+        if not window:
+            if not start:
+                return []
+            start = {}  # The line is shorter than that.
+            continue
+        if len(window) == 1:
+            claimed = yield from _claim_only(window[0]["_id"], lease)
+        else:
+            claimed = yield from _claim_window(window, lease)
+        spread.read(window, len(claimed))
+        if claimed:
+            return claimed
+        start = spread.start()
+
+
+def _claim_only(task_id: Any, lease: Lease) -> Operation[list[Document]]:
+    """Claim one task that was seen ready; the reply is the task, so nothing is read again."""
+    selection = {**filters.any_of([task_id]), **filters.READY}
+    document = yield from _claim_one(selection, lease)
+    return [] if document is None else [document]
+
+
+def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Document]]:
+    ids = [document["_id"] for document in window]
+    # A task that went round since it was read has a newer stamp, and is not what we read.
+    # Stamps of the last second do not tell, as clocks differ: then it is read once more.
+    stamps = [stamp for document in window if (stamp := document.get("updated_at"))]
+    newest = max(stamps, default=lease.started_at)
+    unchanged = {"updated_at": {"$lte": newest}} if len(stamps) == len(window) else {}
+    try:
+        result = yield Call(
+            "update_many",
+            {**filters.any_of(ids), **filters.READY, **unchanged},
+            claim_update(lease),
+            repeatable=False,
+        )
+        settled_down = bool(unchanged) and newest < lease.started_at - LARGEST_SKEW
+        ours_entirely = settled_down and result.modified_count == len(window)
+    except AutoReconnect:
+        ours_entirely = False
+    except OperationFailure as exc:
+        if exc.code != TYPE_MISMATCH:
+            raise
+        yield from _bury_malformed(filters.any_of(ids), lease.started_at)
+        ours_entirely = False
+    if ours_entirely:
+        claimed = _claim_fields(lease)
+        for document in window:
+            document.update(claimed, attempts=document.get("attempts", 0) + 1)
+        return window
+    won = yield Call("find", {**filters.any_of(ids), **held_under(lease)})
+    return sorted(won, key=lambda document: ids.index(document["_id"]))
+
+
+def _bury_malformed(selection: Document, now: datetime) -> Operation[None]:
+    """Fail ready tasks whose count of attempts is no number: they would block the line."""
+    error = {"message": "attempts is not a number", "code": "invalid_task", "at": now}
+    changes = {"status": filters.FAILED, "attempts": 0, "error": error}
+    yield Call(
+        "update_many",
+        {**filters.READY, **selection, "attempts": {"$not": {"$type": "number"}}},
+        {"$set": {**changes, "updated_at": now, "finished_at": now}},
+    )
+
+
+def claim_update(lease: Lease) -> Document:
+    """Write the lease into a task, and count the delivery that starts with it."""
+    return {"$set": _claim_fields(lease), "$inc": {"attempts": 1}}
+
+
+def _claim_fields(lease: Lease) -> Document:
+    return {
+        "status": filters.PROCESSING,
+        "updated_at": lease.started_at,
+        "started_at": lease.started_at,
+        "worker_id": lease.worker_id,
+        "lease_token": lease.token,
+        "lease_expires_at": lease.expires_at,
+    }
+
+
+def held_under(lease: Lease) -> Document:
+    """Match what a claim took; the expiry makes it a look at a single key of ``lease``."""
+    return {
+        "status": filters.PROCESSING,
+        "lease_expires_at": lease.expires_at,
+        "lease_token": lease.token,
+    }
+
+
+def apply_own_timeouts(documents: Iterable[Document], lease: Lease) -> Operation[None]:
+    """Give tasks with a visibility timeout of their own the lease that they asked for.
+
+    A claim is written before the task is known, so it carries the queue's timeout.
+    """
+    by_timeout: dict[float, list[Document]] = {}
+    for document in documents:
+        if (seconds := document.get("visibility_timeout_sec")) is not None:
+            by_timeout.setdefault(seconds, []).append(document)
+    for seconds, group in by_timeout.items():
+        expires_at = lease.started_at + timedelta(seconds=seconds)
+        ids = filters.any_of(document["_id"] for document in group)
+        fence = {**ids, "status": filters.PROCESSING, "lease_token": lease.token}
+        yield Call("update_many", fence, {"$set": {"lease_expires_at": expires_at}})
+        for document in group:
+            document["lease_expires_at"] = expires_at

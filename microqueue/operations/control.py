@@ -1,0 +1,60 @@
+"""Control: pause a queue, so that nothing is claimed from it until it is resumed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from microqueue.model import Model
+from microqueue.operations.call import Call, Document, Operation, Target
+
+
+class Pause(Model):
+    """A queue from which nothing is claimed: since when, and why."""
+
+    queue: str
+    paused_at: datetime
+    reason: str | None = None
+
+
+def pause(collection: str, queue: str, *, reason: str | None, now: datetime) -> Operation[Pause]:
+    """Pause a queue. Safe to repeat: the first instant stays, the newest reason counts."""
+    yield Call(
+        "update_one",
+        {"_id": _key(collection, queue)},
+        {
+            "$set": {"collection": collection, "queue": queue, "reason": reason},
+            "$setOnInsert": {"paused_at": now},
+        },
+        upsert=True,
+        target=Target.PAUSES,
+    )
+    found = yield from paused(collection, queue)
+    return found or Pause(queue=queue, paused_at=now, reason=reason)
+
+
+def resume(collection: str, queue: str) -> Operation[bool]:
+    """Let a queue go on; tell whether it was paused. Safe to repeat."""
+    result = yield Call("delete_one", {"_id": _key(collection, queue)}, target=Target.PAUSES)
+    return bool(result.deleted_count)
+
+
+def paused(collection: str, queue: str) -> Operation[Pause | None]:
+    """Read whether a queue is paused."""
+    document = yield Call("find_one", {"_id": _key(collection, queue)}, target=Target.PAUSES)
+    return _read(document) if document else None
+
+
+def list_paused(collection: str) -> Operation[list[Pause]]:
+    """Read which queues of a collection are paused; there are few."""
+    found = yield Call("find", {"collection": collection}, target=Target.PAUSES)
+    return [_read(document) for document in found]
+
+
+def _key(collection: str, queue: str) -> str:
+    return f"{collection}/{queue}"
+
+
+def _read(document: Document) -> Pause:
+    return Pause.trusted(
+        queue=document["queue"], paused_at=document["paused_at"], reason=document.get("reason")
+    )

@@ -1,0 +1,257 @@
+"""Dead letters: find failed tasks, page by page, and count them.
+
+By default a dead letter is simply a task whose status is ``failed``. Where dead letters
+have a collection of their own, a letter may for a moment be in both: it is then the same
+letter, and every view counts it once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Generic
+from uuid import UUID
+
+from bson import ObjectId, json_util
+from bson.binary import UuidRepresentation
+from bson.errors import BSONError
+from pydantic import field_validator
+
+from microqueue.arguments import is_encodable
+from microqueue.durations import AwareDatetime
+from microqueue.errors import InvalidArgument
+from microqueue.model import Model
+from microqueue.operations import filters
+from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.normalise import messages_like
+from microqueue.positions import microseconds
+from microqueue.settings import QueueSettings
+from microqueue.task import PayloadT, Task, TaskId
+
+ORDER = [("updated_at", -1), ("_id", 1)]
+ID_TYPES = [(int, "number"), (str, "string"), (UUID, "binData"), (ObjectId, "objectId")]
+"""The types of ids in the order in which MongoDB sorts them."""
+
+CURSOR_JSON = json_util.JSONOptions(
+    json_mode=json_util.JSONMode.CANONICAL,
+    uuid_representation=UuidRepresentation.STANDARD,
+    tz_aware=True,
+)
+
+
+class DeadLetterFilter(Model):
+    """Which dead letters: by error code, text in the message, and time of failure.
+
+    An empty filter means all of the queue. ``text`` is plain text, not a pattern, and upper
+    and lower case are the same. ``code=""`` means those without a code; ``group`` is the
+    message of a group of letters, as :mod:`microqueue.operations.normalise` writes it.
+    """
+
+    code: str | None = None
+    text: str | None = None
+    group: str | None = None
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+
+    @field_validator("code", "text", "group")
+    @classmethod
+    def _can_be_asked(cls, value: str | None) -> str | None:
+        if value is not None and not is_encodable(value):
+            raise ValueError("MongoDB cannot hold such a text")
+        return value
+
+    @field_validator("text", "group")
+    @classmethod
+    def _can_be_searched(cls, value: str | None) -> str | None:
+        if value is not None and "\0" in value:
+            raise ValueError("MongoDB cannot search for a null character")
+        return value
+
+
+class DeadLetterPage(Model, Generic[PayloadT]):
+    """Some dead letters, newest first; ``next_cursor`` leads to the following page."""
+
+    tasks: Sequence[Task[PayloadT]]
+    next_cursor: str | None = None
+
+    def __iter__(self) -> Iterator[Task[PayloadT]]:  # type: ignore[override]  # A page is its tasks.
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, index: int) -> Task[PayloadT]:
+        return self.tasks[index]
+
+
+class DeadLetterStats(Model):
+    """How many dead letters there are, and why."""
+
+    total: int
+    by_code: dict[str, int]
+    oldest_at: datetime | None
+    newest_at: datetime | None
+
+
+class ReplayReport(Model):
+    """What a replay did.
+
+    Letters that were ``skipped`` stay dead: a live task has their dedupe key, or somebody
+    else replays them.
+    """
+
+    matched: int
+    replayed: int
+    skipped: Sequence[TaskId] = ()
+    dry_run: bool = False
+
+
+def selection(queue: str, which: DeadLetterFilter | Sequence[Any]) -> Document:
+    """Write the filter for chosen ids, or for everything that a filter describes."""
+    query: Document = {"queue": queue, **filters.DEAD}
+    if not isinstance(which, DeadLetterFilter):
+        return {**query, **filters.any_of(which)}
+    if which.code is not None:
+        query["error.code"] = which.code or None
+    messages = []
+    if which.text is not None:
+        messages.append({"error.message": {"$regex": re.escape(which.text), "$options": "i"}})
+    if which.group is not None:
+        messages.append({"error.message": {"$regex": messages_like(which.group)}})
+    if messages:
+        query["$and"] = messages
+    window = {"$gte": which.since, "$lt": which.until}
+    if given := {operator: instant for operator, instant in window.items() if instant}:
+        query["updated_at"] = given
+    return query
+
+
+def page(
+    query: Document, *, limit: int, cursor: str | None, settings: QueueSettings
+) -> Operation[tuple[list[Document], str | None]]:
+    """Read one page, newest first, and the cursor of the next."""
+    after = read_cursor(cursor)
+    bounded = query if after is None else {"$and": [query, after]}
+    pages = []
+    for target in targets(settings):
+        found = yield Call("find", bounded, sort=ORDER, limit=limit + 1, target=target)
+        pages.append(found)
+    letters: dict[Any, Document] = {}
+    for document in heapq.merge(*pages, key=place):
+        letters.setdefault(document["_id"], document)
+    shown = list(letters.values())[:limit]
+    more = len(letters) > limit
+    return shown, write_cursor(shown[-1]) if more and shown else None
+
+
+def place(document: Document) -> tuple[Any, ...]:
+    """Order letters as MongoDB does, newest first, ids of different types included."""
+    failed_at = document.get("updated_at")
+    return (-microseconds(failed_at) if failed_at else 0, *id_place(document["_id"]))
+
+
+def id_place(letter_id: Any) -> tuple[int, Any]:
+    """Order ids as MongoDB does: by type first."""
+    rank = _rank(letter_id)
+    # An id of another type was not given by microqueue, but must not hide the others.
+    return rank, repr(letter_id) if rank == len(ID_TYPES) else letter_id
+
+
+def _rank(letter_id: Any) -> int:
+    kinds = (isinstance(letter_id, kind) for kind, _ in ID_TYPES)
+    return next((rank for rank, fits in enumerate(kinds) if fits), len(ID_TYPES))
+
+
+def write_cursor(document: Document) -> str:
+    """Name the place after a letter, as text that can stand in an address."""
+    at = document.get("updated_at") or datetime.fromtimestamp(0, UTC)
+    place = {"at": at, "id": document["_id"]}
+    return json_util.dumps(place, json_options=CURSOR_JSON)
+
+
+def read_cursor(cursor: str | None) -> Document | None:
+    """Write the filter for what comes after a cursor."""
+    if cursor is None:
+        return None
+    try:
+        place = json_util.loads(cursor, json_options=CURSOR_JSON)
+        at, last_id = place["at"].astimezone(UTC), place["id"]
+        ids = ids_beyond(last_id, ascending=True)
+    except (ValueError, TypeError, KeyError, AttributeError, BSONError) as exc:
+        raise InvalidArgument(
+            f"cursor={cursor!r} is not valid: give the next_cursor of a page",
+            argument="cursor",
+            value=cursor,
+        ) from exc
+    return {"$or": [{"updated_at": {"$lt": at}}, {"updated_at": at, "$or": ids}]}
+
+
+def ids_beyond(last_id: Any, *, ascending: bool) -> list[Document]:
+    """Match the ids that sort after one, or before it. Raises ValueError for what is no id.
+
+    "Greater" compares ids of one type only; those of the types behind it come after.
+    """
+    rank = _rank(last_id)
+    if rank == len(ID_TYPES):
+        raise ValueError(f"{last_id!r} is not an id")
+    behind = ID_TYPES[rank + 1 :] if ascending else ID_TYPES[:rank][::-1]
+    nearest = {"_id": {"$gt" if ascending else "$lt": last_id}}
+    return [nearest, *({"_id": {"$type": name}} for _, name in behind)]
+
+
+def stats(queue: str, settings: QueueSettings) -> Operation[DeadLetterStats]:
+    """Count the letters by error code."""
+    query = {"queue": queue, **filters.DEAD}
+    if settings.dead_letters == "collection":
+        letters = yield from _each_once(query, {"error.code": 1, "updated_at": 1}, settings)
+        groups: list[Document] = [
+            {"_id": (one.get("error") or {}).get("code"), "count": 1, "oldest": at, "newest": at}
+            for one in letters.values()
+            for at in [one.get("updated_at")]
+        ]
+    else:
+        group = {
+            "_id": "$error.code",
+            "count": {"$sum": 1},
+            "oldest": {"$min": "$updated_at"},
+            "newest": {"$max": "$updated_at"},
+        }
+        groups = yield Call("aggregate", [{"$match": query}, {"$group": group}])
+    by_code: Counter[str] = Counter()
+    for found in groups:
+        by_code[str(found["_id"] or "none")] += found["count"]
+    return DeadLetterStats(
+        total=by_code.total(),
+        by_code=dict(by_code.most_common()),
+        oldest_at=min((found["oldest"] for found in groups if found["oldest"]), default=None),
+        newest_at=max((found["newest"] for found in groups if found["newest"]), default=None),
+    )
+
+
+def count(query: Document, settings: QueueSettings) -> Operation[int]:
+    """Count the letters that a filter matches, each once."""
+    if settings.dead_letters == "collection":
+        return len((yield from _each_once(query, {"_id": 1}, settings)))
+    total: int = yield Call("count_documents", query)
+    return total
+
+
+def _each_once(
+    query: Document, fields: Document, settings: QueueSettings
+) -> Operation[dict[Any, Document]]:
+    """Read some fields of the letters in both places, by id."""
+    letters: dict[Any, Document] = {}
+    for target in targets(settings):
+        for document in (yield Call("find", query, fields, target=target)):
+            letters[document["_id"]] = document
+    return letters
+
+
+def targets(settings: QueueSettings) -> list[Target]:
+    """Say where to look, and in which order: a letter that moves meanwhile is not missed."""
+    if settings.dead_letters == "collection":
+        return [Target.TASKS, Target.DEAD_LETTERS, Target.TASKS]
+    return [Target.TASKS]

@@ -1,0 +1,105 @@
+"""Examine: what a server and its collections are like. Nothing here writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pymongo import IndexModel
+
+from microqueue.errors import IndexConflict
+from microqueue.operations import filters
+from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.claim import claim_update
+from microqueue.operations.indexes import ensure_indexes, index_names
+from microqueue.task import Lease
+
+
+@dataclass(frozen=True)
+class IndexFindings:
+    """How the indexes of a collection compare with those that it should have."""
+
+    existing: Mapping[str, Document]
+    missing: Sequence[str] = ()
+    expiry_differs: Sequence[str] = ()
+    conflict: IndexConflict | None = None
+    expected_expiry_sec: Mapping[str, int] = field(default_factory=dict)
+
+
+def server_version() -> Operation[str]:
+    """Read the server's version, such as ``6.0.5``."""
+    reply = yield Call("command", "buildInfo", target=Target.DATABASE)
+    return str(reply["version"])
+
+
+def hello() -> Operation[Document]:
+    """Ask the server what it is, and what time it has."""
+    reply: Document = yield Call("command", "hello", target=Target.DATABASE)
+    return reply
+
+
+def list_indexes(*, target: Target = Target.TASKS) -> Operation[dict[str, Document]]:
+    """Read the indexes of a collection by name; none if the collection does not exist."""
+    found: dict[str, Document] = (yield Call("index_information", target=target)) or {}
+    return found
+
+
+def compare_indexes(
+    wanted: Sequence[IndexModel], collection: str, *, target: Target = Target.TASKS
+) -> Operation[IndexFindings]:
+    """Find out what ``ensure_indexes`` would do, by letting it try without the database."""
+    existing = yield from list_indexes(target=target)
+    expiry = {
+        model.document["name"]: model.document["expireAfterSeconds"]
+        for model in wanted
+        if "expireAfterSeconds" in model.document
+    }
+    missing: list[str] = []
+    expiry_differs: list[str] = []
+    conflict: IndexConflict | None = None
+    rehearsal = ensure_indexes(wanted, collection, target=target)
+    next(rehearsal)  # It asks for the indexes that exist.
+    try:
+        call = rehearsal.send(existing)
+        while True:
+            if call.method == "create_indexes":
+                missing += [model.document["name"] for model in call.arguments[0]]
+            else:
+                expiry_differs.append(call.arguments[0]["index"]["name"])
+            call = rehearsal.send(None)
+    except StopIteration:
+        pass
+    except IndexConflict as exc:
+        conflict = exc
+    return IndexFindings(existing, missing, expiry_differs, conflict, expiry)
+
+
+def explain_pop(queue: str, collection: str) -> Operation[list[str]]:
+    """Ask which indexes a pop would use; a scan of everything is ``COLLSCAN``."""
+    never = datetime(1970, 1, 1, tzinfo=UTC)
+    lease = Lease(token="explain", worker_id="explain", started_at=never, expires_at=never)  # noqa: S106 (it is not written)
+    command = {
+        "findAndModify": collection,
+        "query": {"queue": queue, **filters.READY},
+        "sort": dict(filters.READY_ORDER),
+        "update": claim_update(lease),
+    }
+    explain = {"explain": command, "verbosity": "queryPlanner"}
+    reply = yield Call("command", explain, target=Target.DATABASE)
+    return list(dict.fromkeys(index_names(winning_plan(reply))))
+
+
+def winning_plan(reply: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Take the plan out of an explanation; of a sharded collection, all shards' plans."""
+    plan: Mapping[str, Any] = reply["queryPlanner"]["winningPlan"]
+    if "shards" not in plan:
+        return plan
+    return {"inputStages": [shard["winningPlan"] for shard in plan["shards"]]}
+
+
+def queue_names(*, target: Target = Target.TASKS) -> Operation[list[str]]:
+    """List the queues that have tasks, by one key of ``browse`` each."""
+    names: list[str] = yield Call("distinct", "queue", target=target)
+    return sorted(str(name) for name in names)

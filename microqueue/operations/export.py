@@ -1,0 +1,140 @@
+"""Export: read many tasks at once, split into parts that together are the whole.
+
+Nothing here claims or changes a task. Replies are raw BSON, which pymongoarrow reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from pymongo.errors import ExecutionTimeout
+
+from microqueue.operations.call import Call, Document, Operation
+
+BY_ID = [("_id", 1)]
+SAMPLES_PER_PART = 100
+LARGEST_SAMPLED_SHARE = 0.04
+"""From 5 % of a collection on, ``$sample`` reads all of it."""
+COUNTING_MS = 2_000
+
+
+@dataclass(frozen=True)
+class IdRange:
+    """A part of a collection: from the first id on, up to the last one, which is not in it.
+
+    ``None`` is the start, or the end. Ids of different types are in MongoDB's own order.
+    """
+
+    first: Any = None
+    last: Any = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is the whole collection."""
+        return self.first is None and self.last is None
+
+
+WHOLE = IdRange()
+
+
+def selection(
+    *,
+    queues: Sequence[str] | None = None,
+    statuses: Sequence[str] | None = None,
+    time: str = "created_at",
+    since: datetime | None = None,
+    until: datetime | None = None,
+    query: Document | None = None,
+) -> Document:
+    """Match tasks by queue, status and time, and by an expert's query on top."""
+    matching: Document = {}
+    if queues is not None:
+        matching["queue"] = _one_of(queues)
+    if statuses is not None:
+        matching["status"] = _one_of(statuses)
+    bounds = {"$gte": since, "$lt": until}
+    if given := {operator: at for operator, at in bounds.items() if at is not None}:
+        matching[time] = given
+    if not query:
+        return matching
+    return {"$and": [matching, query]} if matching else query
+
+
+def read_part(
+    selection: Document, fields: Iterable[str], part: IdRange, *, batch_rows: int
+) -> Operation[Any]:
+    """Open a cursor over the tasks of one part; it gives batches of raw BSON.
+
+    Bounds of the index, unlike comparisons, hold for ids of any type. An id never changes,
+    so a task that moves through its statuses meanwhile is in one part only, and once.
+    """
+    options: Document = {"batch_size": batch_rows}
+    if not part.whole:
+        options["hint"] = BY_ID
+    if part.first is not None:
+        options["min"] = {"_id": part.first}
+    if part.last is not None:
+        options["max"] = {"_id": part.last}
+    return (yield Call("find_raw_batches", selection, dict.fromkeys(fields, 1), **options))
+
+
+def count_up_to(selection: Document, limit: int) -> Operation[int]:
+    """Count the tasks that match, up to a limit; a count that takes too long is the limit."""
+    total = yield from count_all()
+    if total <= limit or not selection:
+        return min(total, limit)
+    try:
+        found = yield Call("count_documents", selection, limit=limit, maxTimeMS=COUNTING_MS)
+    except ExecutionTimeout:
+        return limit
+    return int(found)
+
+
+def count_all() -> Operation[int]:
+    """Estimate how many tasks there are, from the collection's own notes."""
+    return int((yield Call("estimated_document_count")))
+
+
+def sample_size(parts: int) -> Operation[int]:
+    """Choose how many tasks to look at before a split."""
+    total = yield from count_all()
+    return min(SAMPLES_PER_PART * parts, int(total * LARGEST_SAMPLED_SHARE))
+
+
+def split_by_id(selection: Document, parts: int) -> Operation[list[IdRange]]:
+    """Split a large collection into about equal parts of what matches.
+
+    The sample comes first, because that is quick, and then what does not match is left out,
+    so that the parts are about equal in what will be read.
+    """
+    size = yield from sample_size(parts)
+    if parts == 1 or size < parts:
+        return [WHOLE]
+    pipeline: list[Document] = [{"$sample": {"size": size}}]
+    if selection:
+        pipeline.append({"$match": selection})
+    pipeline += [{"$project": {"_id": 1}}, {"$sort": {"_id": 1}}]
+    sample = [document["_id"] for document in (yield Call("aggregate", pipeline))]
+    return ranges(boundaries(sample, parts))
+
+
+def boundaries(sample: Sequence[Any], parts: int) -> list[Any]:
+    """Choose the ids at which parts begin, out of a sorted sample."""
+    step = len(sample) / parts
+    if step < 1:
+        return list(dict.fromkeys(sample))
+    return list(dict.fromkeys(sample[round(step * part)] for part in range(1, parts)))
+
+
+def ranges(starts: Sequence[Any]) -> list[IdRange]:
+    """Give the ranges that lie between these ids, before the first and after the last."""
+    edges = [None, *starts, None]
+    return [IdRange(first, last) for first, last in pairwise(edges)]
+
+
+def _one_of(values: Sequence[str]) -> Any:
+    return values[0] if len(values) == 1 else {"$in": list(values)}

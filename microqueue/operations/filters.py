@@ -1,0 +1,60 @@
+"""What each status means as a MongoDB filter, said once for queries and partial indexes.
+
+A query uses a partial index only if it contains the index's filter, so both are built from
+the same pieces here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from microqueue.operations.call import Document
+from microqueue.task import Claim, TaskStatus
+
+PENDING = TaskStatus.PENDING.value
+PROCESSING = TaskStatus.PROCESSING.value
+DONE = TaskStatus.DONE.value
+FAILED = TaskStatus.FAILED.value
+
+IS_DATE = {"$type": "date"}
+
+READY: Document = {"status": PENDING, "next_retry_at": None}
+DELAYED: Document = {"status": PENDING, "next_retry_at": IS_DATE}
+EXPIRING: Document = {"status": PENDING, "expires_at": IS_DATE}
+RETRIED: Document = {"status": PENDING, "attempts": {"$gt": 0}}
+# The date is in no partial filter; it lets a count of the leased run on the lease index.
+LEASED: Document = {"status": PROCESSING, "lease_expires_at": IS_DATE}
+FINISHED: Document = {"status": DONE}
+DEAD: Document = {"status": FAILED}
+# "Greater than empty" means any string; mongomock takes "$type" to include what is missing.
+DEDUPED: Document = {"finished_at": None, "dedupe_key": {"$gt": ""}}
+
+READY_ORDER = [("priority", -1), ("position", 1), ("_id", 1)]
+
+
+def due(now: datetime) -> Document:
+    """Match delayed tasks whose time has come."""
+    return {"status": PENDING, "next_retry_at": {**IS_DATE, "$lte": now}}
+
+
+def lease_expired(now: datetime) -> Document:
+    """Match claimed tasks whose worker did not settle or renew in time."""
+    return {"status": PROCESSING, "lease_expires_at": {**IS_DATE, "$lte": now}}
+
+
+def undelivered(now: datetime) -> Document:
+    """Match waiting tasks whose ``expires_at`` has passed."""
+    return {"status": PENDING, "expires_at": {**IS_DATE, "$lte": now}}
+
+
+def claimed(task: Claim) -> Document:
+    """Match the task only while this very claim holds it: the fence of every settlement."""
+    token = task.lease.token if task.lease else None
+    return {"_id": task.id, "status": PROCESSING, "lease_token": token}
+
+
+def any_of(ids: Iterable[Any]) -> Document:
+    """Match any of these ids."""
+    return {"_id": {"$in": list(ids)}}

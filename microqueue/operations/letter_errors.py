@@ -1,0 +1,22 @@
+"""Errors of dead letters, as a replay with the same filter would meet them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.dead_letters import DeadLetterFilter, selection, targets
+from microqueue.settings import QueueSettings
+
+
+def read_errors(
+    queue: str, which: DeadLetterFilter, *, limit: int, settings: QueueSettings
+) -> Operation[list[Document]]:
+    """Read the queue and the error of the letters that a filter matches, each once."""
+    query = selection(queue, which)
+    letters: dict[Any, Document] = {}
+    for target in targets(settings):
+        fields = {"queue": 1, "error": 1}
+        for letter in (yield Call("find", query, fields, limit=limit, target=target)):
+            letters[letter["_id"]] = letter
+    return list(letters.values())

@@ -1,0 +1,95 @@
+"""Group dead letters by error code and normalised message: what died, how often, since when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from microqueue.model import Model
+from microqueue.operations import dead_letters
+from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.normalise import normalise
+from microqueue.settings import QueueSettings
+from microqueue.task import TaskId
+
+MOST_LETTERS = 50_000
+"""Groups are made of the newest letters; older ones are not looked at."""
+
+
+class LetterGroup(Model):
+    """Dead letters with one error code whose messages differ only in numbers and names."""
+
+    code: str | None
+    message: str
+    sample: str
+    count: int
+    first_at: datetime | None
+    last_at: datetime | None
+    latest_id: TaskId
+
+
+class LetterGroups(Model):
+    """The groups, the largest first; ``truncated``: there are letters older than those counted."""
+
+    total: int
+    truncated: bool
+    groups: Sequence[LetterGroup]
+
+
+def groups(
+    query: Document, settings: QueueSettings, *, shown: Callable[[str], str] = str
+) -> Operation[LetterGroups]:
+    """Count equal messages on the server, then join those that normalise to the same.
+
+    ``shown`` masks what must not be told of a message.
+    """
+    pipeline = [
+        {"$match": query},
+        {"$sort": dict(dead_letters.ORDER)},
+        {"$limit": MOST_LETTERS},
+        {
+            "$group": {
+                "_id": {"code": "$error.code", "message": "$error.message"},
+                "count": {"$sum": 1},
+                "first_at": {"$min": "$updated_at"},
+                "last_at": {"$max": "$updated_at"},
+                "latest_id": {"$first": "$_id"},
+            }
+        },
+    ]
+    found: list[Document] = []
+    for target in dict.fromkeys(dead_letters.targets(settings)):
+        found += yield Call("aggregate", pipeline, target=target)
+    total = sum(one["count"] for one in found)
+    return LetterGroups(total=total, truncated=total >= MOST_LETTERS, groups=_joined(found, shown))
+
+
+def _joined(found: Sequence[Document], shown: Callable[[str], str]) -> list[LetterGroup]:
+    joined: dict[tuple[str | None, str], dict[str, Any]] = {}
+    for one in found:
+        key = one["_id"]
+        message = shown(str(key.get("message") or ""))
+        code = key.get("code")
+        code = None if code is None else str(code)
+        group = joined.setdefault(
+            (code, normalise(message)),
+            {"count": 0, "first_at": None, "last_at": None, "sample": message},
+        )
+        group["count"] += one["count"]
+        if group["first_at"] is None or _earlier(one["first_at"], group["first_at"]):
+            group["first_at"] = one["first_at"]
+        if group["last_at"] is None or _earlier(group["last_at"], one["last_at"]):
+            group |= {
+                "last_at": one["last_at"], "latest_id": one["latest_id"], "sample": message,
+            }  # fmt: skip
+        group.setdefault("latest_id", one["latest_id"])
+    ordered = sorted(joined.items(), key=lambda item: -item[1]["count"])
+    return [
+        LetterGroup.trusted(code=code, message=message, **values)
+        for (code, message), values in ordered
+    ]
+
+
+def _earlier(one: datetime | None, other: datetime | None) -> bool:
+    return one is not None and other is not None and one < other

@@ -1,0 +1,92 @@
+"""Load: add tasks in bulk so that a part that is written again changes nothing.
+
+A held load is written with a far ``next_retry_at``, so that nobody claims it, and released in
+one step. What it will have then is in ``held``, with the loads that hold it: a load that met
+tasks of one that died takes part in holding them, and releases them with its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from microqueue.operations import filters, produce
+from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.settings import QueueSettings
+
+FAR = datetime(9999, 1, 1, tzinfo=UTC)
+"""When a held task would come due by itself."""
+
+HELD: Document = {"status": filters.PENDING, "next_retry_at": FAR}
+
+
+def insert_chunk(
+    documents: Sequence[Document],
+    *,
+    settings: QueueSettings,
+    hold: str | None,
+    stored: Sequence[Any] | None = None,
+) -> Operation[tuple[int, int]]:
+    """Insert tasks whose ids and tokens are fixed; give how many are new, and how many not.
+
+    ``stored`` are the documents as they are encoded, if they are already. What this load wrote
+    itself, before it was interrupted, counts as new: the token tells. Of several rows with one
+    id, the first counts.
+    """
+    places = {document["_id"]: place for place, document in reversed(list(enumerate(documents)))}
+    firsts = sorted(places.values())
+    chosen = [documents[place] for place in firsts]
+    encoded = chosen if stored is None else [stored[place] for place in firsts]
+    left_out = yield from produce.enqueue_many(chosen, stored=encoded, settings=settings)
+    if hold is not None and left_out:
+        ids = [chosen[place]["_id"] for place in left_out]
+        selection = {**filters.any_of(ids), **HELD, "held": {"$exists": True}}
+        yield Call("update_many", selection, {"$addToSet": {"held.by": hold}})
+    inserted = len(chosen) - len(left_out)
+    return inserted, len(documents) - inserted
+
+
+def held(document: Document, load: str) -> Document:
+    """Hold a task back until its load is released."""
+    later = {"by": [load], "next_retry_at": document["next_retry_at"]}
+    if "expires_at" in document:
+        later["expires_at"] = document.pop("expires_at")
+    return {**document, "next_retry_at": FAR, "held": later}
+
+
+def release(queues: Sequence[str] | None, load: str, now: datetime) -> Operation[int]:
+    """Make every task of a load claimable, as it would have been without being held."""
+    restored = {
+        "next_retry_at": "$held.next_retry_at",
+        "expires_at": {"$ifNull": ["$held.expires_at", "$$REMOVE"]},
+        "updated_at": now,
+    }
+    result = yield Call(
+        "update_many", _held_by(queues, load), [{"$set": restored}, {"$unset": "held"}]
+    )
+    return int(result.modified_count)
+
+
+def abandon(queues: Sequence[str] | None, load: str) -> Operation[int]:
+    """Delete what only this load holds, and let go of the rest."""
+    alone = {**_held_by(queues, load), "held.by": [load]}
+    result = yield Call("delete_many", alone)
+    yield Call("update_many", _held_by(queues, load), {"$pull": {"held.by": load}})
+    return int(result.deleted_count)
+
+
+def _held_by(queues: Sequence[str] | None, load: str) -> Document:
+    # The index of delayed tasks has those of a queue side by side, at the far end.
+    names = {"$gt": ""} if queues is None else {"$in": list(queues)}
+    return {"queue": names, **HELD, "held.by": load}
+
+
+def save_report(load: str, report: Document) -> Operation[None]:
+    """Write down what a load did; a second time changes nothing."""
+    yield Call("replace_one", {"_id": load}, report, upsert=True, target=Target.LOADS)
+
+
+def take_report(load: str) -> Operation[Any]:
+    """Read what a load did, and forget it."""
+    return (yield Call("find_one_and_delete", {"_id": load}, target=Target.LOADS, repeatable=False))

@@ -1,0 +1,210 @@
+"""Settle: write the outcome of an attempt, fenced by the lease token.
+
+Every write here matches the task only while the caller's claim holds it. All are safe to
+repeat: an attempt that was already settled the same way under the same token is found in
+the history, and counts as success.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from microqueue.errors import LeaseLost
+from microqueue.operations import filters
+from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.produce import round_up
+from microqueue.positions import front_position, rightful_position
+from microqueue.settings import QueueSettings
+from microqueue.task import Claim, Outcome, Task, TaskError
+
+LONGEST_MESSAGE = 4000
+LONGEST_IN_HISTORY = 500
+"""In bytes. A full history of a thousand attempts must fit beside the largest payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What an outcome changes in the document."""
+
+    outcome: Outcome
+    changes: Document
+    error: TaskError | None = None
+    increments: Document = field(default_factory=dict)
+
+
+def done(now: datetime, *, result: Any = None) -> Settlement:
+    """Finish the task."""
+    changes: Document = {"status": filters.DONE, "finished_at": now}
+    if result is not None:
+        changes["result"] = result
+    return Settlement(Outcome.DONE, changes)
+
+
+def failed(
+    now: datetime,
+    error: TaskError,
+    *,
+    outcome: Outcome = Outcome.FAILED,
+    delivered: bool = True,
+) -> Settlement:
+    """Bury the task; a task that never reached a handler gets its attempt back."""
+    changes = {"status": filters.FAILED, "finished_at": now}
+    return Settlement(outcome, changes, error, {} if delivered else {"attempts": -1})
+
+
+def retried(
+    task: Task[Any],
+    now: datetime,
+    error: TaskError,
+    *,
+    delay_sec: float,
+    outcome: Outcome = Outcome.RETRIED,
+) -> Settlement:
+    """Send the task back to wait out ``delay_sec``, or bury it if this was its last attempt."""
+    if task.attempts >= task.max_attempts:
+        return failed(now, error, outcome=Outcome.FAILED if outcome is Outcome.RETRIED else outcome)
+    return Settlement(outcome, {**waiting(task, now, delay_sec), "backoff_sec": delay_sec}, error)
+
+
+def waiting(task: Task[Any], now: datetime, delay_sec: float) -> Document:
+    """Write the fields of a task that waits, in its rightful place."""
+    eta = round_up(now + timedelta(seconds=delay_sec))
+    return {
+        "status": filters.PENDING,
+        "next_retry_at": eta if eta > now else None,
+        "position": rightful_position(task.position, task.created_at),
+    }
+
+
+def snoozed(task: Task[Any], now: datetime, *, delay_sec: float) -> Settlement:
+    """Send the task back to wait, without counting the attempt."""
+    changes = waiting(task, now, delay_sec)
+    return Settlement(Outcome.SNOOZED, changes, None, {"attempts": -1})
+
+
+def released(now: datetime, *, front: bool) -> Settlement:
+    """Hand the task back unharmed: its attempt is refunded, and it is ready at once."""
+    changes: Document = {"status": filters.PENDING, "next_retry_at": None}
+    if front:
+        changes["position"] = front_position(now)
+    return Settlement(Outcome.RELEASED, changes, None, {"attempts": -1})
+
+
+def settle(
+    task: Task[Any],
+    settlement: Settlement,
+    *,
+    now: datetime,
+    settings: QueueSettings,
+    session: Any = None,
+) -> Operation[None]:
+    """Write a settlement, or raise :class:`LeaseLost` if the claim no longer holds the task."""
+    update = settlement_update(task, settlement, now=now, history_limit=settings.history_limit)
+    result = yield Call("update_one", filters.claimed(task), update, session=session)
+    if not result.matched_count:
+        yield from _confirm(task, settlement.outcome, settings=settings, session=session)
+
+
+def touch(task: Task[Any], expires_at: datetime, now: datetime) -> Operation[None]:
+    """Move the end of the lease. Safe to repeat: it sets the same instant again."""
+    update = {"$set": {"lease_expires_at": expires_at, "updated_at": now}}
+    result = yield Call("update_one", filters.claimed(task), update)
+    if not result.matched_count:
+        raise (yield from explain_loss(task))
+
+
+def settlement_update(
+    task: Claim, settlement: Settlement, *, now: datetime, history_limit: int
+) -> Document:
+    """Write the update of a settlement: the new state, and the attempt's line in the history."""
+    lease = task.lease
+    error = settlement.error.model_dump() if settlement.error else None
+    entry: Document = {
+        "attempt": task.attempts,
+        "worker_id": lease.worker_id if lease else None,
+        "started_at": lease.started_at if lease else None,
+        "lease_token": lease.token if lease else None,
+        "ended_at": now,
+        "outcome": settlement.outcome.value,
+    }
+    changes = {
+        **settlement.changes,
+        "updated_at": now,
+        "lease_token": None,
+        "lease_expires_at": None,
+    }
+    if error:
+        changes["error"] = error
+        entry["error"] = {**error, "message": _cut(error["message"], LONGEST_IN_HISTORY)}
+    update: Document = {
+        "$set": changes,
+        "$push": {"history": {"$each": [entry], "$slice": -history_limit}},
+    }
+    if settlement.increments:
+        update["$inc"] = settlement.increments
+    return update
+
+
+def describe_error(error: object, code: str | None, now: datetime, *, otherwise: str) -> TaskError:
+    """Make an error to store: from a message, or from an exception, whose type is the code."""
+    if isinstance(error, BaseException):
+        code = code or type(error).__name__
+        message = f"{type(error).__name__}: {_text(error)}"
+    else:
+        message = otherwise if error is None else _text(error)
+    return TaskError.trusted(message=_cut(message, LONGEST_MESSAGE), code=code, at=now)
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 (an error whose text fails must still be told)
+        return f"<{type(value).__name__} without a text>"
+
+
+def _cut(text: str, longest: int) -> str:
+    """Make a text that BSON can hold, and cut it to a number of bytes."""
+    return text.encode("utf-8", "backslashreplace")[:longest].decode("utf-8", "ignore")
+
+
+def _confirm(
+    task: Task[Any], outcome: Outcome, *, settings: QueueSettings, session: Any
+) -> Operation[None]:
+    """Accept that nothing matched only if this very settlement is already in the history."""
+    targets = [Target.TASKS]
+    if settings.dead_letters == "collection":
+        targets.append(Target.DEAD_LETTERS)
+    for target in targets:
+        document = yield Call(
+            "find_one", {"_id": task.id}, {"history": 1}, target=target, session=session
+        )
+        if document and settled_as(task, outcome, document):
+            return
+    raise (yield from explain_loss(task, session=session))
+
+
+def settled_as(task: Claim, outcome: Outcome, document: Document) -> bool:
+    """Tell whether the history shows this very settlement."""
+    token = task.lease.token if task.lease else None
+    return any(
+        entry.get("lease_token") == token and entry.get("outcome") == outcome.value
+        for entry in document.get("history", ())
+    )
+
+
+def explain_loss(task: Claim, *, session: Any = None) -> Operation[LeaseLost]:
+    """Find out why a claim no longer holds its task."""
+    held_by = task.lease.worker_id if task.lease else None
+    fields = {"status": 1, "worker_id": 1, "lease_token": 1}
+    document = yield Call("find_one", {"_id": task.id}, fields, session=session)
+    if task.lease is None:
+        reason = "it was not popped; settle the task that pop returned"
+    elif document is None:
+        reason = "the task is gone"
+    elif document["status"] == filters.PROCESSING:
+        reason = f"it expired, and {document.get('worker_id')!r} holds the task now"
+    else:
+        reason = f"the task is {document['status']}"
+    return LeaseLost(task_id=task.id, worker_id=held_by, reason=reason)

@@ -1,0 +1,151 @@
+"""Workers: who is alive, and what becomes of the tasks of one that is not.
+
+A worker that dies leaves its tasks leased. Its heartbeat ends at once, its leases later; so
+the sweeper does not wait for the leases of a worker whose heartbeat has ended. Like every
+reclaim it is fenced: a worker that was only slow finds its lease lost, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from pymongo import UpdateOne
+
+from microqueue.model import Model
+from microqueue.operations import filters, settle
+from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.sweep import WITHOUT_PAYLOAD
+from microqueue.settings import QueueSettings
+from microqueue.task import Outcome, Task, TaskError
+
+MISSED_BEATS = 3
+
+
+class WorkerInfo(Model):
+    """A worker that has registered, as of its last heartbeat."""
+
+    id: str
+    collection: str
+    host: str
+    pid: int
+    queues: Sequence[str]
+    concurrency: int
+    running: int
+    handled: int
+    started_at: datetime
+    heartbeat_at: datetime
+    heartbeat_sec: float
+
+    def gone_at(self) -> datetime:
+        """When it counts as gone: after three heartbeats that did not come."""
+        return self.heartbeat_at + timedelta(seconds=self.heartbeat_sec * MISSED_BEATS)
+
+
+def beat(info: WorkerInfo) -> Operation[None]:
+    """Register a worker, or renew its registration. Safe to repeat: it writes the same again."""
+    document = info.model_dump(exclude={"id"})
+    document["gone_at"] = info.gone_at()
+    yield Call(
+        "update_one", {"_id": info.id}, {"$set": document}, upsert=True, target=Target.WORKERS
+    )
+
+
+def leave(worker_id: str) -> Operation[None]:
+    """Take a worker off the list: it ended, and holds nothing."""
+    yield Call("delete_one", {"_id": worker_id}, target=Target.WORKERS)
+
+
+def list_workers(collection: str) -> Operation[list[WorkerInfo]]:
+    """Read who is registered, the longest running first."""
+    here = {"collection": collection}
+    found = yield Call("find", here, sort=[("started_at", 1), ("_id", 1)], target=Target.WORKERS)
+    return [_read(document) for document in found]
+
+
+def reclaim_orphaned(
+    collection: str, now: datetime, settings: QueueSettings
+) -> Operation[tuple[int, int]]:
+    """Take back the tasks of workers whose heartbeat has ended: how many wait, and are buried.
+
+    A worker is taken off the list only after its tasks were, so a sweeper that dies half
+    way leaves the rest to the next one.
+    """
+    reclaimed = buried = 0
+    silent = {"collection": collection, "gone_at": {"$lte": now}}
+    dead = yield Call("find", silent, target=Target.WORKERS)
+    for document in dead:
+        back, out = yield from reclaim_from(
+            document["_id"], now, settings, concurrency=document.get("concurrency") or 1
+        )
+        reclaimed += back
+        buried += out
+        # Unless it beat again in the meantime: then it was only slow.
+        unchanged = {"_id": document["_id"], "heartbeat_at": document["heartbeat_at"]}
+        yield Call("delete_one", unchanged, target=Target.WORKERS)
+    return reclaimed, buried
+
+
+def reclaim_from(
+    worker_id: str, now: datetime, settings: QueueSettings, *, concurrency: int
+) -> Operation[tuple[int, int]]:
+    """Take back everything that one worker holds: how many wait, and how many are buried.
+
+    A crash is counted only against those that may have been running. Tasks start in the
+    order in which they were claimed, so these are the first ``concurrency`` ones; the others
+    waited for a handler, and are no poison.
+    """
+    selection = {**filters.LEASED, "worker_id": worker_id}
+    order = [("started_at", 1), *filters.READY_ORDER]
+    reclaimed = buried = 0
+    suspects = concurrency
+    while True:
+        held: list[Document] = yield Call(
+            "find", selection, WITHOUT_PAYLOAD, sort=order, limit=settings.batch_size
+        )
+        back: list[UpdateOne] = []
+        dead: list[UpdateOne] = []
+        for document in held:
+            task: Task[Any] = Task.from_document(document)
+            update = _crash_update(task, now, settings, suspect=suspects > 0)
+            suspects -= 1
+            waits = update["$set"]["status"] == filters.PENDING
+            (back if waits else dead).append(UpdateOne(filters.claimed(task), update))
+        moved = 0
+        for updates in (back, dead):
+            if updates:
+                result = yield Call("bulk_write", updates, ordered=False)
+                moved += result.modified_count
+                if updates is back:
+                    reclaimed += result.modified_count
+                else:
+                    buried += result.modified_count
+        if len(held) < settings.batch_size or not moved:
+            return reclaimed, buried
+
+
+def _crash_update(
+    task: Task[Any], now: datetime, settings: QueueSettings, *, suspect: bool
+) -> Document:
+    worker_id = task.lease.worker_id if task.lease else None
+    crashes = task.crashes + suspect
+    message = f"the worker {worker_id} ended without settling the task"
+    error = TaskError.trusted(message=message, code="worker_gone", at=now)
+    if suspect and crashes >= settings.max_crashes:
+        message = f"{crashes} workers ended while they ran this task; the last was {worker_id}"
+        error = TaskError.trusted(message=message, code="poison", at=now)
+        settlement = settle.failed(now, error, outcome=Outcome.CRASHED)
+    else:
+        policy = task.backoff or settings.backoff
+        delay_sec = policy.delay_seconds(task.attempts, previous=task.backoff_sec)
+        settlement = settle.retried(task, now, error, delay_sec=delay_sec, outcome=Outcome.CRASHED)
+    settlement.changes["redelivered"] = True
+    if suspect:
+        settlement.increments["crashes"] = 1
+    return settle.settlement_update(task, settlement, now=now, history_limit=settings.history_limit)
+
+
+def _read(document: Document) -> WorkerInfo:
+    fields = {name: document.get(name) for name in WorkerInfo.model_fields if name != "id"}
+    return WorkerInfo.trusted(id=document["_id"], **fields)

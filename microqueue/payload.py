@@ -1,0 +1,246 @@
+"""Payloads in and out of BSON, as plain documents or through a pydantic model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Generic, cast
+from uuid import UUID
+
+import bson
+from bson import Binary, Code, DBRef, Decimal128, Int64, ObjectId, Regex, Timestamp
+from bson.codec_options import CodecOptions
+from bson.errors import BSONError
+from bson.max_key import MaxKey
+from bson.min_key import MinKey
+from bson.raw_bson import RawBSONDocument
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from microqueue.clock import as_utc, whole_milliseconds
+from microqueue.errors import InvalidArgument, InvalidPayload
+from microqueue.model import refusal, shorten
+from microqueue.task import PayloadT
+
+LARGEST_DOCUMENT = 15 * 1024 * 1024
+"""In bytes. MongoDB's own limit is 16 MB; the rest is for the history, errors and result."""
+
+_BSON_LEAVES = (
+    str, bytes, bool, int, float, datetime, UUID, ObjectId, Binary, Code, DBRef, Decimal128,
+    Int64, MaxKey, MinKey, Regex, Timestamp, type(None),
+)  # fmt: skip
+
+AS_STORED: dict[str, Any] = {"strict": False}
+"""How documents are read: BSON has no dates, tuples or sets, which a strict model insists on."""
+if "by_name" in inspect.signature(TypeAdapter.validate_python).parameters:  # pydantic 2.11
+    # A field may be validated by another name than it is dumped by.
+    AS_STORED |= {"by_alias": True, "by_name": True}
+
+
+class PayloadCodec(Generic[PayloadT]):
+    """Turns payloads into documents and back; with a model, validates both ways."""
+
+    def __init__(self, model: type[PayloadT] | None = None) -> None:
+        self._adapter = TypeAdapter(model) if model is not None else None
+
+    def dump(self, payload: PayloadT) -> dict[str, Any]:
+        """Give the document to store, or raise :class:`InvalidPayload`."""
+        return self.accept(payload)[1]
+
+    def accept(self, payload: Any) -> tuple[PayloadT, dict[str, Any]]:
+        """Give the payload as its model has it, and the document to store.
+
+        Raises :class:`InvalidPayload`, also if the document would not be read back as what
+        was given: at delivery it would be too late to say so.
+        """
+        if self._adapter is None:
+            # A plain dict is encoded at once, so it need not be copied.
+            return payload, payload if type(payload) is dict else _untyped_document(payload)
+        given = _validate(self._adapter, payload)
+        problems = []
+        for by_alias in (True, False):
+            document = _typed_document(self._adapter, given, by_alias=by_alias)
+            problem = _find_loss(self._adapter, given, document, by_alias=by_alias)
+            if problem is None:
+                return given, document
+            problems.append(problem)
+        raise InvalidPayload(
+            f"the payload ({type(given).__name__}) does not survive being stored: {problems[0]}",
+            argument="payload",
+            value=payload,
+        )
+
+    def load(self, stored: Any) -> PayloadT:
+        """Validate a stored payload, or raise :class:`InvalidPayload`."""
+        if self._adapter is None:
+            return cast("PayloadT", stored)
+        return _validate(self._adapter, stored, **AS_STORED)
+
+
+def codec_of(payload_model: Any) -> PayloadCodec[Any]:
+    """Make the codec of a queue, or refuse a model that pydantic cannot use."""
+    try:
+        if isinstance(payload_model, str):
+            raise TypeError("give the class itself, not its name")  # noqa: TRY301
+        return PayloadCodec(payload_model)
+    except (AttributeError, NameError, TypeError, PydanticUserError) as exc:
+        reason = str(exc).partition("\n")[0]
+        raise InvalidArgument(
+            f"payload_model={shorten(payload_model)} is not valid: give a pydantic model; {reason}",
+            argument="payload_model",
+            value=payload_model,
+        ) from exc
+
+
+def check_encodable(document: Mapping[str, Any], codec_options: CodecOptions[Any]) -> None:
+    """Refuse a document that BSON cannot hold, before any part of it is written."""
+    encode_all([document], codec_options)
+
+
+def encode_all(
+    documents: Sequence[Mapping[str, Any]], codec_options: CodecOptions[Any]
+) -> list[RawBSONDocument]:
+    """Encode documents as they will be stored, once; refuse what BSON cannot hold."""
+    encoded: list[RawBSONDocument] = []
+    try:
+        for document in documents:
+            encoded.append(RawBSONDocument(bson.encode(document, codec_options=codec_options)))  # noqa: PERF401 (its length tells which one failed)
+    except (BSONError, OverflowError, TypeError, ValueError, RecursionError) as exc:
+        raise InvalidPayload(
+            f"MongoDB cannot store this task: {shorten(exc.args[0] if exc.args else exc)}",
+            argument="payload",
+            value=documents[len(encoded)].get("payload"),
+        ) from exc
+    for document, raw in zip(documents, encoded, strict=True):
+        if len(raw.raw) > LARGEST_DOCUMENT:
+            raise InvalidPayload(
+                f"the task takes {len(raw.raw):,} bytes, and at most {LARGEST_DOCUMENT:,} fit; "
+                "store large data elsewhere and put a reference into the payload",
+                argument="payload",
+                value=document.get("payload"),
+            )
+    return encoded
+
+
+def _validate(adapter: TypeAdapter[PayloadT], value: Any, **options: Any) -> PayloadT:
+    try:
+        return adapter.validate_python(value, **options)
+    except ValidationError as exc:
+        message = str(refusal("payload", exc))
+        raise InvalidPayload(message, argument="payload", value=value) from exc
+    except Exception as exc:
+        # A validator of the caller's may raise anything.
+        message = f"payload={shorten(value)} is not valid: {_describe(exc)}"
+        raise InvalidPayload(message, argument="payload", value=value) from exc
+
+
+def _untyped_document(payload: Any) -> dict[str, Any]:
+    if isinstance(payload, BaseModel):
+        return _dumped(payload, payload.model_dump, by_alias=True)
+    return dict(_mapping(payload, payload))
+
+
+def _typed_document(
+    adapter: TypeAdapter[Any], payload: Any, *, by_alias: bool = True
+) -> dict[str, Any]:
+    return _dumped(payload, partial(adapter.dump_python, payload), by_alias=by_alias)
+
+
+def _dumped(payload: Any, dump: Callable[..., Any], *, by_alias: bool) -> dict[str, Any]:
+    try:
+        document = dump(by_alias=by_alias, round_trip=True, warnings=False)
+        return dict(_to_bson_types(_mapping(document, payload)))
+    except InvalidPayload:
+        raise
+    except Exception as exc:
+        # A serializer of the caller's may raise anything.
+        raise InvalidPayload(
+            f"the payload ({type(payload).__name__}) cannot be dumped: {_describe(exc)}",
+            argument="payload",
+            value=payload,
+        ) from exc
+
+
+def _mapping(document: Any, payload: Any) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping):
+        raise InvalidPayload(
+            f"a payload is a dict or a pydantic model, not {shorten(payload)}",
+            argument="payload",
+            value=payload,
+        )
+    return document
+
+
+def _find_loss(
+    adapter: TypeAdapter[Any], given: Any, document: dict[str, Any], *, by_alias: bool
+) -> str | None:
+    """Say what is lost when the document is read back. Values are left out: some are secret."""
+    try:
+        # A copy, for validators that take out what they have read.
+        restored = adapter.validate_python(dict(document), **AS_STORED)
+    except Exception as exc:  # noqa: BLE001 (a validator of the caller's may raise anything)
+        return _describe(exc)
+    again = _typed_document(adapter, restored, by_alias=by_alias)
+    for key in [*document, *again]:
+        one, other = document.get(key), again.get(key)
+        if one != other and repr(one) != repr(other):  # NaN equals nothing, not even itself.
+            return f"{key} comes back as something else"
+    lost = _find_lost_field(given, restored)
+    return f"{lost} is left out of what the model dumps" if lost else None
+
+
+def _find_lost_field(given: Any, restored: Any) -> str | None:
+    """Find a field that was not dumped, and came back as its default or not at all."""
+    if isinstance(given, BaseModel) and isinstance(restored, BaseModel):
+        for name, field in type(given).model_fields.items():
+            if name not in type(restored).model_fields:
+                return name  # A subclass of what the model names.
+            one, other = getattr(given, name), getattr(restored, name)
+            if (field.exclude or getattr(field, "exclude_if", None)) and one != other:
+                return name
+            if lost := _find_lost_field(one, other):
+                return f"{name}.{lost}"
+        return None
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(given, Mapping) and isinstance(restored, Mapping):
+        pairs = ((item, restored.get(key)) for key, item in given.items())
+    elif isinstance(given, list | tuple) and isinstance(restored, list | tuple):
+        pairs = zip(given, restored, strict=False)
+    return next((lost for pair in pairs if (lost := _find_lost_field(*pair))), None)
+
+
+def _describe(exc: Exception) -> str:
+    if isinstance(exc, ValidationError):
+        first = exc.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return f"{type(exc).__name__}: {exc}"
+
+
+def _to_bson_types(value: Any) -> Any:
+    """Make what a model dumped storable, in the form in which BSON gives it back.
+
+    Enums, dates, decimals and sets become what JSON has for them; secrets are stored plain.
+    """
+    if isinstance(value, Secret | SecretStr | SecretBytes):
+        value = value.get_secret_value()
+    if isinstance(value, Mapping):
+        return {_to_key(key): _to_bson_types(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)  # Equal sets are the same document.
+    if isinstance(value, list | tuple):
+        return [_to_bson_types(item) for item in value]
+    if type(value) is datetime:
+        return whole_milliseconds(as_utc(value))
+    if type(value) in _BSON_LEAVES:
+        return value
+    try:
+        return to_jsonable_python(value)
+    except PydanticSerializationError:
+        return value  # BSON may know it through the caller's type registry.
+
+
+def _to_key(key: Any) -> Any:
+    return key if isinstance(key, str) else str(to_jsonable_python(key))

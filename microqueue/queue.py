@@ -1,0 +1,297 @@
+"""The queue for plain, blocking code: one short method per operation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Self, TypeVar
+
+from pymongo import MongoClient
+
+from microqueue.arguments import check_count, check_session, check_worker_id
+from microqueue.backoff import BackoffPolicy
+from microqueue.clock import Clock
+from microqueue.core import QueueCore
+from microqueue.dead_letters import DeadLetters
+from microqueue.drivers.collections import is_async
+from microqueue.drivers.sync import SyncDriver
+from microqueue.drivers.wakeup import SyncWakeup
+from microqueue.durations import Duration, duration_argument
+from microqueue.errors import InvalidArgument, LeaseLost
+from microqueue.operations.call import Operation
+from microqueue.operations.control import Pause
+from microqueue.operations.inspect import QueueStats
+from microqueue.operations.workers import WorkerInfo
+from microqueue.settings import QueueSettings
+from microqueue.task import EnqueueReport, NewTask, PayloadT, Task, TaskId, TaskStatus
+
+T = TypeVar("T")
+
+
+class Queue(QueueCore[PayloadT]):
+    """A named queue in one MongoDB collection. Safe to share between threads.
+
+    Takes a pymongo database, of which it uses the ``tasks`` collection, or a collection.
+    With ``payload_model``, payloads go in and come out as that pydantic model.
+    """
+
+    def __init__(
+        self,
+        database_or_collection: Any,
+        name: str = "default",
+        *,
+        settings: QueueSettings | None = None,
+        payload_model: type[PayloadT] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if is_async(database_or_collection):
+            raise InvalidArgument(
+                f"{type(database_or_collection).__name__} is asynchronous; use AsyncQueue",
+                argument="database_or_collection",
+            )
+        super().__init__(
+            database_or_collection,
+            name,
+            settings=settings,
+            payload_model=payload_model,
+            clock=clock,
+        )
+        self._driver = SyncDriver(
+            self.collections,
+            deadline=self.settings.retry_deadline,
+            on_retry=self.clock.forget,
+        )
+        self.dead_letters: DeadLetters[PayloadT] = DeadLetters(self, self.run)
+
+    @classmethod
+    def from_uri(
+        cls,
+        uri: str | None = None,
+        name: str = "default",
+        *,
+        settings: QueueSettings | None = None,
+        payload_model: type[PayloadT] | None = None,
+        clock: Clock | None = None,
+        collection: str | None = None,
+        **client_options: Any,
+    ) -> Self:
+        """Connect to ``uri``, else to ``MICROQUEUE_URI``, else to the embedded server.
+
+        The database is the URI's, else ``microqueue``. ``client_options`` go to ``MongoClient``.
+        A server that is not there is an error after ``settings.server_timeout``, at first use.
+        """
+        return cls._connect(
+            MongoClient,
+            uri,
+            name,
+            settings=settings,
+            payload_model=payload_model,
+            clock=clock,
+            collection=collection,
+            client_options=client_options,
+        )
+
+    def close(self) -> None:
+        """Close the client, and the embedded server, if ``from_uri`` opened them."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.client.close()
+            connection.stop_server()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation on this queue's collections."""
+        return self._driver.run(operation)
+
+    def now(self) -> datetime:
+        """Give the time that this queue goes by: the server's."""
+        return self.run(self._now())
+
+    def ensure_indexes(self) -> list[str]:
+        """Create missing indexes, adjust the retention, and give the names of the new ones.
+
+        Safe to repeat. Raises :class:`IndexConflict` if an index of another shape is in the way.
+        """
+        return self.run(self._ensure_indexes())
+
+    # Produce
+
+    def enqueue(
+        self,
+        payload: PayloadT,
+        *,
+        priority: int = 0,
+        delay: Duration | None = None,
+        eta: datetime | None = None,
+        max_attempts: int | None = None,
+        backoff: BackoffPolicy | None = None,
+        visibility_timeout: Duration | None = None,
+        dedupe_key: str | None = None,
+        expires_in: Duration | None = None,
+        task_id: TaskId | None = None,
+        headers: dict[str, Any] | None = None,
+        session: Any = None,
+    ) -> Task[PayloadT]:
+        """Add a task; when this returns, it is stored.
+
+        ``priority`` is 0 to 255, higher first. ``delay`` or ``eta`` hold it back; ``expires_in``
+        fails it if it was not delivered by then. Raises :class:`DuplicateTask` if a live task
+        has the ``dedupe_key``, or any task the ``task_id``. With ``session`` it joins the
+        caller's transaction. Safe to repeat after a lost connection: the id is fixed before.
+        """
+        new = NewTask[Any](
+            payload=payload,
+            priority=priority,
+            delay=delay,
+            eta=eta,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            visibility_timeout=visibility_timeout,
+            dedupe_key=dedupe_key,
+            expires_in=expires_in,
+            task_id=task_id,
+            headers={} if headers is None else headers,
+        )
+        return self.run(self._enqueue(new, check_session(session)))
+
+    def enqueue_many(
+        self, items: Iterable[PayloadT | NewTask[PayloadT]], *, session: Any = None, **options: Any
+    ) -> EnqueueReport[PayloadT]:
+        """Add many tasks in few round trips; items are payloads, or ``NewTask`` with options.
+
+        ``options`` are those of ``NewTask``, for the items that are bare payloads. All items
+        are checked before any is written. Duplicates by ``dedupe_key`` or ``task_id`` are
+        reported and the rest is added. Safe to repeat, as ``enqueue`` is.
+        """
+        return self.run(self._enqueue_many(items, options, check_session(session)))
+
+    # Claim
+
+    def pop(
+        self, *, worker_id: str | None = None, wait: Duration | None = None
+    ) -> Task[PayloadT] | None:
+        """Claim the next task under a lease, or give ``None``.
+
+        With ``wait``, block up to that long: on a change stream where the server has one,
+        by polling where not. Not repeated blindly after a lost connection: the claim is
+        looked up by its token; if that fails too, the error surfaces and the lease expires.
+        """
+        limit = duration_argument("wait", wait)
+        check_worker_id(worker_id)
+        task = self.run(self._pop(worker_id))
+        if task is not None or not limit:
+            return task
+        deadline = time.monotonic() + limit.total_seconds()
+        poll_sec = self.settings.poll_interval.total_seconds()
+        with SyncWakeup(self.collections, [self.name], poll_interval_sec=poll_sec) as wakeup:
+            while True:
+                # Once more after the stream opened: a task may have come just before.
+                task = self.run(self._pop(worker_id))
+                remaining = deadline - time.monotonic()
+                if task is not None or remaining <= 0:
+                    return task
+                due_sec = self.run(self.next_due_sec())
+                wakeup.sleep(remaining if due_sec is None else min(remaining, due_sec))
+
+    def pop_many(self, limit: int, *, worker_id: str | None = None) -> list[Task[PayloadT]]:
+        """Claim up to ``limit`` tasks at once, under one lease token, in queue order."""
+        return self.run(self._pop_many(check_count("limit", limit), check_worker_id(worker_id)))
+
+    # Settle: each raises LeaseLost if the task is no longer this worker's. All are safe to
+    # repeat: the same settlement under the same token is a quiet success.
+
+    def mark_done(self, task: Task[Any], *, result: Any = None, session: Any = None) -> None:
+        """Finish a task. With ``session``, in the caller's transaction: all of it, or nothing."""
+        self.run(self._mark_done(task, result, check_session(session)))
+
+    def mark_done_many(self, tasks: Iterable[Task[Any]]) -> list[LeaseLost]:
+        """Finish many tasks with one write per batch popped; give those whose lease was lost."""
+        return self.run(self._mark_done_many(tasks))
+
+    def mark_retry(
+        self,
+        task: Task[Any],
+        error: object = None,
+        *,
+        code: str | None = None,
+        delay: Duration | None = None,
+    ) -> TaskStatus:
+        """Send a task back to wait out its backoff, or ``delay``; bury it after its last attempt.
+
+        ``error`` is a message or an exception. Gives the task's new status.
+        """
+        return self.run(self._mark_retry(task, error, code, delay))
+
+    def mark_failure(self, task: Task[Any], message: object, *, code: str | None = None) -> None:
+        """Make a task a dead letter at once, whatever attempts it has left."""
+        self.run(self._mark_failure(task, message, code))
+
+    def touch(self, task: Task[PayloadT], *, extend: Duration | None = None) -> Task[PayloadT]:
+        """Renew the lease: it ends ``extend`` from now, or after its usual length."""
+        return self.run(self._touch(task, extend))
+
+    def release(self, task: Task[Any], *, front: bool = False) -> None:
+        """Hand a task back unharmed, its attempt refunded; ``front``: first in its priority."""
+        self.run(self._release(task, front=front))
+
+    # Inspect and administer
+
+    def get(self, task_id: TaskId) -> Task[PayloadT] | None:
+        """Read one task, of any queue in the collection."""
+        return self.run(self._get(task_id))
+
+    def peek(
+        self,
+        limit: int = 10,
+        *,
+        status: TaskStatus | str | None = None,
+        queue: str | None = None,
+    ) -> list[Task[PayloadT]]:
+        """Read tasks, newest first. Looking claims nothing and leaves no trace."""
+        return self.run(self._peek(limit, status, queue))
+
+    def stats(self) -> QueueStats:
+        """Count the tasks by status, with the age of the oldest ready one and the next due."""
+        return self.run(self._stats())
+
+    def workers(self) -> list[WorkerInfo]:
+        """List the workers that have registered and not ended, those of all queues."""
+        return self.run(self._workers())
+
+    def purge(
+        self, *, status: TaskStatus | str = TaskStatus.DONE, older_than: Duration | None = None
+    ) -> int:
+        """Delete tasks of one status, done by default; give how many. Never what is leased."""
+        return self.run(self._purge(status, older_than))
+
+    def cancel(self, task_id: TaskId) -> Task[PayloadT]:
+        """Fail a waiting or running task with code ``cancelled``.
+
+        A handler that runs it, on any machine, is told within about a second, as if its
+        lease were lost; what it returns is discarded. Raises :class:`TaskNotFound`, or
+        :class:`WrongStatus` if the task is finished.
+        """
+        return self.run(self._cancel(task_id))
+
+    # Control
+
+    def pause(self, *, reason: str | None = None) -> Pause:
+        """Stop deliveries from this queue, for all workers, until :meth:`resume`.
+
+        Takes effect within a second. What already runs goes on; tasks can still be added.
+        """
+        return self.run(self._pause(reason))
+
+    def resume(self) -> bool:
+        """Deliver again; tell whether the queue was paused."""
+        return self.run(self._resume())
+
+    def paused(self) -> Pause | None:
+        """Give the pause of this queue, if it is paused."""
+        return self.run(self._paused())

@@ -1,0 +1,82 @@
+"""Queue-wide settings: from code, or from ``MICROQUEUE_*`` in the environment."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Literal, Self
+
+from pydantic import Field
+
+from microqueue.backoff import BackoffPolicy
+from microqueue.durations import NonNegativeDuration, PositiveDuration
+from microqueue.model import Model
+
+PREFIX = "MICROQUEUE_"
+OTHER_VARIABLES = frozenset({"URI", "MONGOD", "HOME", "DASHBOARD_TOKEN"})
+
+logger = logging.getLogger("microqueue.settings")
+
+
+class QueueSettings(Model):
+    """What holds for every task of a queue that does not say otherwise.
+
+    Durations are a ``timedelta`` or seconds. Each field can come from the environment:
+    ``MICROQUEUE_VISIBILITY_TIMEOUT=120``, ``MICROQUEUE_BACKOFF='{"base_sec": 1}'``.
+    """
+
+    max_attempts: int = Field(default=10, ge=1, le=1_000_000, strict=True)
+    """Deliveries in all: 3 runs a failing task three times."""
+    visibility_timeout: PositiveDuration = timedelta(minutes=10)
+    """How long a lease lasts before the sweeper may hand the task to another worker."""
+    backoff: BackoffPolicy = BackoffPolicy()
+    max_crashes: int = Field(default=3, ge=1, le=1_000_000, strict=True)
+    """How many workers a task may take down before it is buried with code ``poison``."""
+    history_limit: int = Field(default=20, ge=1, le=1000, strict=True)
+    """How many finished attempts a task remembers, the latest ones."""
+    retention: PositiveDuration | None = timedelta(days=7)
+    """How long a done task is kept; ``None`` keeps it for good. One value per collection."""
+    dead_letters: Literal["status", "collection"] = "status"
+    """Where failed tasks stay: in ``tasks`` with status ``failed``, or moved to ``tasks_dlq``."""
+    poll_interval: PositiveDuration = timedelta(seconds=1)
+    """How often ``pop(wait=...)`` looks again where the server has no change streams."""
+    retry_deadline: NonNegativeDuration = timedelta(seconds=15)
+    """How long transient MongoDB errors are retried, where a repeat is safe. 0: never."""
+    server_timeout: PositiveDuration = timedelta(seconds=5)
+    """How long ``from_uri`` clients look for a server before they give up."""
+    batch_size: int = Field(default=1000, ge=1, le=100_000, strict=True)
+    """How many documents one step of a bulk operation or a sweep touches."""
+    promote_limit: int = Field(default=100, ge=1, le=100_000, strict=True)
+    """How many due tasks one pop makes ready before it claims."""
+    ensure_indexes: bool = True
+    """Create missing indexes before the first write, or leave that to the deployment."""
+
+    @classmethod
+    def from_environment(
+        cls, environment: Mapping[str, str] | None = None, **overrides: Any
+    ) -> Self:
+        """Read ``MICROQUEUE_*``; values given here win over the environment."""
+        values: dict[str, Any] = {}
+        for variable, text in (os.environ if environment is None else environment).items():
+            name = variable.removeprefix(PREFIX)
+            if name == variable or name in OTHER_VARIABLES:
+                continue
+            if name.lower() in cls.model_fields:
+                values[name.lower()] = _read_value(text)
+            else:
+                # Not an error: container platforms set variables after a service's name.
+                logger.warning("%s is not a setting of microqueue, and is ignored", variable)
+        return cls(**{**values, **overrides})
+
+
+def _read_value(text: str) -> Any:
+    if text.strip().lower() in {"", "none", "null"}:
+        return None
+    for read in (int, float, json.loads):
+        with suppress(ValueError):
+            return read(text)
+    return text  # A word, or what the field refuses and names.

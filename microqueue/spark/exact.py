@@ -1,0 +1,203 @@
+"""Convert single values of BSON into a column's type, exactly or not at all.
+
+This is how nested columns are read, and every batch in which something does not fit:
+nothing is rounded, cut or guessed. What does not fit is null, and noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from bson import Decimal128, ObjectId
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from microqueue.arguments import refused
+from microqueue.errors import SchemaDrift
+from microqueue.model import shorten
+
+LARGEST_EXACT = 2**53
+"""Up to here a double holds every integer."""
+
+INTEGER_BITS: dict[type[DataType], int] = {
+    ByteType: 8,
+    ShortType: 16,
+    IntegerType: 32,
+    LongType: 64,
+}
+
+
+class Drift:
+    """What did not fit in one task; with ``strict``, the first such thing is an error."""
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self.task_id: Any = None
+        self.count = 0
+
+    def begin(self, task_id: Any) -> None:
+        """Start on the next task."""
+        self.task_id, self.count = task_id, 0
+
+    def note(self, path: str, reason: str) -> None:
+        """Count a value that does not fit."""
+        if self._strict:
+            raise SchemaDrift(task_id=self.task_id, column=path, reason=reason)
+        self.count += 1
+
+
+Reader: TypeAlias = Callable[[Any, Drift], Any]
+
+
+def reader_of(kind: DataType, path: str, *, closed: bool = False) -> Reader:
+    """Make the function that reads a value of one type.
+
+    In a ``closed`` struct, each field must be there, and no other.
+    """
+    if isinstance(kind, StructType):
+        return _struct_reader(kind, path, closed=closed)
+    if isinstance(kind, ArrayType):
+        return _array_reader(kind, path, closed=closed)
+    if isinstance(kind, MapType):
+        return _map_reader(kind, path, closed=closed)
+    exact = _leaf(kind, path)
+
+    def read(value: Any, drift: Drift) -> Any:
+        if value is None:
+            return None
+        converted = exact(value)
+        if converted is None:
+            drift.note(path, f"is {_shown(value)}, and should be {kind.simpleString()}")
+        return converted
+
+    return read
+
+
+def _struct_reader(kind: StructType, path: str, *, closed: bool) -> Reader:
+    fields = {
+        field.name: reader_of(field.dataType, f"{path}.{field.name}", closed=closed)
+        for field in kind.fields
+    }
+
+    def read(value: Any, drift: Drift) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            drift.note(path, f"is {_shown(value)}, and should be a document")
+            return None
+        if closed and value.keys() != fields.keys():
+            for name in fields.keys() - value.keys():
+                drift.note(f"{path}.{name}", "is missing")
+            for name in value.keys() - fields.keys():
+                drift.note(f"{path}.{name}", "is not in the schema")
+        return {name: convert(value.get(name), drift) for name, convert in fields.items()}
+
+    return read
+
+
+def _array_reader(kind: ArrayType, path: str, *, closed: bool) -> Reader:
+    convert = reader_of(kind.elementType, f"{path}[]", closed=closed)
+
+    def read(value: Any, drift: Drift) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            drift.note(path, f"is {_shown(value)}, and should be an array")
+            return None
+        return [convert(item, drift) for item in value]
+
+    return read
+
+
+def _map_reader(kind: MapType, path: str, *, closed: bool) -> Reader:
+    if not isinstance(kind.keyType, StringType):
+        raise refused("payload", kind.simpleString(), "keys of a map in MongoDB are strings")
+    convert = reader_of(kind.valueType, f"{path}.*", closed=closed)
+
+    def read(value: Any, drift: Drift) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            drift.note(path, f"is {_shown(value)}, and should be a document")
+            return None
+        return [(key, convert(item, drift)) for key, item in value.items()]
+
+    return read
+
+
+def _leaf(kind: DataType, path: str) -> Callable[[Any], Any]:
+    """Choose what converts a value that is not null, and gives null for one that does not fit."""
+    if type(kind) in INTEGER_BITS:
+        limit = 2 ** (INTEGER_BITS[type(kind)] - 1)
+        return lambda value: _integer(value, limit)
+    if isinstance(kind, DecimalType):
+        return lambda value: _decimal(value, kind)
+    found = _LEAVES.get(type(kind))
+    if found is None:
+        raise refused("payload", f"{path} {kind.simpleString()}", "MongoDB has no such type")
+    return found
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else _id_text(value)
+
+
+def _id_text(value: Any) -> str | None:
+    return str(value) if isinstance(value, ObjectId | UUID) else None
+
+
+def _integer(value: Any, limit: int) -> int | None:
+    if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT:
+        value = int(value)  # The mongo shell writes whole numbers so.
+    fits = isinstance(value, int) and not isinstance(value, bool) and -limit <= value < limit
+    return value if fits else None
+
+
+def _double(value: Any) -> float | None:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_EXACT:
+        return float(value)
+    return value if isinstance(value, float) else None
+
+
+def _decimal(value: Any, kind: DecimalType) -> Decimal | None:
+    if isinstance(value, Decimal128):
+        value = value.to_decimal()
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = Decimal(value)
+    if not isinstance(value, Decimal) or not value.is_finite():
+        return None
+    _, digits, exponent = value.normalize().as_tuple()
+    if not isinstance(exponent, int) or -exponent > kind.scale:
+        return None
+    return value if len(digits) + exponent <= kind.precision - kind.scale else None
+
+
+_LEAVES: dict[type[DataType], Callable[[Any], Any]] = {
+    StringType: _text,
+    BooleanType: lambda value: value if isinstance(value, bool) else None,
+    DoubleType: _double,
+    TimestampType: lambda value: value if isinstance(value, datetime) else None,
+    BinaryType: lambda value: bytes(value) if isinstance(value, bytes) else None,
+}
+
+
+def _shown(value: Any) -> str:
+    return f"{shorten(value, 80)} ({type(value).__name__})"

@@ -1,0 +1,131 @@
+"""The Parquet files of an archive: written aside, put in place, read back and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+
+from microqueue.errors import MicroqueueError
+from microqueue.spark.pipelines.archive_log import DIRECTORY, ArchivedFile, ArchiveState
+from microqueue.spark.pipelines.archive_reader import ARCHIVE_SCHEMA, read_files
+from microqueue.spark.pipelines.files import Storage
+
+STAGING = "_staging"
+PARTITIONS = ("day", "queue")
+
+
+class ArchiveDamaged(MicroqueueError):
+    """What was read back is not what was written; nothing was committed or deleted."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What two sets of rows have in common if they are the same, in whatever order."""
+
+    rows: int
+    checksum: int
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Totals:
+        """Read what :func:`totals` counted."""
+        return cls(int(found["rows"]), int(found["checksum"] or 0))
+
+
+def totals() -> tuple[Column, Column]:
+    """Count rows, and sum up all their columns into one number."""
+    columns = [field.name for field in ARCHIVE_SCHEMA]
+    checksum = f.bit_xor(f.xxhash64(*columns))
+    return f.count(f.lit(1)).alias("rows"), checksum.alias("checksum")
+
+
+def placed(frame: DataFrame) -> DataFrame:
+    """Add the day on which a task finished, in UTC, and leave no queue without a name."""
+    # Text made by Spark's own clock would follow the session's timezone.
+    day = f.date_format(
+        f.date_from_unix_date((f.unix_seconds("finished_at") / 86_400).cast("int")), "yyyy-MM-dd"
+    )
+    queue = f.coalesce("queue", f.lit("default"))
+    return frame.withColumns({"day": day, "queue": queue})
+
+
+def write(frame: DataFrame, storage: Storage, name: str, *, most_rows: int = 0) -> str:
+    """Write rows aside, where nobody reads, and give the directory."""
+    staging = f"{STAGING}/{name}"
+    writer = frame.write.partitionBy(*PARTITIONS).option("compression", "zstd")
+    writer = writer.option("maxRecordsPerFile", most_rows)
+    # No two documents are equal: looking for it takes time and finds nothing.
+    writer = writer.option("parquet.enable.dictionary#document", "false")
+    writer.mode("overwrite").parquet(storage.path(staging))
+    return staging
+
+
+def move(storage: Storage, staging: str, run: str) -> list[str]:
+    """Move the files to their places, under names of this run, and give the names."""
+    names = []
+    found = sorted(info.name for info in storage.list(staging) if info.name.endswith(".parquet"))
+    for number, name in enumerate(found):
+        directory = name.removeprefix(f"{staging}/").rpartition("/")[0]
+        target = f"{directory}/{run}-{number:05}.parquet"
+        storage.move(name, target)
+        names.append(target)
+    storage.delete(staging)
+    return names
+
+
+def verify(
+    spark: SparkSession, storage: Storage, names: Sequence[str], expected: Totals
+) -> list[ArchivedFile]:
+    """Read files back and compare them with what was to be written; describe each file."""
+    sizes = {info.name: info.size for name in _tops(names) for info in storage.list(name)}
+    unknown = [ArchivedFile(name=name, rows=0, size=sizes.get(name, 0)) for name in names]
+    rows = _totals_by_file(spark, storage, unknown) if names else []
+    checksum = 0
+    for row in rows:
+        checksum ^= row["checksum"]
+    found = Totals(sum(row["rows"] for row in rows), checksum)
+    if found != expected:
+        raise ArchiveDamaged(
+            f"the archive {storage.root} gives back {found.rows:,} tasks (checksum "
+            f"{found.checksum:x}) where {expected.rows:,} ({expected.checksum:x}) were written; "
+            "nothing was deleted from MongoDB. Look at the disk, and run it again"
+        )
+    by_name = {_last(row["file"]): int(row["rows"]) for row in rows}
+    return [
+        file.model_copy(update={"rows": by_name[_last(file.name)]})
+        for file in unknown
+        if _last(file.name) in by_name
+    ]
+
+
+def _totals_by_file(
+    spark: SparkSession, storage: Storage, files: Sequence[ArchivedFile]
+) -> list[Row]:
+    by_file = f.col("_metadata.file_path").alias("file")
+    return read_files(spark, storage, files).groupBy(by_file).agg(*totals()).collect()
+
+
+def _tops(names: Iterable[str]) -> set[str]:
+    return {name.split("/")[0] for name in names}
+
+
+def _last(path: str) -> str:
+    """Give a file's own name, which a run gives once; its directory is escaped now and then."""
+    return path.rpartition("/")[2]
+
+
+def sweep(storage: Storage, state: ArchiveState) -> int:
+    """Delete what killed runs left behind; safe once this run has begun in the log."""
+    orphans = [
+        info.name
+        for info in storage.list()
+        if info.name not in state.files and not info.name.startswith(f"{DIRECTORY}/")
+    ]
+    kept = [name for name in orphans if name.startswith((STAGING, "day="))]
+    for name in kept:
+        storage.delete(name)
+    storage.delete(STAGING)
+    return len(kept)

@@ -1,0 +1,89 @@
+"""Read an archive: every archived task once, as it was when it left MongoDB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StringType, StructField, StructType
+
+from microqueue.spark.pipelines.archive_log import ArchivedFile, ArchiveLog, ArchiveState, Version
+from microqueue.spark.pipelines.documents import SCHEMA
+from microqueue.spark.pipelines.files import Storage
+
+ARCHIVE_SCHEMA = StructType([*SCHEMA.fields, StructField("day", StringType())])
+
+
+def read_archive(
+    spark: SparkSession,
+    path: str | Path,
+    *,
+    queues: Sequence[str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> DataFrame:
+    """Load the archived tasks that finished from ``since`` on and before ``until``.
+
+    Only what was committed is read, and only the files of the days and queues that are asked
+    for. The version of a task that lived on after it was archived is left out.
+    """
+    storage = Storage(spark, path)
+    state = ArchiveLog(storage).state
+    frame = live_rows(spark, storage, state, _chosen(state, queues, since, until))
+    if since is not None:
+        frame = frame.where(f.unix_micros("finished_at") >= _micros(since))
+    if until is not None:
+        frame = frame.where(f.unix_micros("finished_at") < _micros(until))
+    return frame
+
+
+def _chosen(
+    state: ArchiveState,
+    queues: Sequence[str] | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> list[ArchivedFile]:
+    first = "" if since is None else f"{since.astimezone(UTC):%Y-%m-%d}"
+    last = "9999-12-31" if until is None else f"{until.astimezone(UTC):%Y-%m-%d}"
+    return [
+        file
+        for file in state.files.values()
+        if first <= file.day <= last and (queues is None or file.queue in queues)
+    ]
+
+
+def _micros(instant: datetime) -> int:
+    return round(instant.timestamp() * 1_000_000)
+
+
+def live_rows(
+    spark: SparkSession, storage: Storage, state: ArchiveState, files: Iterable[ArchivedFile]
+) -> DataFrame:
+    """Load files without the versions that later ones have taken the place of."""
+    frame = read_files(spark, storage, files)
+    if not state.superseded:
+        return frame
+    versions = superseded_frame(spark, state.superseded)
+    same = (frame["id"] == versions["id"]) & (
+        f.unix_millis(frame["updated_at"]) == versions["updated_ms"]
+    )
+    return frame.join(f.broadcast(versions), same, "left_anti")
+
+
+def superseded_frame(spark: SparkSession, versions: Iterable[Version]) -> DataFrame:
+    """Make a small frame of archived versions."""
+    rows = [(version.id, version.updated_ms) for version in versions]
+    return spark.createDataFrame(rows, "id string, updated_ms long")
+
+
+def read_files(spark: SparkSession, storage: Storage, files: Iterable[ArchivedFile]) -> DataFrame:
+    """Load the rows of some files, all of them, with the day and the queue of their paths."""
+    paths = [storage.path(file.name) for file in files]
+    if not paths:
+        return spark.createDataFrame([], ARCHIVE_SCHEMA)
+    # The base tells Spark where the part of a path begins that names the day and the queue.
+    reader = spark.read.schema(ARCHIVE_SCHEMA).option("basePath", storage.root)
+    return reader.parquet(*paths)

@@ -1,0 +1,215 @@
+"""Whole tasks for Spark: the columns that pipelines ask about, and the document itself as BSON.
+
+The columns are for questions; the document loses nothing, whatever a payload holds, and is
+what archives keep and replays bring back.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import bson
+import pyarrow as pa
+import pyarrow.compute as pc
+from bson.codec_options import CodecOptions, DatetimeConversion
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # It has no stub.
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from microqueue.operations import export
+from microqueue.operations.export import IdRange
+from microqueue.spark.columns import KNOWN
+from microqueue.spark.exact import Drift, reader_of
+from microqueue.spark.extended import to_json
+from microqueue.spark.ids import id_type
+from microqueue.spark.options import PlaceOptions
+from microqueue.spark.place import place_of
+
+FEW_ROWS = 100_000
+"""So many matches are one part: finding out where to split would take longer."""
+
+BATCH_ROWS = 20_000
+LEFT_OUT = frozenset({"drifted", "headers", "result", "payload", "position", "backoff_sec"})
+LEFT_OUT |= {"lease_token", "lease_expires_at", "expires_at"}
+"""What nobody asks of many tasks at once, and each costs; the document has it all."""
+
+COLUMNS = [name for name in KNOWN if name not in LEFT_OUT]
+SCHEMA = StructType(
+    [*(StructField(name, KNOWN[name]) for name in COLUMNS), StructField("document", BinaryType())]
+)
+ARROW_SCHEMA: pa.Schema = to_arrow_schema(SCHEMA, timezone="UTC")
+IDENTITY = ("id", "id_type")
+
+CODEC: CodecOptions[Any] = CodecOptions(
+    tz_aware=True,
+    uuid_representation=bson.binary.UuidRepresentation.STANDARD,
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+)
+OBJECT_ID_FIRST = b"\x07_id\x00"
+LENGTH = struct.Struct("<i")
+
+
+def read_documents(
+    spark: SparkSession,
+    place: PlaceOptions,
+    *,
+    queues: Sequence[str] | None = None,
+    statuses: Sequence[str] | None = None,
+    time: str = "created_at",
+    since: datetime | None = None,
+    until: datetime | None = None,
+    parts: int | None = None,
+) -> DataFrame:
+    """Load whole tasks, in parts that are read at the same time."""
+    matching = export.selection(
+        queues=queues, statuses=statuses, time=time, since=since, until=until
+    )
+    here = place_of(place)
+    few = here.run(export.count_up_to(matching, FEW_ROWS + 1)) <= FEW_ROWS
+    wanted = parts or (1 if few else 4 * spark.sparkContext.defaultParallelism)
+    ranges = here.run(export.split_by_id(matching, wanted))
+    return spark.range(len(ranges), numPartitions=len(ranges)).mapInArrow(
+        _PartReader(place, matching, ranges), SCHEMA
+    )
+
+
+class _PartReader:
+    """Reads the parts whose numbers it is given: what Spark sends to its executors."""
+
+    def __init__(self, place: PlaceOptions, matching: Any, ranges: Sequence[IdRange]) -> None:
+        self.place, self.matching, self.ranges = place, matching, ranges
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        here = place_of(self.place)
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                cursor = here.run(
+                    export.read_part(self.matching, (), self.ranges[number], batch_rows=BATCH_ROWS)
+                )
+                for raw in cursor:
+                    if raw:
+                        yield to_batch(raw)
+
+
+def to_batch(raw: bytes) -> pa.RecordBatch:
+    """Turn documents that stand one behind the other into a batch of rows."""
+    starts, documents = split(raw)
+    ids = [identify(raw, start) for start in starts]
+    try:
+        columns = _fast_columns(raw)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+        # Something has another type than its column: read one by one, and null what drifted.
+        columns = _exact_columns(documents.to_pylist())
+    columns["id"] = pa.array([text for text, _ in ids], pa.string())
+    columns["id_type"] = pa.array([kind for _, kind in ids], pa.string())
+    columns["document"] = documents
+    arrays = [columns[field.name].cast(field.type) for field in ARROW_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)
+
+
+def split(raw: bytes) -> tuple[list[int], pa.BinaryArray]:
+    """Tell documents apart, and where each starts: with its length. None is copied."""
+    offsets, place = [0], 0
+    while place < len(raw):
+        (length,) = LENGTH.unpack_from(raw, place)
+        place += length
+        offsets.append(place)
+    places = pa.array(offsets, pa.int32()).buffers()[1]
+    buffers = [None, places, pa.py_buffer(raw)]
+    return offsets[:-1], pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def identify(raw: bytes, start: int) -> tuple[str, str | None]:
+    """Read a task's id as text, and its type, without decoding the rest if it can be helped."""
+    if raw[start + 4 : start + 9] == OBJECT_ID_FIRST:
+        return raw[start + 9 : start + 21].hex(), "objectId"
+    (length,) = LENGTH.unpack_from(raw, start)
+    task_id = decode(raw[start : start + length])["_id"]
+    return str(task_id), id_type(task_id)
+
+
+def decode(document: bytes) -> dict[str, Any]:
+    """Read a document as the queue does."""
+    return bson.decode(document, CODEC)
+
+
+def _fast_columns(raw: bytes) -> dict[str, pa.Array]:
+    """Have pymongoarrow read the columns; it raises where a type is not as expected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It warns of pandas, which is not used.
+        from pymongoarrow.api import Schema  # noqa: PLC0415 (slow to load)
+        from pymongoarrow.context import PyMongoArrowContext  # noqa: PLC0415 (as above)
+
+        wanted = {
+            field.name: _in_bson(field.type)
+            for field in ARROW_SCHEMA
+            if field.name not in {*IDENTITY, "document"}
+        }
+        context = PyMongoArrowContext(Schema(wanted), codec_options=CODEC)
+        context.process_bson_stream(raw)
+        table = context.finish()
+    return {name: _whole(table.column(name)) for name in wanted}
+
+
+def _in_bson(kind: pa.DataType) -> pa.DataType:
+    """Give the type as which pymongoarrow reads what Spark wants as another."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("ms", tz="UTC")
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _in_bson(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_in_bson(kind.value_type))
+    return kind
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return _null_absent(pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([]))
+
+
+def _null_absent(array: pa.Array) -> pa.Array:
+    """Make null again what arrives as a struct of nulls because it was not there."""
+    if pa.types.is_struct(array.type):
+        children = [_null_absent(child) for child in array.flatten()]
+        absent = pc.is_null(children[0])
+        for child in children[1:]:
+            absent = pc.and_(absent, pc.is_null(child))
+        names = [field.name for field in array.type]
+        return pa.StructArray.from_arrays(children, names, mask=absent)
+    if pa.types.is_list(array.type):
+        values = _null_absent(array.flatten())
+        lengths = pc.fill_null(pc.list_value_length(array), 0)
+        offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
+        return pa.ListArray.from_arrays(offsets.cast(pa.int32()), values, mask=pc.is_null(array))
+    return array
+
+
+def _exact_columns(documents: Sequence[bytes]) -> dict[str, pa.Array]:
+    """Read the columns value by value; what does not fit is null."""
+    drift = Drift(strict=False)
+    fields = [field for field in SCHEMA if field.name not in {*IDENTITY, "document"}]
+    readers = [(field.name, reader_of(field.dataType, field.name)) for field in fields]
+    decoded = [decode(document) for document in documents]
+    return {
+        name: pa.array(
+            [read(document.get(name), drift) for document in decoded], ARROW_SCHEMA.field(name).type
+        )
+        for name, read in readers
+    }
+
+
+def with_payload(frame: DataFrame) -> DataFrame:
+    """Add the payload as JSON text; where nobody asks for it, it is not computed."""
+    return frame.withColumn("payload", _payloads(frame["document"]))
+
+
+@arrow_udf(StringType())  # type: ignore[untyped-decorator]  # As above.
+def _payloads(documents: pa.Array) -> pa.Array:
+    texts = (to_json(decode(value.as_py()).get("payload")) for value in documents)
+    return pa.array(texts, pa.string())

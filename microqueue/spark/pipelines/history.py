@@ -1,0 +1,134 @@
+"""Tasks of all times: what the archive holds, and what is still in MongoDB, each task once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from microqueue.errors import InvalidArgument
+from microqueue.settings import QueueSettings
+from microqueue.spark.options import PlaceOptions
+from microqueue.spark.pipelines.archive_log import ArchiveLog
+from microqueue.spark.pipelines.archive_reader import read_archive
+from microqueue.spark.pipelines.files import Storage
+from microqueue.spark.read import read_tasks
+
+COLUMNS = (
+    "id",
+    "id_type",
+    "queue",
+    "status",
+    "priority",
+    "attempts",
+    "max_attempts",
+    "created_at",
+    "updated_at",
+    "started_at",
+    "finished_at",
+    "next_retry_at",
+    "backoff_policy",
+    "visibility_timeout_sec",
+    "error",
+    "history",
+)
+"""What pipelines ask about tasks of all times."""
+
+LIFE = ["id", "created_at"]
+"""What tells a task from a later one that was added under the same id."""
+
+
+def all_tasks(
+    spark: SparkSession,
+    *,
+    live: PlaceOptions | None,
+    archive: str | Path | None,
+    queues: Sequence[str] | None = None,
+    statuses: Sequence[str] | None = None,
+    since: datetime | None = None,
+    settings: QueueSettings | None = None,
+) -> DataFrame:
+    """Load the tasks that changed since an instant, with a column ``archived`` that says where.
+
+    Either place may be left out. A task that is archived and not yet deleted counts as live.
+    """
+    if live is None and archive is None:
+        raise InvalidArgument("give a MongoDB, an archive, or both: there is nothing to read")
+    frames = []
+    if live is not None:
+        frames.append(
+            _live(spark, live, queues=queues, statuses=statuses, since=since, settings=settings)
+        )
+    if archive is not None:
+        kept = read_archive(spark, archive, queues=queues, since=since)
+        if statuses is not None:
+            kept = kept.where(f.col("status").isin(list(statuses)))
+        if live is not None and ArchiveLog(Storage(spark, archive)).state.unpurged:
+            kept = kept.join(live_ids(spark, live, settings), LIFE, "left_anti")
+        frames.append(kept.select(*COLUMNS, f.lit(True).alias("archived")))  # noqa: FBT003 (a value)
+    whole = frames[0]
+    return whole if len(frames) == 1 else whole.unionByName(frames[1])
+
+
+def _live(
+    spark: SparkSession,
+    place: PlaceOptions,
+    *,
+    queues: Sequence[str] | None,
+    statuses: Sequence[str] | None,
+    since: datetime | None,
+    settings: QueueSettings | None,
+) -> DataFrame:
+    """Load tasks from MongoDB; dead letters may have a collection of their own."""
+
+    def load(collection: str) -> DataFrame:
+        return read_tasks(
+            spark,
+            uri=place.uri,
+            database=place.database,
+            collection=collection,
+            read_preference=place.read_preference,
+            queue=queues,
+            status=statuses,
+            since=since,
+            time="updated_at",
+            columns=COLUMNS,
+        )
+
+    frame = load(place.collection)
+    if _moved(settings):
+        # A letter that is being moved is in both for a moment.
+        letters = load(f"{place.collection}_dlq").where("status = 'failed'")
+        frame = frame.unionByName(letters).dropDuplicates(LIFE)
+    return frame.select(*COLUMNS, f.lit(False).alias("archived"))  # noqa: FBT003 (a value)
+
+
+def live_ids(spark: SparkSession, place: PlaceOptions, settings: QueueSettings | None) -> DataFrame:
+    """Load what tells the tasks in MongoDB apart, whatever their queue and status are now."""
+
+    def load(collection: str) -> DataFrame:
+        return read_tasks(
+            spark,
+            uri=place.uri,
+            database=place.database,
+            collection=collection,
+            read_preference=place.read_preference,
+            columns=LIFE,
+        )
+
+    frame = load(place.collection)
+    return frame.unionByName(load(f"{place.collection}_dlq")) if _moved(settings) else frame
+
+
+def _moved(settings: QueueSettings | None) -> bool:
+    return (settings or QueueSettings.from_environment()).dead_letters == "collection"
+
+
+def attempts_of(tasks: DataFrame) -> DataFrame:
+    """Give one row per finished attempt that tasks remember, beside the task's own columns."""
+    columns = ["id", "queue", "backoff_policy", "max_attempts"]
+    entry = f.explode("history").alias("entry")
+    return tasks.select(*columns, entry).select(*columns, "entry.*")

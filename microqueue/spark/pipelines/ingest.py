@@ -1,0 +1,184 @@
+"""Ingest files or a table into a queue: good rows become tasks, bad rows a file with reasons.
+
+Each row has an id of its own, by its key or by what it holds, so that a run that was killed
+goes on where it was, and a run that is over is not repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pyspark import StorageLevel
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as f
+
+from microqueue.arguments import check_name, refused
+from microqueue.model import Model
+from microqueue.queue import Queue
+from microqueue.settings import QueueSettings
+from microqueue.spark.pipelines.files import Storage
+from microqueue.spark.pipelines.ingest_rows import CORRUPT, OUTCOME, Loader
+from microqueue.spark.pipelines.place import locate, primary
+from microqueue.spark.pipelines.runs import begin_run, finish_run
+from microqueue.spark.pipelines.steps import Step, Tell, silent
+from microqueue.spark.place import place_of
+from microqueue.task import NewTask
+
+Format: TypeAlias = Literal["csv", "json", "parquet", "table"]
+FORMATS = ("csv", "json", "parquet", "table")
+SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
+SUFFIXES |= {".parquet": "parquet"}
+
+
+class IngestSummary(Model):
+    """What was ingested; ``repeated`` says that the run was over before, and nothing was done."""
+
+    run: str
+    source: str
+    queue: str
+    added: int
+    duplicates: int
+    rejected: int
+    rejects: str | None = None
+    dry_run: bool = False
+    repeated: bool = False
+
+
+def ingest(
+    spark: SparkSession,
+    source: str | Path,
+    *,
+    queue: str,
+    source_format: Format | None = None,
+    model: str | type[Any] | None = None,
+    key: str | None = None,
+    rejects: str | Path | None = None,
+    options: Mapping[str, str] | None = None,
+    priority: int = 0,
+    run: str | None = None,
+    uri: str | None = None,
+    database: str | None = None,
+    collection: str = "tasks",
+    settings: QueueSettings | None = None,
+    dry_run: bool = False,
+    tell: Tell = silent,
+) -> IngestSummary:
+    """Add a task for each row of CSV, JSON lines, Parquet or a table.
+
+    ``model`` is a pydantic model, or ``"module:Model"``; rows that it refuses go to ``rejects``,
+    one JSON object per line with the row and all reasons. ``key`` names the column that tells
+    rows apart; without it, rows are told apart by all that they hold, and equal rows by their
+    number. ``options`` go to Spark's reader. The run is named after source and queue unless
+    ``run`` says otherwise; a dry run validates, and writes nothing at all.
+    """
+    check_name(queue)
+    NewTask(payload={}, priority=priority)
+    kind = source_format or guess_format(source)
+    rows = _numbered(_read(spark, str(source), kind, options or {}), key, kind)
+    place = primary(locate(uri, database=database, collection=collection))
+    name = run or hashlib.blake2b(f"{source}\n{queue}".encode(), digest_size=6).hexdigest()
+    rules = (settings or QueueSettings.from_environment()).model_copy(
+        update={"ensure_indexes": False}
+    )
+    shown = f"{kind}:{source}"
+    loader = Loader(
+        place,
+        rules,
+        queue=queue,
+        model=model,
+        key=key,
+        run=name,
+        priority=priority,
+        lines=kind == "json",
+        write=not dry_run,
+    )
+    loader.check()
+    begun = None
+    if not dry_run:
+        details = {"kind": "ingest", "source": shown, "queue": queue, "key": key}
+        begun = begin_run(place, f"ingest:{name}", details)
+        if begun.report is not None:
+            return IngestSummary(**{**begun.report, "repeated": True})
+        Queue(place_of(place).collections.tasks, queue).ensure_indexes()
+    tell(Step("ingest", f"Reading {source}"))
+    outcome = rows.mapInArrow(loader, OUTCOME).persist(StorageLevel.DISK_ONLY)
+    try:
+        sums = [f.sum(one).alias(one) for one in ("added", "duplicates", "rejected")]
+        total = outcome.agg(*sums).collect()[0].asDict()
+        counts = {one: int(value or 0) for one, value in total.items()}
+        written = None
+        if rejects is not None and not dry_run:
+            tell(Step("rejects", f"Writing {counts['rejected']:,} rejects"))
+            written = _write_rejects(spark, outcome, rejects, any_there=counts["rejected"] > 0)
+    finally:
+        outcome.unpersist()
+    summary = IngestSummary(
+        run=name, source=shown, queue=queue, rejects=written, dry_run=dry_run, **counts
+    )
+    if begun is not None:
+        finish_run(place, begun, summary.model_dump())
+    return summary
+
+
+def guess_format(source: str | Path) -> Format:
+    """Tell the format from the end of a path."""
+    suffix = Path(str(source).rstrip("/").removesuffix(".gz")).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise refused("source", str(source), f"its end tells no format: give {', '.join(FORMATS)}")
+    return SUFFIXES[suffix]  # type: ignore[return-value]  # They are all formats.
+
+
+def _read(spark: SparkSession, source: str, kind: str, options: Mapping[str, str]) -> DataFrame:
+    """Load the source; text formats as text, so that the model sees what is really there."""
+    try:
+        match kind:
+            case "csv":
+                header = spark.read.options(header=True, **options).csv(source).schema
+                ddl = ", ".join(f"`{name}` string" for name in [*header.names, CORRUPT])
+                reader = spark.read.schema(ddl).options(
+                    header=True, columnNameOfCorruptRecord=CORRUPT, **options
+                )
+                return reader.csv(source)
+            case "json":
+                return spark.read.options(**options).text(source).where("trim(value) != ''")
+            case "parquet":
+                return spark.read.options(**options).parquet(source)
+            case "table":
+                return spark.table(source)
+    except AnalysisException as exc:
+        reason = str(exc).partition("\n")[0]
+        raise refused("source", source, f"Spark cannot read it; {reason}") from exc
+    raise refused("source_format", kind, f"give one of {', '.join(FORMATS)}")
+
+
+def _numbered(rows: DataFrame, key: str | None, kind: str) -> DataFrame:
+    """Give each row its identity: a hash of all that it holds, and its number among equals."""
+    if key is not None and kind != "json" and key not in rows.columns:
+        raise refused("key", key, f"give one of the columns {', '.join(rows.columns)}")
+    digest = f.sha2(f.to_json(f.struct("*")), 256)
+    named = rows.select(f.struct("*").alias("row"), digest.alias("digest"))
+    equal = Window.partitionBy("digest").orderBy("digest")
+    return named.withColumn("number", f.row_number().over(equal))
+
+
+def _write_rejects(
+    spark: SparkSession, outcome: DataFrame, rejects: str | Path, *, any_there: bool
+) -> str | None:
+    """Write the rejects of this run into one file, in the place of those of earlier runs."""
+    directory, _, name = str(rejects).rpartition("/")
+    storage = Storage(spark, directory or ".")
+    if not any_there:
+        storage.delete(name)
+        return None
+    staging = f".{name}.staging"
+    lines = outcome.where("reject is not null").select(f.col("reject").alias("value"))
+    lines.coalesce(1).write.mode("overwrite").text(storage.path(staging))
+    (part,) = (info.name for info in storage.list(staging) if info.name.endswith(".txt"))
+    storage.delete(name)
+    storage.move(part, name)
+    storage.delete(staging)
+    return storage.path(name)

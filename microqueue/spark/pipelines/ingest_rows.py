@@ -1,0 +1,163 @@
+"""The rows of an ingest, one by one: validated, and added or refused with reasons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
+
+from microqueue.arguments import refused
+from microqueue.errors import InvalidArgument, InvalidPayload
+from microqueue.payload import codec_of
+from microqueue.settings import QueueSettings
+from microqueue.spark.extended import from_json
+from microqueue.spark.ids import key_id
+from microqueue.spark.options import PlaceOptions
+from microqueue.spark.pipelines.adding import CHUNK, Adder
+from microqueue.spark.pipelines.place import server_now
+from microqueue.spark.place import place_of
+from microqueue.task import NewTask
+from microqueue.worker.loading import load_handler
+
+CORRUPT = "_corrupt"
+"""The column in which Spark puts a line of CSV that does not fit its header."""
+
+OUTCOME = "added long, duplicates long, rejected long, reject string"
+
+
+class Loader:
+    """Validates and adds the rows that it is given: what Spark sends to its executors."""
+
+    def __init__(
+        self,
+        place: PlaceOptions,
+        settings: QueueSettings,
+        *,
+        queue: str,
+        model: str | type[Any] | None,
+        key: str | None,
+        run: str,
+        priority: int,
+        lines: bool,
+        write: bool,
+    ) -> None:
+        self.place, self.settings, self.queue, self.model = place, settings, queue, model
+        self.key, self.run, self.priority = key, run, priority
+        self.lines, self.write = lines, write
+
+    def check(self) -> None:
+        """Refuse a model that cannot be used, before anything is read."""
+        codec_of(self._model())
+
+    def _model(self) -> Any:
+        if self.model is None:
+            return dict[str, Any]  # Dates and decimals of a row become what BSON can hold.
+        return load_handler(self.model) if isinstance(self.model, str) else self.model
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Add the rows of each batch, and give what came of them."""
+        adder = Adder(place_of(self.place), settings=self.settings, now=server_now(self.place))
+        make = _TaskMaker(self, adder, self._model())
+        for batch in batches:
+            rows = batch.to_pylist()
+            for start in range(0, len(rows), CHUNK):
+                documents: list[dict[str, Any]] = []
+                bad: list[str] = []
+                for row in rows[start : start + CHUNK]:
+                    try:
+                        documents.append(make(row))
+                    except _Reject as reject:
+                        bad.append(reject.line)
+                added, others = adder.add(documents) if self.write else (len(documents), 0)
+                yield _outcome(added, others, bad)
+
+
+def _outcome(added: int, duplicates: int, bad: list[str]) -> pa.RecordBatch:
+    """Write one row of counts, and one for each reject."""
+    counts = [(added, duplicates, 0, None), *((0, 0, 1, line) for line in bad)]
+    columns = list(zip(*counts, strict=True))
+    types = [pa.int64(), pa.int64(), pa.int64(), pa.string()]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, ["added", "duplicates", "rejected", "reject"])
+
+
+class _Reject(Exception):
+    """A row that is no task, as a line of the reject file."""
+
+    def __init__(self, row: Any, reasons: list[dict[str, str]]) -> None:
+        super().__init__(reasons)
+        shown = to_jsonable_python(row, fallback=str)
+        self.line = json.dumps({"row": shown, "reasons": reasons}, ensure_ascii=False)
+
+
+class _TaskMaker:
+    """Turns a row into the document of a task, or says why it is none."""
+
+    def __init__(self, loader: Loader, adder: Adder, model: Any) -> None:
+        self._loader, self._adder = loader, adder
+        self._codec = codec_of(model)
+        self._adapter = TypeAdapter[Any](model)
+
+    def __call__(self, numbered: dict[str, Any]) -> dict[str, Any]:
+        row = _fields(numbered["row"], lines=self._loader.lines)
+        try:
+            payload = self._codec.dump(self._adapter.validate_python(row))
+            new = NewTask[Any](
+                payload=None,
+                task_id=key_id(self._loader.queue, self._identity(row, numbered)),
+                priority=self._loader.priority,
+            )
+            return self._adder.document(
+                self._loader.queue, new, payload, token=self._token(numbered)
+            )
+        except ValidationError as exc:
+            raise _Reject(row, _reasons(exc)) from exc
+        except (InvalidPayload, InvalidArgument) as exc:
+            reason = {"field": exc.argument or "", "reason": str(exc)}
+            raise _Reject(row, [reason]) from exc
+
+    def _identity(self, row: dict[str, Any], numbered: dict[str, Any]) -> str:
+        key = self._loader.key
+        if key is None:
+            return _name(numbered)
+        if row.get(key) is None:
+            raise refused(key, None, "the key is missing")
+        return str(row[key])
+
+    def _token(self, numbered: dict[str, Any]) -> str:
+        return f"ingest:{self._loader.run}/{_name(numbered)}"
+
+
+def _name(numbered: dict[str, Any]) -> str:
+    return f"{numbered['digest']}/{numbered['number']}"
+
+
+def _fields(row: dict[str, Any], *, lines: bool) -> dict[str, Any]:
+    """Read the fields of a row: those of a line of JSON, or the columns that are not null."""
+    if lines:
+        text = row["value"]
+        try:
+            fields = from_json(text)
+        except (ValueError, TypeError) as exc:
+            reason = {"field": "", "reason": f"it is not JSON: {exc}"}
+            raise _Reject(text, [reason]) from exc
+        if not isinstance(fields, dict):
+            raise _Reject(fields, [{"field": "", "reason": "it is not a JSON object"}])
+        return fields
+    corrupt = row.pop(CORRUPT, None)
+    if corrupt is not None:
+        reason = {"field": "", "reason": "it has more or fewer fields than the header"}
+        raise _Reject(corrupt, [reason])
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _reasons(exc: ValidationError) -> list[dict[str, str]]:
+    """Say everything that is wrong with a row, field by field."""
+    return [
+        {"field": ".".join(str(part) for part in error["loc"]), "reason": error["msg"]}
+        for error in exc.errors(include_url=False, include_context=False)
+    ]

@@ -1,0 +1,27 @@
+"""Where a pipeline finds the tasks, and what time it is there."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from microqueue.clock import ServerClock
+from microqueue.operations.time import read_clock
+from microqueue.spark.options import PlaceOptions, resolve_uri
+from microqueue.spark.place import place_of
+
+
+def locate(
+    uri: str | None = None, *, database: str | None = None, collection: str = "tasks"
+) -> PlaceOptions:
+    """Give the place of the tasks: an address, that of the environment, or the embedded one."""
+    return PlaceOptions(uri=resolve_uri(uri), database=database, collection=collection)
+
+
+def primary(place: PlaceOptions) -> PlaceOptions:
+    """Give the same place, read from the primary: what is written is decided on what is true."""
+    return place.model_copy(update={"read_preference": "primary"})
+
+
+def server_now(place: PlaceOptions) -> datetime:
+    """Read the server's time."""
+    return place_of(place).run(read_clock(ServerClock()))

@@ -1,0 +1,287 @@
+"""Replay chosen tasks of the archive and among dead letters, spread over a period.
+
+Dead letters go back themselves, as ``dlq replay`` sends them. Archived tasks are added anew,
+with ids derived from the run and the task, so that a run adds each once, however often it is
+started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from bson import ObjectId
+from pydantic import Field
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from microqueue.arguments import check_name, refused
+from microqueue.durations import Duration, check_duration
+from microqueue.model import Model
+from microqueue.operations.produce import round_up
+from microqueue.operations.requeue import Return, requeue
+from microqueue.positions import Positions
+from microqueue.settings import QueueSettings
+from microqueue.spark.ids import id_type, key_id
+from microqueue.spark.options import PlaceOptions
+from microqueue.spark.pipelines.adding import Adder
+from microqueue.spark.pipelines.archive_log import ArchiveLog
+from microqueue.spark.pipelines.archive_reader import read_archive
+from microqueue.spark.pipelines.documents import SCHEMA, decode, read_documents, with_payload
+from microqueue.spark.pipelines.files import Storage
+from microqueue.spark.pipelines.fingerprint import fingerprinted
+from microqueue.spark.pipelines.history import LIFE, live_ids
+from microqueue.spark.pipelines.place import locate, primary, server_now
+from microqueue.spark.pipelines.runs import Run, begin_run, finish_run
+from microqueue.spark.pipelines.steps import Step, Tell, silent
+from microqueue.spark.place import place_of
+from microqueue.task import NewTask, Task
+
+CHUNK = 1000
+COUNTED = "archived long, letters long, skipped long"
+COUNTS = ("archived", "letters", "skipped")
+
+
+class ReplaySummary(Model):
+    """What a replay did; ``repeated`` says that the run was over before, and nothing was done.
+
+    ``skipped`` were not sent back: a live task has their dedupe key, or they changed meanwhile.
+    """
+
+    run: str
+    where: str
+    matched: int = 0
+    archived: int = 0
+    letters: int = 0
+    skipped: int = 0
+    begun_at: datetime
+    until: datetime
+    dry_run: bool = False
+    repeated: bool = False
+    matched_by: dict[str, int] = Field(default_factory=dict)
+
+
+def replay(
+    spark: SparkSession,
+    *,
+    where: str,
+    archive: str | Path | None = None,
+    letters: bool = True,
+    to: str | None = None,
+    over: Duration = timedelta(0),
+    run: str | None = None,
+    uri: str | None = None,
+    database: str | None = None,
+    collection: str = "tasks",
+    settings: QueueSettings | None = None,
+    dry_run: bool = False,
+    tell: Tell = silent,
+) -> ReplaySummary:
+    """Send back the tasks that a SQL condition chooses, once per ``run``.
+
+    ``where`` may use the columns of a task, ``payload`` (as JSON text), ``fingerprint`` (as in
+    triage) and ``archived``: ``"error.code = 'timeout' and payload:to like '%.org'"``. They are
+    due at times spread evenly by chance ``over`` a period, so that a replay is not a storm.
+    Without ``to``, each goes to its own queue.
+    """
+    if to is not None:
+        check_name(to)
+    period = check_duration("over", over)
+    place = primary(locate(uri, database=database, collection=collection))
+    rules = settings or QueueSettings.from_environment()
+    chosen = choose(spark, place, rules, where=where, archive=archive, letters=letters)
+    name = run or uuid4().hex[:12]
+    if dry_run:
+        return _look(place, chosen, name, where, period)
+    details = {
+        "kind": "replay",
+        "where": where,
+        "to": to,
+        "over_sec": period.total_seconds(),
+        "archive": None if archive is None else str(archive),
+        "letters": letters,
+    }
+    begun = begin_run(place, f"replay:{name}", details)
+    if begun.report is not None:
+        return ReplaySummary(**{**begun.report, "repeated": True})
+    tell(Step("replay", "Sending tasks back"))
+    archived_copies = _archived_copies(spark, archive, name) if begun.resumed else frozenset()
+    sender = _Sender(place, rules, begun, name, to=to, period=period, known=archived_copies)
+    rows = chosen.select("document", "archived").mapInArrow(sender, COUNTED).collect()
+    counts = {one: sum(row[one] for row in rows) for one in COUNTS}
+    summary = ReplaySummary(
+        run=name,
+        where=where,
+        matched=sum(counts.values()),
+        begun_at=begun.begun_at,
+        until=begun.begun_at + period,
+        **counts,
+    )
+    finish_run(place, begun, summary.model_dump())
+    return summary
+
+
+def _look(
+    place: PlaceOptions, chosen: DataFrame, name: str, where: str, period: timedelta
+) -> ReplaySummary:
+    now = server_now(place)
+    counted = chosen.groupBy("queue", "archived").count().collect()
+    by = {f"{row['queue']}/{'archived' if row[1] else 'dead letters'}": row[2] for row in counted}
+    archived = sum(row[2] for row in counted if row[1])
+    matched = sum(by.values())
+    return ReplaySummary(
+        run=name,
+        where=where,
+        matched=matched,
+        archived=archived,
+        letters=matched - archived,
+        begun_at=now,
+        until=now + period,
+        dry_run=True,
+        matched_by=by,
+    )
+
+
+def choose(
+    spark: SparkSession,
+    place: PlaceOptions,
+    settings: QueueSettings,
+    *,
+    where: str,
+    archive: str | Path | None,
+    letters: bool,
+) -> DataFrame:
+    """Find the tasks that a condition chooses, in the archive and among dead letters."""
+    frames = []
+    if letters:
+        moved = settings.dead_letters == "collection"
+        name = f"{place.collection}_dlq" if moved else place.collection
+        there = place.model_copy(update={"collection": name})
+        found = read_documents(spark, there, statuses=["failed"])
+        frames.append(found.withColumn("archived", f.lit(False)))  # noqa: FBT003 (a value)
+    if archive is not None:
+        kept = read_archive(spark, archive).select(*SCHEMA.names)
+        if ArchiveLog(Storage(spark, archive)).state.unpurged:
+            kept = kept.join(live_ids(spark, place, settings), LIFE, "left_anti")
+        frames.append(kept.withColumn("archived", f.lit(True)))  # noqa: FBT003 (a value)
+    if not frames:
+        raise refused("archive", archive, "give an archive, or allow dead letters")
+    whole = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+    kind = fingerprinted(f.col("queue"), f.col("error.code"), f.col("error.message"))
+    whole = with_payload(whole).withColumn("fingerprint", kind)
+    try:
+        return whole.where(where)
+    except (AnalysisException, ParseException) as exc:
+        reason = str(exc).partition("\n")[0]
+        raise refused("where", where, f"give a SQL condition over columns; {reason}") from exc
+
+
+def _archived_copies(spark: SparkSession, archive: str | Path | None, run: str) -> frozenset[str]:
+    """Find what an interrupted run had added, and what was done and archived since."""
+    if archive is None:
+        return frozenset()
+    kept = read_archive(spark, archive).where(f.col("insert_token") == token_of(run))
+    return frozenset(row["id"] for row in kept.select("id").collect())
+
+
+def token_of(run: str) -> str:
+    """Give the token by which tasks that a run has added are known."""
+    return f"replay:{run}"
+
+
+def copy_id(run: str, document: dict[str, Any]) -> ObjectId:
+    """Give the id under which a run adds an archived task."""
+    task_id = document["_id"]
+    life = f"{id_type(task_id)}/{task_id}/{document.get('created_at')}"
+    return key_id(token_of(run), life)
+
+
+def eta_of(run: str, begun_at: datetime, period: timedelta, task_id: Any) -> datetime:
+    """Choose when a task comes due: anywhere in the period, and the same for the same run."""
+    digest = hashlib.blake2b(f"{run}/{task_id}".encode(), digest_size=8).digest()
+    return round_up(begun_at + period * (int.from_bytes(digest) / 2**64))
+
+
+class _Sender:
+    """Sends back the documents that it is given: what Spark sends to its executors."""
+
+    def __init__(
+        self,
+        place: PlaceOptions,
+        settings: QueueSettings,
+        begun: Run,
+        run: str,
+        *,
+        to: str | None,
+        period: timedelta,
+        known: frozenset[str],
+    ) -> None:
+        self.place, self.settings, self.run, self.to = place, settings, run, to
+        self.begun_at, self.period, self.known = begun.begun_at, period, known
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        now = server_now(self.place)
+        for batch in batches:
+            rows = batch.to_pylist()
+            for start in range(0, len(rows), CHUNK):
+                some = rows[start : start + CHUNK]
+                archived = [decode(row["document"]) for row in some if row["archived"]]
+                letters = [decode(row["document"]) for row in some if not row["archived"]]
+                added, left = self._add(archived, now)
+                returned = self._return(letters, now)
+                counts = [added, returned, left + len(letters) - returned]
+                arrays = [pa.array([count], pa.int64()) for count in counts]
+                yield pa.RecordBatch.from_arrays(arrays, list(COUNTS))
+
+    def _eta(self, document: dict[str, Any]) -> datetime:
+        return eta_of(self.run, self.begun_at, self.period, document["_id"])
+
+    def _add(self, archived: Sequence[dict[str, Any]], now: datetime) -> tuple[int, int]:
+        adder = Adder(place_of(self.place), settings=self.settings, now=now)
+        documents = [
+            adder.document(
+                self.to or document.get("queue", "default"),
+                self._anew(document),
+                document.get("payload") or {},
+                token=token_of(self.run),
+            )
+            for document in archived
+            if str(copy_id(self.run, document)) not in self.known
+        ]
+        added, left = adder.add(documents)
+        return added + len(archived) - len(documents), left
+
+    def _anew(self, document: dict[str, Any]) -> NewTask[Any]:
+        """Write a new task with the options of an archived one."""
+        task: Task[Any] = Task.from_document(document)
+        origin = {"replayed_from": str(task.id), "replay_run": self.run}
+        return NewTask[Any](
+            payload=None,
+            task_id=copy_id(self.run, document),
+            eta=self._eta(document),
+            priority=task.priority,
+            max_attempts=max(task.max_attempts, 1),
+            backoff=task.backoff,
+            visibility_timeout=task.visibility_timeout_sec,
+            dedupe_key=task.dedupe_key,
+            headers={**task.headers, **origin},
+        )
+
+    def _return(self, letters: Sequence[dict[str, Any]], now: datetime) -> int:
+        if not letters:
+            return 0
+        operation = requeue(
+            [Return(letter, self._eta(letter)) for letter in letters],
+            run=self.run,
+            queue=self.to,
+            position=Positions().take(now),
+            now=now,
+            settings=self.settings,
+        )
+        return place_of(self.place).run(operation)

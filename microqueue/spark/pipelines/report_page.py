@@ -1,0 +1,178 @@
+"""The page of a report: tiles, charts and a table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeAlias
+
+from microqueue.spark.pipelines.charts import Chart, Point
+from microqueue.spark.pipelines.page import Page, Table, Tile, render
+from microqueue.spark.pipelines.report_rows import ReportRow
+
+if TYPE_CHECKING:
+    from microqueue.spark.pipelines.report import Report
+
+MOST_LINES = 6
+OTHERS = "others"
+MINUTE = 60
+GOOD_SHARE = 0.95
+
+Series: TypeAlias = dict[str, list[Point]]
+
+
+def report_page(report: Report, now: datetime) -> str:
+    """Render a report as one HTML page."""
+    period = f"{_instant(report.since)} to {_instant(report.until)} UTC"
+    return render(
+        Page(
+            title="microqueue report",
+            subtitle=f"{period}, by {report.bucket}",
+            tiles=_tiles(report),
+            charts=_charts(report),
+            tables=[_table(report)],
+            footer=f"Made on {_instant(now)} UTC from archive and live tasks. Waits are from "
+            "enqueueing to the first start, deliberate delays included.",
+        )
+    )
+
+
+def _instant(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M}"
+
+
+def _tiles(report: Report) -> list[Tile]:
+    total = report.total
+    kept = total.target_kept
+    tiles = [
+        Tile(f"{total.done:,}", "tasks done"),
+        Tile(f"{total.done / total.seconds * MINUTE:,.1f}", "done per minute"),
+        Tile(percent(total.success_rate), "succeeded", _good(total.success_rate)),
+        Tile(percent(total.retry_rate), "attempts repeated"),
+        Tile(seconds(total.wait_p95), "wait, p95"),
+        Tile(seconds(total.run_p95), "run time, p95"),
+    ]
+    if report.target_wait_sec is not None:
+        label = f"started within {seconds(report.target_wait_sec)}"
+        tiles.append(Tile(percent(kept), label, _good(kept)))
+    return tiles
+
+
+def _good(value: float | None) -> bool | None:
+    return None if value is None else value >= GOOD_SHARE
+
+
+def _charts(report: Report) -> list[Chart]:
+    per_bucket = f"per {report.bucket}"
+    rows = report.buckets
+    charts = [
+        Chart("Done", _by_queue(rows, lambda row: row.done), per_bucket, filled=True),
+        Chart(
+            "Enqueued and finished",
+            _sums(
+                rows,
+                {
+                    "enqueued": lambda row: row.enqueued,
+                    "done": lambda row: row.done,
+                    "failed": lambda row: row.failed,
+                },
+            ),
+            per_bucket,
+        ),
+        Chart(
+            "Wait, p95",
+            _by_queue(rows, lambda row: row.wait_p95, worst=True),
+            "seconds",
+            target=report.target_wait_sec,
+        ),
+        Chart("Run time, p95", _by_queue(rows, lambda row: row.run_p95, worst=True), "seconds"),
+        Chart(
+            "Attempts that had to be repeated",
+            _by_queue(rows, lambda row: row.retry_rate, worst=True),
+            share=True,
+        ),
+    ]
+    if report.target_wait_sec is not None:
+        charts.append(
+            Chart(
+                f"Started within {seconds(report.target_wait_sec)}",
+                _by_queue(rows, lambda row: row.target_kept, least=True),
+                share=True,
+            )
+        )
+    else:
+        failures = _by_queue(rows, lambda row: row.failure_rate, worst=True)
+        charts.append(Chart("Finished tasks that failed", failures, share=True))
+    return charts
+
+
+def _by_queue(
+    rows: Iterable[ReportRow],
+    value: Callable[[ReportRow], float | None],
+    *,
+    worst: bool = False,
+    least: bool = False,
+) -> Series:
+    """Draw a line for each of the busiest queues, and one for all others together.
+
+    The others are added up; of what cannot be added, the worst of them is shown.
+    """
+    busy: defaultdict[str, int] = defaultdict(int)
+    for row in rows:
+        busy[row.queue or ""] += row.attempts + row.enqueued
+    shown = sorted(busy, key=lambda name: -busy[name])
+    own = sorted(shown if len(shown) <= MOST_LINES else shown[: MOST_LINES - 1])
+    found: dict[str, dict[datetime, list[float]]] = {name: {} for name in own}
+    for row in rows:
+        number = value(row)
+        if row.start is not None and number is not None:
+            name = row.queue if row.queue in found and row.queue else OTHERS
+            found.setdefault(name, {}).setdefault(row.start, []).append(number)
+    merge: Callable[[list[float]], float] = max if worst else min if least else sum
+    return {
+        name: [(at, merge(values)) for at, values in sorted(points.items())]
+        for name, points in found.items()
+    }
+
+
+def _sums(rows: Iterable[ReportRow], values: Mapping[str, Callable[[ReportRow], int]]) -> Series:
+    found: dict[str, defaultdict[datetime, int]] = {name: defaultdict(int) for name in values}
+    for row in rows:
+        for name, value in values.items():
+            if row.start is not None:
+                found[name][row.start] += value(row)
+    return {name: sorted(points.items()) for name, points in found.items()}
+
+
+def _table(report: Report) -> Table:
+    columns = ["queue", "enqueued", "done", "failed", "succeeded", "repeated"]
+    columns += ["wait p50", "p95", "p99", "run p50", "p95", "p99"]
+    if report.target_wait_sec is not None:
+        columns.append("in time")
+    rows = [*report.queues, report.total]
+    return Table("Queues", columns, [_cells(row, timed="in time" in columns) for row in rows])
+
+
+def _cells(row: ReportRow, *, timed: bool) -> list[str]:
+    cells = [row.queue or "all", f"{row.enqueued:,}", f"{row.done:,}", f"{row.failed:,}"]
+    cells += [percent(row.success_rate), percent(row.retry_rate)]
+    cells += [seconds(value) for value in (row.wait_p50, row.wait_p95, row.wait_p99)]
+    cells += [seconds(value) for value in (row.run_p50, row.run_p95, row.run_p99)]
+    return [*cells, percent(row.target_kept)] if timed else cells
+
+
+def percent(share: float | None) -> str:
+    """Write a share; one that is not quite all does not read as all."""
+    if share is None:
+        return "-"
+    return f"{min(share, 0.999) if share < 1 else share:.1%}"
+
+
+def seconds(value: float | None) -> str:
+    """Write a time in seconds as people read it."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.3g} s" if value < 10 * MINUTE else f"{value / MINUTE:.0f} min"

@@ -1,0 +1,188 @@
+"""The figures of a report: counted and measured by queue and bucket of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from microqueue.model import Model
+from microqueue.spark.pipelines.history import attempts_of
+
+SHARES = (0.5, 0.95, 0.99)
+ACCURACY = 10_000
+RETRIED = ("retried", "lease_expired", "crashed")
+UNCOUNTED = ("released", "snoozed")
+"""Attempts that were handed back unharmed."""
+
+
+class ReportRow(Model):
+    """One queue in one bucket of time; without a bucket, in all of it; without a queue, all.
+
+    Waits are from the enqueueing to the first start, in the bucket of that start. Run times
+    are of single attempts, in the bucket of their end. Times are seconds, rates are shares.
+    """
+
+    queue: str | None
+    start: datetime | None
+    enqueued: int = 0
+    done: int = 0
+    failed: int = 0
+    attempts: int = 0
+    retries: int = 0
+    started: int = 0
+    kept: int = 0
+    waiting_past_target: int = 0
+    wait_p50: float | None = None
+    wait_p95: float | None = None
+    wait_p99: float | None = None
+    run_p50: float | None = None
+    run_p95: float | None = None
+    run_p99: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def throughput_per_sec(self) -> float:
+        """Tasks that were done, per second."""
+        return self.done / self.seconds if self.seconds else 0.0
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share of finished tasks that were done."""
+        return share(self.done, self.done + self.failed)
+
+    @property
+    def failure_rate(self) -> float | None:
+        """The share of finished tasks that failed."""
+        return share(self.failed, self.done + self.failed)
+
+    @property
+    def retry_rate(self) -> float | None:
+        """The share of attempts that had to be repeated."""
+        return share(self.retries, self.attempts)
+
+    @property
+    def target_kept(self) -> float | None:
+        """The share of tasks that started in time; those that still wait too long count."""
+        return share(self.kept, self.started + self.waiting_past_target)
+
+
+def share(part: int, whole: int) -> float | None:
+    """Give a share, or nothing of nothing."""
+    return part / whole if whole else None
+
+
+def measure(
+    tasks: DataFrame,
+    *,
+    since: datetime,
+    until: datetime,
+    bucket_sec: int,
+    target_wait_sec: float | None,
+    now: datetime,
+) -> list[ReportRow]:
+    """Compute all rows: each queue in each bucket, each queue, and everything."""
+    window = _Window(since, until, bucket_sec)
+    tasks = tasks.cache()  # Asked three times, and read once.
+    try:
+        found: dict[tuple[str | None, int | None], dict[str, Any]] = {}
+        for frame in (
+            _enqueued(tasks, window),
+            _finished(tasks, window),
+            _started(tasks, window, target_wait_sec),
+            _waiting(tasks, target_wait_sec, now),
+            _attempts(tasks, window),
+        ):
+            for row in frame.collect():
+                values = {name: value for name, value in row.asDict().items() if value is not None}
+                key = (values.pop("queue", None), values.pop("bucket", None))
+                found.setdefault(key, {}).update(values)
+    finally:
+        tasks.unpersist()
+    return sorted(_rows(found, window), key=_order)
+
+
+def _order(row: ReportRow) -> tuple[str, float]:
+    return row.queue or "", row.start.timestamp() if row.start else 0.0
+
+
+class _Window:
+    """The period of a report, cut into buckets."""
+
+    def __init__(self, since: datetime, until: datetime, bucket_sec: int) -> None:
+        self.since, self.until, self.bucket_sec = since, until, bucket_sec
+
+    def of(self, frame: DataFrame, instant: str | Column) -> DataFrame:
+        """Keep the rows of this period, and add their bucket."""
+        micros = f.unix_micros(instant)
+        first, last = (round(at.timestamp() * 1_000_000) for at in (self.since, self.until))
+        size = self.bucket_sec
+        bucket = f.floor(micros / 1_000_000 / size) * size
+        return frame.where((micros >= first) & (micros < last)).withColumn("bucket", bucket)
+
+
+def _rows(
+    found: dict[tuple[str | None, int | None], dict[str, Any]], window: _Window
+) -> Iterator[ReportRow]:
+    whole = (window.until - window.since).total_seconds()
+    for (queue, bucket), values in found.items():
+        waits, runs = values.pop("waits", None) or (), values.pop("runs", None) or ()
+        yield ReportRow(
+            queue=queue,
+            start=None if bucket is None else datetime.fromtimestamp(bucket, UTC),
+            seconds=whole if bucket is None else float(window.bucket_sec),
+            **values,
+            **dict(zip(("wait_p50", "wait_p95", "wait_p99"), waits, strict=False)),
+            **dict(zip(("run_p50", "run_p95", "run_p99"), runs, strict=False)),
+        )
+
+
+def _enqueued(tasks: DataFrame, window: _Window) -> DataFrame:
+    counted = f.count(f.lit(1)).alias("enqueued")
+    return window.of(tasks, "created_at").rollup("queue", "bucket").agg(counted)
+
+
+def _finished(tasks: DataFrame, window: _Window) -> DataFrame:
+    finished = window.of(tasks.where("status in ('done', 'failed')"), "finished_at")
+    return finished.rollup("queue", "bucket").agg(
+        f.count_if(f.col("status") == "done").alias("done"),
+        f.count_if(f.col("status") == "failed").alias("failed"),
+    )
+
+
+def _started(tasks: DataFrame, window: _Window, target_wait_sec: float | None) -> DataFrame:
+    first = f.try_element_at("history", f.lit(1))
+    # A task on its first attempt has no history yet; a long one has lost its first entry.
+    began = f.when(first["attempt"] == 1, first["started_at"]).when(
+        f.col("attempts") == 1, f.col("started_at")
+    )
+    started = window.of(tasks.withColumn("began", began).where("began is not null"), "began")
+    wait = (f.unix_micros("began") - f.unix_micros("created_at")) / 1_000_000
+    in_time = f.lit(True) if target_wait_sec is None else wait <= target_wait_sec  # noqa: FBT003 (a value)
+    return started.rollup("queue", "bucket").agg(
+        f.count(f.lit(1)).alias("started"),
+        f.count_if(in_time).alias("kept"),
+        f.percentile_approx(wait, list(SHARES), ACCURACY).alias("waits"),
+    )
+
+
+def _waiting(tasks: DataFrame, target_wait_sec: float | None, now: datetime) -> DataFrame:
+    """Count the tasks that nobody has started, and should have by now."""
+    limit = round((now.timestamp() - (target_wait_sec or 0)) * 1_000_000)
+    late = f.lit(target_wait_sec is not None) & (f.unix_micros("created_at") < limit)
+    ready = "status = 'pending' and attempts = 0 and next_retry_at is null"
+    counted = f.count(f.lit(1)).alias("waiting_past_target")
+    return tasks.where(ready).where(late).rollup("queue").agg(counted)
+
+
+def _attempts(tasks: DataFrame, window: _Window) -> DataFrame:
+    ended = window.of(attempts_of(tasks), "ended_at").where(~f.col("outcome").isin(*UNCOUNTED))
+    run = (f.unix_micros("ended_at") - f.unix_micros("started_at")) / 1_000_000
+    return ended.rollup("queue", "bucket").agg(
+        f.count(f.lit(1)).alias("attempts"),
+        f.count_if(f.col("outcome").isin(*RETRIED)).alias("retries"),
+        f.percentile_approx(run, list(SHARES), ACCURACY).alias("runs"),
+    )

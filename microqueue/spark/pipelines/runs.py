@@ -1,0 +1,58 @@
+"""Runs that are done once: begun by a name, gone on with after a kill, and then over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from microqueue.errors import InvalidArgument, MicroqueueError
+from microqueue.operations import runs
+from microqueue.operations.examine import list_indexes
+from microqueue.operations.indexes import retention_of
+from microqueue.spark.options import PlaceOptions
+from microqueue.spark.pipelines.place import server_now
+from microqueue.spark.place import place_of
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it was begun; ``report`` is there once it is over."""
+
+    name: str
+    begun_at: datetime
+    resumed: bool
+    report: dict[str, Any] | None
+
+
+def begin_run(place: PlaceOptions, name: str, details: dict[str, Any]) -> Run:
+    """Begin a run, or go on with it. Refuse one that was something else, or is too old.
+
+    Tasks of a run that are done are deleted after the retention: whoever goes on with it
+    later could not tell any more what it has added.
+    """
+    here = place_of(place)
+    now = server_now(place)
+    note = here.run(runs.begin(name, details, now))
+    if note["details"] != details:
+        raise InvalidArgument(
+            f"run {name!r} was begun with {note['details']}, and not with {details}; "
+            "give another name, or the same options",
+            argument="run",
+            value=name,
+        )
+    begun_at: datetime = note["begun_at"]
+    retention = retention_of(here.run(list_indexes()), here.settings.retention)
+    resumed = begun_at < now
+    if note["finished_at"] is None and retention is not None and now - begun_at > retention:
+        raise MicroqueueError(
+            f"run {name!r} was begun at {begun_at:%Y-%m-%d %H:%M} UTC and not finished, and done "
+            "tasks have been deleted since: it cannot go on without repeating some. "
+            "Choose what is left, and give another name"
+        )
+    return Run(name, begun_at, resumed, note.get("report"))
+
+
+def finish_run(place: PlaceOptions, run: Run, report: dict[str, Any]) -> None:
+    """Note what a run did: from now on, starting it again does nothing."""
+    place_of(place).run(runs.finish(run.name, report, server_now(place)))

@@ -1,0 +1,265 @@
+"""A queue in miniature: what recorded tasks would have met under another policy.
+
+Pure, and the same for the same seed. A recording says when tasks arrived, how long they ran,
+and how they failed. Failures come in three kinds, because they answer differently to patience:
+
+- an *outage*: whatever starts within the interval fails, whoever it is;
+- a task's *own* failures: it fails so many times, whenever it is tried, or always;
+- *crashes*: the worker dies, and the task is back only when its lease has expired.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from microqueue.backoff import BackoffPolicy
+from microqueue.model import Model
+
+ALWAYS = 10**9
+"""As many failures of its own as a task that never succeeds has."""
+
+ARRIVES, ENDS = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTask:
+    """One task of a recording; times are seconds from its beginning."""
+
+    arrived_sec: float
+    run_sec: float
+    fail_sec: float = 0.0
+    own_failures: int = 0
+    crashes: int = 0
+    priority: int = 0
+    max_attempts: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What happened: the tasks, and the intervals in which everything failed."""
+
+    tasks: tuple[RecordedTask, ...]
+    outages: tuple[tuple[float, float], ...] = ()
+
+    def out_at(self, second: float) -> bool:
+        """Tell whether an attempt that starts then meets an outage."""
+        place = bisect_right(self.outages, (second, math.inf)) - 1
+        return place >= 0 and second < self.outages[place][1]
+
+
+class Scenario(Model):
+    """What is tried: a policy, how many attempts run at a time, and how long leases last."""
+
+    policy: BackoffPolicy
+    workers: int
+    visibility_timeout_sec: float = 600.0
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The scenario in a few words, the same for all seeds."""
+        policy = self.policy
+        return (
+            f"{policy.jitter} base {policy.base_sec:g}s factor {policy.factor:g} "
+            f"max {policy.max_sec:g}s, {self.workers} workers, "
+            f"lease {self.visibility_timeout_sec:g}s"
+        )
+
+
+class Result(Model):
+    """What came of a scenario.
+
+    ``peak_retries_per_sec`` counts retries that came due in one second: the storm as the
+    policy makes it. ``peak_attempts_per_sec`` counts attempts that began: as the workers let
+    it through. ``recovery_sec`` is how long after the last outage its tasks were settled.
+    """
+
+    scenario: Scenario
+    attempts: int
+    wasted_attempts: int
+    retries: int
+    done: int
+    dead: int
+    peak_retries_per_sec: int
+    peak_attempts_per_sec: int
+    recovery_sec: float
+    makespan_sec: float
+    latency_p95_sec: float
+    retries_by_sec: dict[int, int]
+
+
+@dataclass(slots=True)
+class _Life:
+    """A task on its way."""
+
+    recorded: RecordedTask
+    number: int
+    attempts: int = 0
+    own_failures: int = 0
+    crashes: int = 0
+    delay: float | None = None
+    met_outage: bool = False
+
+
+@dataclass(slots=True)
+class _Counters:
+    wasted: int = 0
+    attempts: int = 0
+    done: int = 0
+    dead: int = 0
+    due: Counter[int] = field(default_factory=Counter)
+    begun: Counter[int] = field(default_factory=Counter)
+    latencies: list[float] = field(default_factory=list)
+    last_settled: float = 0.0
+    last_recovered: float = 0.0
+
+
+def simulate(recording: Recording, scenario: Scenario) -> Result:
+    """Run one scenario to its end, event by event."""
+    run = _Run(recording, scenario)
+    while run.events:
+        run.step()
+    return run.result()
+
+
+class _Run:
+    """The state of one simulation: what will happen, who waits, and how many are free."""
+
+    def __init__(self, recording: Recording, scenario: Scenario) -> None:
+        self.recording, self.scenario = recording, scenario
+        # S311: this is a dice, not a secret. A text as seed is the same in every process.
+        self.random = random.Random(f"{scenario.seed}/{scenario.name}")  # noqa: S311
+        lives = [_Life(task, number) for number, task in enumerate(recording.tasks)]
+        self.events: list[tuple[float, int, int, _Life | None]] = [
+            (life.recorded.arrived_sec, ARRIVES, life.number, life) for life in lives
+        ]
+        heapq.heapify(self.events)
+        self.ready: list[tuple[int, int, _Life]] = []
+        self.free = scenario.workers
+        self.counters = _Counters()
+
+    def step(self) -> None:
+        """Let the next event happen, and give free workers what is ready."""
+        now, kind, _, life = heapq.heappop(self.events)
+        if kind == ENDS:
+            self.free += 1
+        elif life is not None:
+            if life.attempts:
+                self.counters.due[math.floor(now)] += 1
+            # Older tasks go first within a priority, as in the queue.
+            heapq.heappush(self.ready, (-life.recorded.priority, life.number, life))
+        while self.free and self.ready:
+            self._begin(heapq.heappop(self.ready)[2], now)
+
+    def _begin(self, life: _Life, now: float) -> None:
+        self.free -= 1
+        life.attempts += 1
+        self.counters.attempts += 1
+        self.counters.begun[math.floor(now)] += 1
+        task = life.recorded
+        if self.recording.out_at(now):
+            life.met_outage = True
+            self._fail(life, now, now + task.fail_sec)
+        elif life.crashes < task.crashes:
+            life.crashes += 1
+            # The worker is replaced at once; the task waits for the end of its lease.
+            self._fail(life, now, now + self.scenario.visibility_timeout_sec, busy_sec=0.0)
+        elif life.own_failures < task.own_failures:
+            life.own_failures += 1
+            self._fail(life, now, now + task.fail_sec)
+        else:
+            self._occupy(now + task.run_sec)
+            self.counters.done += 1
+            self._settle(life, now + task.run_sec)
+
+    def _fail(self, life: _Life, now: float, seen: float, *, busy_sec: float | None = None) -> None:
+        """Send a task back to wait from when its failure is seen, or bury it."""
+        self._occupy(seen if busy_sec is None else now + busy_sec)
+        self.counters.wasted += 1
+        if life.attempts >= life.recorded.max_attempts:
+            self.counters.dead += 1
+            self._settle(life, seen)
+            return
+        life.delay = self.scenario.policy.delay_seconds(
+            life.attempts, previous=life.delay, rng=self.random
+        )
+        heapq.heappush(self.events, (seen + life.delay, ARRIVES, life.number, life))
+
+    def _occupy(self, until: float) -> None:
+        heapq.heappush(self.events, (until, ENDS, -1, None))
+
+    def _settle(self, life: _Life, at: float) -> None:
+        counters = self.counters
+        counters.last_settled = max(counters.last_settled, at)
+        counters.latencies.append(at - life.recorded.arrived_sec)
+        if life.met_outage:
+            counters.last_recovered = max(counters.last_recovered, at)
+
+    def result(self) -> Result:
+        """Add up what happened."""
+        counters, outages = self.counters, self.recording.outages
+        over = outages[-1][1] if outages else 0.0
+        return Result(
+            scenario=self.scenario,
+            attempts=counters.attempts,
+            wasted_attempts=counters.wasted,
+            retries=counters.due.total(),
+            done=counters.done,
+            dead=counters.dead,
+            peak_retries_per_sec=max(counters.due.values(), default=0),
+            peak_attempts_per_sec=max(counters.begun.values(), default=0),
+            recovery_sec=max(counters.last_recovered - over, 0.0) if outages else 0.0,
+            makespan_sec=counters.last_settled,
+            latency_p95_sec=quantile(counters.latencies, 0.95),
+            retries_by_sec=dict(sorted(counters.due.items())),
+        )
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Give the value below which a share of the values lies: the nearest one that there is."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(math.ceil(share * len(ordered)), len(ordered)) - 1]
+
+
+def find_outages(
+    attempts: Sequence[tuple[float, bool]], *, share: float = 0.5, least: int = 5, gap_sec: int = 10
+) -> tuple[tuple[float, float], ...]:
+    """Find the intervals in which most attempts failed.
+
+    ``attempts`` are starts, in seconds, and whether each failed. Seconds with failures that
+    lie at most ``gap_sec`` apart, with no success between them, are one interval; it counts
+    as an outage if it holds ``least`` failures that are more than ``share`` of its attempts.
+    """
+    seconds: dict[int, list[int]] = {}
+    for started, failed in attempts:
+        seconds.setdefault(math.floor(started), [0, 0])[failed] += 1
+    found: list[tuple[float, float]] = []
+    begun: int | None = None
+    last = failures = total = 0
+
+    def close() -> None:
+        if begun is not None and failures >= least and failures > share * total:
+            found.append((float(begun), float(last + 1)))
+
+    for second in sorted(seconds):
+        succeeded, failed_now = seconds[second]
+        bad = failed_now > share * (succeeded + failed_now)
+        if begun is not None and (not bad or second - last > gap_sec):
+            close()
+            begun = None
+        if bad:
+            if begun is None:
+                begun, failures, total = second, 0, 0
+            last = second
+            failures += failed_now
+            total += succeeded + failed_now
+    close()
+    return tuple(found)

@@ -1,0 +1,254 @@
+"""Detect retry storms, past and coming, and find the backoff that would have smoothed them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from microqueue.arguments import check_count, refused
+from microqueue.backoff import BackoffPolicy, Jitter
+from microqueue.model import Model
+from microqueue.settings import QueueSettings
+from microqueue.spark.pipelines.fingerprint import normalised
+from microqueue.spark.pipelines.history import all_tasks, attempts_of
+from microqueue.spark.pipelines.place import locate, server_now
+from microqueue.spark.pipelines.recording import busiest, collect, record
+from microqueue.spark.pipelines.simulate import Outcome, grid, outcomes_of, simulate_all
+from microqueue.spark.pipelines.steps import Step, Tell, silent
+from microqueue.spark.pipelines.storm_detection import MINUTE, Found, Minute, find_storms
+
+LOOK_BACK_SEC = 600
+"""How long before a storm the failures lie that made it."""
+
+MOST_TASKS = 20_000
+BASE_FACTORS = (1, 2, 4)
+SEEDS = range(3)
+PATIENCE = 1.5
+"""How much longer than now the recovery may take for a calmer policy."""
+
+POLICY_FIELDS = ("base_sec", "factor", "max_sec", "jitter")
+
+
+class Suggestion(Model):
+    """A policy that would have been calmer, by simulation of the very same tasks."""
+
+    policy: BackoffPolicy
+    peak_retries_per_sec: int
+    instead_of_per_sec: int
+    recovery_sec: float
+    instead_of_sec: float
+
+
+class Storm(Model):
+    """A storm that was: where, when, how bad, by which error, under which policy."""
+
+    queue: str
+    start: datetime
+    end: datetime
+    retries: int
+    peak_per_min: int
+    peak_per_sec: int
+    baseline_per_min: float
+    synchrony: float
+    code: str | None = None
+    error: str | None = None
+    error_share: float = 0.0
+    policy: BackoffPolicy
+    suggestion: Suggestion | None = None
+
+
+class ComingStorm(Model):
+    """Retries that will come due in the same second."""
+
+    queue: str
+    at: datetime
+    tasks: int
+
+
+class Storms(Model):
+    """What was found in a period."""
+
+    since: datetime
+    until: datetime
+    storms: tuple[Storm, ...]
+    coming: tuple[ComingStorm, ...]
+    dry_run: bool = False
+
+
+def storms(
+    spark: SparkSession,
+    *,
+    archive: str | Path | None = None,
+    live: bool = True,
+    uri: str | None = None,
+    database: str | None = None,
+    collection: str = "tasks",
+    queues: Sequence[str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    factor: float = 5.0,
+    least: int = 30,
+    top: int = 5,
+    settings: QueueSettings | None = None,
+    dry_run: bool = False,
+    tell: Tell = silent,
+) -> Storms:
+    """Look for minutes with ``factor`` times the usual retries, and at least ``least``.
+
+    The ``top`` storms are simulated under other policies; a dry run leaves that out.
+    """
+    check_count("least", least)
+    check_count("top", top)
+    if not factor > 1:
+        raise refused("factor", factor, "give a number above 1")
+    rules = settings or QueueSettings.from_environment()
+    place = locate(uri, database=database, collection=collection) if live else None
+    now = server_now(place) if place else datetime.now(UTC)
+    last = now if until is None else until
+    first = last - timedelta(days=1) if since is None else since
+    tell(Step("count", "Counting retries"))
+    tasks = all_tasks(
+        spark, live=place, archive=archive, queues=queues, since=first, settings=rules
+    ).cache()
+    try:
+        retries = _within(attempts_of(tasks).where("attempt > 1"), "started_at", first, last)
+        found = find_storms(
+            _minutes(retries),
+            first_minute=int(first.timestamp()) // MINUTE,
+            last_minute=int(last.timestamp()) // MINUTE,
+            factor=factor,
+            least=least,
+        )
+        described = []
+        for number, storm in enumerate(found[:top], start=1):
+            tell(Step("explain", f"Explaining storm {number} of {min(len(found), top)}"))
+            described.append(_describe(spark, tasks, storm, rules, simulated=not dry_run))
+        coming = _coming(tasks, now, least)
+    finally:
+        tasks.unpersist()
+    return Storms(
+        since=first,
+        until=last,
+        storms=tuple(described),
+        coming=tuple(coming),
+        dry_run=dry_run,
+    )
+
+
+def _within(frame: DataFrame, instant: str, first: datetime, last: datetime) -> DataFrame:
+    seconds = f.unix_micros(instant) / 1_000_000
+    bounded = (seconds >= first.timestamp()) & (seconds < last.timestamp())
+    return frame.where(bounded).withColumn("second", f.floor(seconds))
+
+
+def _minutes(retries: DataFrame) -> list[Minute]:
+    seconds = retries.groupBy("queue", "second").agg(f.count(f.lit(1)).alias("retries"))
+    minutes = seconds.groupBy("queue", f.floor(f.col("second") / MINUTE).alias("minute")).agg(
+        f.sum("retries").alias("retries"), f.max("retries").alias("peak_per_sec")
+    )
+    return [Minute(**row.asDict()) for row in minutes.collect()]
+
+
+def _describe(
+    spark: SparkSession, tasks: DataFrame, storm: Found, rules: QueueSettings, *, simulated: bool
+) -> Storm:
+    """Name the error and the policy of a storm, and what would have been better."""
+    start, end = (datetime.fromtimestamp(at, UTC) for at in (storm.start_sec, storm.end_sec))
+    own = tasks.where(f.col("queue") == storm.queue)
+    before = start - timedelta(seconds=LOOK_BACK_SEC)
+    failed = _within(attempts_of(own).where("error is not null"), "ended_at", before, end)
+    kinds = (
+        failed.groupBy("error.code", normalised(f.col("error.message")).alias("pattern"))
+        .count()
+        .orderBy(f.desc("count"), "pattern")
+        .collect()
+    )
+    policy = _policy(failed, rules)
+    worst = kinds[0] if kinds else None
+    return Storm(
+        queue=storm.queue,
+        start=start,
+        end=end,
+        retries=storm.retries,
+        peak_per_min=storm.peak_per_min,
+        peak_per_sec=storm.peak_per_sec,
+        baseline_per_min=storm.baseline_per_min,
+        synchrony=storm.synchrony,
+        code=worst["code"] if worst else None,
+        error=worst["pattern"] if worst else None,
+        error_share=worst["count"] / sum(kind["count"] for kind in kinds) if worst else 0.0,
+        policy=policy,
+        suggestion=_suggest(spark, own, storm, policy, rules) if simulated else None,
+    )
+
+
+def _policy(failed: DataFrame, rules: QueueSettings) -> BackoffPolicy:
+    """Find the policy that most of the failed tasks had: their own, or that of the settings."""
+    counted = failed.groupBy("backoff_policy").count().orderBy(f.desc("count")).take(1)
+    own = counted[0]["backoff_policy"] if counted else None
+    if own is None:
+        return rules.backoff
+    return BackoffPolicy(**{name: own[name] for name in POLICY_FIELDS if own[name] is not None})
+
+
+def _suggest(
+    spark: SparkSession, own: DataFrame, storm: Found, policy: BackoffPolicy, rules: QueueSettings
+) -> Suggestion | None:
+    """Simulate the storm's own tasks under other policies, and choose the calmest."""
+    first, last = storm.start_sec - LOOK_BACK_SEC, storm.end_sec + LOOK_BACK_SEC
+    touched = (f.unix_seconds("created_at") < last) & (f.unix_seconds("updated_at") >= first)
+    past = collect(own.where(touched), most=MOST_TASKS)
+    candidates = [policy, *other_policies(policy)]
+    timeout_sec = rules.visibility_timeout.total_seconds()
+    scenarios = grid(candidates, [busiest(past)], [timeout_sec], seeds=SEEDS)
+    outcomes = outcomes_of(simulate_all(spark, record(past), scenarios))
+    return choose(policy, outcomes)
+
+
+def other_policies(policy: BackoffPolicy) -> list[BackoffPolicy]:
+    """Vary what can be varied without thinking twice: the base and the jitter."""
+    found = []
+    for times, jitter in product(BASE_FACTORS, get_args(Jitter)):
+        base_sec = max(policy.base_sec, 0.5) * times
+        changed = {"base_sec": base_sec, "jitter": jitter}
+        changed["max_sec"] = max(policy.max_sec, base_sec)
+        other = policy.model_copy(update=changed)
+        if other != policy:
+            found.append(other)
+    return found
+
+
+def choose(policy: BackoffPolicy, outcomes: Sequence[Outcome]) -> Suggestion | None:
+    """Choose the lowest peak among policies that recover about as soon; nothing, if it is ours."""
+    now = next(one for one in outcomes if one.policy == policy)
+    patience_sec = max(now.recovery_sec * PATIENCE, now.recovery_sec + MINUTE)
+    allowed = [one for one in outcomes if one.recovery_sec <= patience_sec and one.dead <= now.dead]
+    best = min(allowed, key=lambda one: (one.peak_retries_per_sec, one.recovery_sec))
+    if best.peak_retries_per_sec >= now.peak_retries_per_sec:
+        return None
+    return Suggestion(
+        policy=best.policy,
+        peak_retries_per_sec=best.peak_retries_per_sec,
+        instead_of_per_sec=now.peak_retries_per_sec,
+        recovery_sec=best.recovery_sec,
+        instead_of_sec=now.recovery_sec,
+    )
+
+
+def _coming(tasks: DataFrame, now: datetime, least: int) -> list[ComingStorm]:
+    """Find the seconds in which many retries will come due together."""
+    waiting = tasks.where("status = 'pending' and attempts > 0 and next_retry_at is not null")
+    later = _within(waiting, "next_retry_at", now, now + timedelta(days=3650))
+    counted = later.groupBy("queue", "second").count().where(f.col("count") >= least)
+    return [
+        ComingStorm(
+            queue=row["queue"], at=datetime.fromtimestamp(row["second"], UTC), tasks=row["count"]
+        )
+        for row in counted.orderBy(f.desc("count"), "second").limit(20).collect()
+    ]

@@ -1,0 +1,77 @@
+"""Connect to the place of an option set, once per process, and run operations there."""
+
+from __future__ import annotations
+
+from typing import Any, Self, TypeVar
+
+from pymongo import MongoClient
+
+from microqueue.connection import Connection
+from microqueue.drivers.collections import Collections
+from microqueue.drivers.sync import SyncDriver
+from microqueue.operations.call import Operation
+from microqueue.settings import QueueSettings
+from microqueue.spark.options import PlaceOptions
+
+T = TypeVar("T")
+
+
+class ReadCollections(Collections):
+    """The collections of a queue, read from where the caller wants: reports may be late."""
+
+    def _options(self, source: Any) -> dict[str, Any]:
+        return {**super()._options(source), "read_preference": source.read_preference}
+
+
+class Place:
+    """A collection of tasks, and a driver that runs operations on it."""
+
+    def __init__(self, options: PlaceOptions) -> None:
+        self.settings = QueueSettings.from_environment()
+        preference = options.read_preference
+        connection = Connection(
+            MongoClient,
+            options.uri,
+            settings=self.settings,
+            collection=None,
+            client_options={} if preference is None else {"readPreference": preference},
+        )
+        database = connection.database_or_collection
+        if options.database is not None:
+            database = connection.client[options.database]
+        self._client = connection.client
+        self.collections = ReadCollections(database[options.collection])
+        self._driver = SyncDriver(
+            self.collections, deadline=self.settings.retry_deadline, on_retry=lambda: None
+        )
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation here."""
+        return self._driver.run(operation)
+
+    def close(self) -> None:
+        """Close the client."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_places: dict[PlaceOptions, Place] = {}
+
+
+def place_of(options: PlaceOptions) -> Place:
+    """Give the place of these options. Spark keeps its Python processes, which keep clients."""
+    where = PlaceOptions(**{name: getattr(options, name) for name in PlaceOptions.model_fields})
+    if where not in _places:
+        _places[where] = Place(where)
+    return _places[where]
+
+
+def close_places() -> None:
+    """Close every client that this process keeps."""
+    while _places:
+        _places.popitem()[1].close()

@@ -1,0 +1,227 @@
+"""Turn the rows of a DataFrame into new tasks.
+
+A frame with a column ``payload`` says for each row what the task carries, and its options in
+columns named after them. Of any other frame, each whole row is a payload.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from bson import Decimal128, ObjectId
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    MapType,
+    NullType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from microqueue.arguments import check_name, refused
+from microqueue.errors import InvalidArgument, InvalidPayload
+from microqueue.model import shorten
+from microqueue.payload import LARGEST_DOCUMENT, PayloadCodec
+from microqueue.spark.extended import from_json
+from microqueue.spark.ids import key_id
+from microqueue.spark.options import SinkOptions
+from microqueue.task import NewTask
+
+PAYLOAD, QUEUE = "payload", "queue"
+OPTION_COLUMNS = frozenset(
+    {
+        "priority",
+        "delay",
+        "eta",
+        "max_attempts",
+        "visibility_timeout",
+        "dedupe_key",
+        "expires_in",
+        "headers",
+    }
+)
+KEY_TYPES = (StringType, IntegralType)
+AS_THEY_ARE = (
+    StringType,
+    IntegralType,
+    FloatType,
+    DoubleType,
+    BooleanType,
+    BinaryType,
+    TimestampType,
+    TimestampNTZType,
+    NullType,
+)
+
+Converter = Callable[[Any], Any]
+
+
+class RowTask(NamedTuple):
+    """A row as a task to be.
+
+    Without options of its own, ``new`` is nothing: it is like all others, but for id and payload.
+    """
+
+    queue: str
+    task_id: ObjectId | None
+    payload: dict[str, Any]
+    new: NewTask[Any] | None
+
+
+class RowReader:
+    """Reads the rows of one frame. Made in the driver, where it refuses frames that do not fit."""
+
+    def __init__(self, schema: StructType, options: SinkOptions, codec: PayloadCodec[Any]) -> None:
+        self._options = options
+        self._codec = codec
+        self._types = {field.name: field.dataType for field in schema.fields}
+        self._explicit = PAYLOAD in self._types
+        self._queues: set[str] = set()
+        self._check_columns()
+        self._own = [name for name in OPTION_COLUMNS if self._explicit and name in self._types]
+        self.usual = NewTask[Any](payload={}, **options.task_options)
+        """What a row without options of its own is."""
+        free = any(map(_is_free, self._types.values()))
+        self.unsure = free or self._explicit or options.model is not None
+        """Whether BSON may refuse a row: of columns with plain types it can hold every value."""
+        self._converters = {
+            name: converter
+            for name, kind in self._types.items()
+            if (converter := self._converter(name, kind)) is not None
+        }
+
+    def read(self, batch: pa.RecordBatch) -> Iterator[RowTask]:
+        """Give a task for each row of a batch."""
+        self.unsure |= batch.nbytes > LARGEST_DOCUMENT // 2
+        for row in batch.to_pylist():
+            key = None
+            try:
+                for name, convert in self._converters.items():
+                    row[name] = convert(row[name])
+                queue = self._options.queue or row[QUEUE]
+                key = self._key(row)
+                yield self._task(row, queue, key)
+            except InvalidArgument as exc:
+                where = "a row" if key is None else f"the row with key {shorten(key)}"
+                raise InvalidPayload(
+                    f"{where} is no task: {exc}", argument=exc.argument, value=exc.value
+                ) from exc
+
+    def _task(self, row: dict[str, Any], queue: Any, key: str | None) -> RowTask:
+        if queue not in self._queues:
+            self._queues.add(check_name(queue))
+        task_id = None if key is None else key_id(queue, key)
+        payload = row[PAYLOAD] if self._explicit else row
+        if self._options.model is not None or type(payload) is not dict:
+            _, payload = self._codec.accept(payload)
+        new = None
+        if own := {name: row[name] for name in self._own if row[name] is not None}:
+            options = {**self._options.task_options, **own}
+            new = NewTask[Any](payload=payload, task_id=task_id, **options)
+        return RowTask(queue, task_id, payload, new)
+
+    def _key(self, row: dict[str, Any]) -> str | None:
+        names = self._options.key
+        if not names:
+            return None
+        for name in names:
+            if row[name] is None:
+                raise refused(name, None, "a key cannot be null")
+        if len(names) == 1:
+            return str(row[names[0]])
+        return json.dumps([row[name] for name in names])
+
+    def _check_columns(self) -> None:
+        columns = ", ".join(self._types)
+        for name in self._options.key:
+            kind = self._types.get(name)
+            if kind is None:
+                raise refused("key", name, f"name one of the columns {columns}")
+            if not isinstance(kind, KEY_TYPES):
+                reason = f"it is {kind.simpleString()}; cast it to string"
+                raise refused("key", name, reason)
+        if self._options.queue is None and not (self._explicit and QUEUE in self._types):
+            raise refused(QUEUE, None, "give the option queue, or columns payload and queue")
+        if self._explicit:
+            known = {PAYLOAD, QUEUE, *OPTION_COLUMNS, *self._options.key}
+            if unknown := [name for name in self._types if name not in known]:
+                raise refused(
+                    "columns",
+                    ", ".join(unknown),
+                    f"beside payload there may be {', '.join(sorted(known - {PAYLOAD}))}",
+                )
+
+    def _converter(self, name: str, kind: DataType) -> Converter | None:
+        if self._explicit and name in {PAYLOAD, "headers"} and isinstance(kind, StringType):
+            return _parsed
+        if self._explicit and name == "delay" and isinstance(kind, DayTimeIntervalType):
+            return None
+        return _to_bson(name, kind)
+
+
+def _parsed(text: str | None) -> Any:
+    """Read JSON, in extended form too."""
+    if text is None:
+        return None
+    try:
+        return from_json(text)
+    except (ValueError, TypeError) as exc:
+        raise InvalidPayload(
+            f"payload={shorten(text)} is not JSON: {exc}", argument=PAYLOAD, value=text
+        ) from exc
+
+
+def _is_free(kind: DataType) -> bool:
+    """Tell whether a column may hold names that BSON does not take."""
+    if isinstance(kind, StructType):
+        return any(_is_free(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _is_free(kind.elementType)
+    return isinstance(kind, MapType)
+
+
+def _to_bson(path: str, kind: DataType) -> Converter | None:
+    """Make what turns Arrow's values of a type into BSON's; nothing where they are the same."""
+    if isinstance(kind, AS_THEY_ARE):
+        return None
+    if isinstance(kind, StructType):
+        fields = {
+            field.name: convert
+            for field in kind.fields
+            if (convert := _to_bson(f"{path}.{field.name}", field.dataType)) is not None
+        }
+        return _skipping_null(lambda value: _converted(value, fields)) if fields else None
+    if isinstance(kind, ArrayType):
+        convert = _to_bson(f"{path}[]", kind.elementType)
+        return convert and _skipping_null(lambda value: [convert(item) for item in value])
+    if isinstance(kind, MapType) and isinstance(kind.keyType, StringType):
+        inner = _to_bson(f"{path}.*", kind.valueType)
+        return _skipping_null(
+            lambda pairs: {key: inner(item) if inner else item for key, item in pairs}
+        )
+    if isinstance(kind, DecimalType):
+        return _skipping_null(Decimal128)
+    if isinstance(kind, DateType):
+        return _skipping_null(lambda day: day.isoformat())
+    raise refused(path, kind.simpleString(), "MongoDB has no such type; cast the column")
+
+
+def _converted(value: dict[str, Any], fields: dict[str, Converter]) -> dict[str, Any]:
+    return {name: fields[name](item) if name in fields else item for name, item in value.items()}
+
+
+def _skipping_null(convert: Converter) -> Converter:
+    return lambda value: None if value is None else convert(value)

@@ -1,0 +1,126 @@
+"""Read a stream of tasks, in the order in which they changed.
+
+An offset is a mark: the instant of a change and the task's id. Changes become visible a
+moment after the instant that they bear, so the stream stays a lag behind the server's clock.
+Of a task that changed twice in between, the latest state alone is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from microqueue.arguments import refused
+from microqueue.clock import ServerClock
+from microqueue.operations import export, follow
+from microqueue.operations.follow import Changes, Followed, Mark
+from microqueue.operations.time import read_clock
+from microqueue.spark.extended import from_json, to_exact_json
+from microqueue.spark.options import SelectionOptions
+from microqueue.spark.place import place_of
+from microqueue.spark.reader import FEW, converted, converter_for, most_parts
+
+DEFAULT_LAG = timedelta(seconds=3)
+FINISHED = ("done", "failed")
+EVERY_CHANGE = ("pending", "processing", *FINISHED)
+
+
+@dataclass
+class ChangePartition(InputPartition):
+    """One part of a micro-batch."""
+
+    changes: Changes
+
+
+class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows tasks that finish, or those of the statuses that the options name."""
+
+    def __init__(self, schema: StructType, options: SelectionOptions) -> None:
+        if options.until is not None:
+            raise refused("until", options.until, "a stream has no end; stop the query instead")
+        if options.time not in {"created_at", "updated_at"}:
+            raise refused("time", options.time, "a stream goes by updated_at")
+        self._schema = schema
+        self._options = options
+        self._lag = DEFAULT_LAG if options.lag is None else options.lag
+        statuses = FINISHED if options.status is None else options.status
+        self._followed = Followed(
+            queues=options.queue,
+            # All there are need no condition, and may run on an index of the changes.
+            statuses=None if set(statuses) == set(EVERY_CHANGE) else statuses,
+            query=options.document,
+        )
+        self._target: datetime | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (the name is Spark's)
+        """Start at ``since``, or at the beginning."""
+        return to_offset(Mark(self._options.since or follow.BEGINNING))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (the name is Spark's)
+        """Take as much at once as the options allow."""
+        rows = self._options.max_rows
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (the name is Spark's)
+        """End at what there is now."""
+        self._target = self._horizon()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Give the mark of the last task to take; the start itself, if nothing has changed."""
+        horizon = self._horizon() if self._target is None else self._target
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        operation = follow.find_end(self._followed, to_mark(start), horizon=horizon, rows=rows)
+        end = place_of(self._options).run(operation)
+        return start if end is None else to_offset(end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Split a micro-batch, or leave it whole when it is small."""
+        changes = Changes(to_mark(start), to_mark(end))
+        if changes.start == changes.end:
+            return []
+        place = place_of(self._options)
+        parts = self._options.partitions
+        if parts is None:
+            matching = follow.between(self._followed, changes)
+            few = place.run(export.count_up_to(matching, FEW + 1)) <= FEW
+            parts = 1 if few else most_parts(place)
+        found = place.run(follow.split(self._followed, changes, parts))
+        return [ChangePartition(one) for one in found]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give the tasks of one part as Arrow batches."""
+        assert isinstance(partition, ChangePartition)  # noqa: S101 (they come from here)
+        place = place_of(self._options)
+        converter = converter_for(self._schema, self._options, place)
+        rows = self._options.batch_rows
+        cursor = place.run(
+            follow.read_changes(
+                self._followed, converter.fields, partition.changes, batch_rows=rows
+            )
+        )
+        yield from converted(cursor, converter)
+
+    def _horizon(self) -> datetime:
+        return place_of(self._options).run(read_clock(ServerClock())) - self._lag
+
+
+def to_offset(mark: Mark) -> dict[str, Any]:
+    """Write a mark as Spark keeps offsets: as JSON."""
+    return {"at": mark.at.isoformat(timespec="milliseconds"), "id": to_exact_json(mark.id)}
+
+
+def to_mark(offset: dict[str, Any]) -> Mark:
+    """Read a mark out of an offset."""
+    return Mark(datetime.fromisoformat(offset["at"]).astimezone(UTC), from_json(offset["id"]))

@@ -1,0 +1,359 @@
+"""A task as users see it: a frozen model, read from its document in ``tasks``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Generic, Protocol, Self, TypeAlias, overload
+from uuid import UUID
+
+from bson import ObjectId
+from pydantic import Field, PlainSerializer, SkipValidation, field_validator, model_validator
+from typing_extensions import TypeVar
+
+from microqueue.backoff import BackoffPolicy
+from microqueue.durations import AwareDatetime, NonNegativeDuration, PositiveDuration
+from microqueue.errors import InvalidArgument
+from microqueue.model import Model
+
+TaskId: TypeAlias = Annotated[
+    ObjectId | UUID | str | int,
+    PlainSerializer(
+        lambda value: value if isinstance(value, int) else str(value), when_used="json"
+    ),
+]
+"""An ObjectId, or an id of the caller's own: a string, an integer or a UUID."""
+
+PayloadT = TypeVar("PayloadT", default=dict[str, Any])
+
+LARGEST_PRIORITY = 255
+LONGEST_NAME = 120
+
+
+class TaskStatus(StrEnum):
+    """Where a task stands. A dead letter is a task whose status is ``failed``."""
+
+    PENDING = "pending"
+    PROCESSING = "processing"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    DONE = "done"
+    RETRIED = "retried"
+    FAILED = "failed"
+    RELEASED = "released"
+    SNOOZED = "snoozed"
+    LEASE_EXPIRED = "lease_expired"
+    CRASHED = "crashed"
+    CANCELLED = "cancelled"
+
+
+class TaskError(Model):
+    """Why an attempt, or the whole task, failed."""
+
+    message: str
+    code: str | None = None
+    at: datetime
+
+
+class Attempt(Model):
+    """One finished delivery of a task."""
+
+    attempt: int
+    worker_id: str | None
+    started_at: datetime | None
+    ended_at: datetime
+    outcome: Outcome
+    error: TaskError | None = None
+
+
+class Progress(Model):
+    """How far a handler says that it is: a fraction from 0 to 1, and words."""
+
+    fraction: float
+    message: str | None = None
+    at: datetime
+
+
+class Lease(Model):
+    """A worker's claim on a task until ``expires_at``.
+
+    The token is fresh and random at every pop, and fences every write that follows:
+    a worker that woke up late holds a token that no longer matches.
+    """
+
+    token: str
+    worker_id: str
+    started_at: datetime
+    expires_at: datetime
+
+
+class Task(Model, Generic[PayloadT]):
+    """A task as it was when it was read. Nothing here changes under the reader's hands."""
+
+    id: TaskId
+    queue: str
+    payload: PayloadT
+    status: TaskStatus
+    priority: int = 0
+    attempts: int = 0
+    max_attempts: int = 10
+    redelivered: bool = False
+    replays: int = 0
+    crashes: int = 0
+    error: TaskError | None = None
+    history: tuple[Attempt, ...] = ()
+    headers: Mapping[str, Any] = Field(default_factory=dict)
+    created_at: datetime
+    updated_at: datetime
+    next_retry_at: datetime | None = None
+    expires_at: datetime | None = None
+    finished_at: datetime | None = None
+    lease: Lease | None = None
+    backoff: BackoffPolicy | None = None
+    backoff_sec: float | None = None
+    visibility_timeout_sec: float | None = None
+    dedupe_key: str | None = None
+    result: Any = None
+    progress: Progress | None = None
+    position: int = 0
+
+    @classmethod
+    def from_document(
+        cls, document: Mapping[str, Any], payload: Any = None, *, lease: Lease | None = None
+    ) -> Task[Any]:
+        """Read a stored document; ``payload`` and ``lease`` are given if they are known already.
+
+        Nothing is validated here: a document that another version wrote, or a hand
+        edited, must still be readable, or it could not be repaired.
+        """
+        get: Any = document.get
+        history, headers = get("history"), get("headers")
+        return cls.trusted(
+            id=document["_id"],
+            queue=get("queue", "default"),
+            payload=get("payload") if payload is None else payload,
+            status=_STATUSES.get(get("status", "pending"), get("status")),
+            priority=get("priority", 0),
+            attempts=_count(get("attempts"), 0),
+            max_attempts=_count(get("max_attempts"), 10),
+            redelivered=get("redelivered", False),
+            replays=get("replays", 0),
+            crashes=_count(get("crashes"), 0),
+            error=_read_error(get("error")),
+            history=_read_history(history) if history else (),
+            headers=headers if isinstance(headers, dict) else {},
+            created_at=get("created_at"),
+            updated_at=get("updated_at"),
+            next_retry_at=get("next_retry_at"),
+            expires_at=get("expires_at"),
+            finished_at=get("finished_at"),
+            lease=lease or _read_lease(document),
+            backoff=_read_policy(get("backoff_policy")),
+            backoff_sec=get("backoff_sec"),
+            visibility_timeout_sec=get("visibility_timeout_sec"),
+            dedupe_key=get("dedupe_key"),
+            result=get("result"),
+            progress=_read_progress(get("progress")),
+            position=get("position", 0),
+        )
+
+
+# A status or outcome of another version is shown as it is.
+_STATUSES: dict[Any, TaskStatus] = {one.value: one for one in TaskStatus}
+_OUTCOMES: dict[Any, Outcome] = {one.value: one for one in Outcome}
+
+
+def _read_history(entries: Any) -> tuple[Attempt, ...]:
+    if not isinstance(entries, list):
+        return ()
+    return tuple(_read_attempt(entry) for entry in entries if isinstance(entry, dict))
+
+
+def _count(value: Any, default: int) -> int:
+    return int(value) if isinstance(value, (int, float)) and value >= 0 else default
+
+
+def _read_error(document: Any) -> TaskError | None:
+    if not isinstance(document, dict):
+        return None
+    get: Any = document.get
+    return TaskError.trusted(message=get("message"), code=get("code"), at=get("at"))
+
+
+def _read_progress(document: Any) -> Progress | None:
+    if not isinstance(document, dict):
+        return None
+    get: Any = document.get
+    return Progress.trusted(fraction=get("fraction"), message=get("message"), at=get("at"))
+
+
+def _read_policy(document: Any) -> BackoffPolicy | None:
+    if not isinstance(document, dict):
+        return None
+    try:
+        return BackoffPolicy(**document)
+    except (InvalidArgument, TypeError):
+        return None  # The queue's own applies.
+
+
+def _read_attempt(entry: Mapping[str, Any]) -> Attempt:
+    get: Any = entry.get
+    return Attempt.trusted(
+        attempt=get("attempt", 0),
+        worker_id=get("worker_id"),
+        started_at=get("started_at"),
+        ended_at=get("ended_at"),
+        outcome=_OUTCOMES.get(get("outcome"), get("outcome")),
+        error=_read_error(get("error")),
+    )
+
+
+def _read_lease(document: Mapping[str, Any]) -> Lease | None:
+    get: Any = document.get
+    if get("status") != TaskStatus.PROCESSING or not get("lease_token"):
+        return None
+    return Lease.trusted(
+        token=get("lease_token"),
+        worker_id=get("worker_id"),
+        started_at=get("started_at"),
+        expires_at=get("lease_expires_at"),
+    )
+
+
+class Claim(Protocol):
+    """What fences a write: a task, and the lease under which it is held."""
+
+    @property
+    def id(self) -> Any:
+        """The task's id."""
+
+    @property
+    def attempts(self) -> int:
+        """Which delivery this is."""
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease, if the task was popped."""
+
+
+class Claimed:
+    """A task that was just claimed; its :class:`Task` is made when it is first looked at.
+
+    Most handlers look at the payload alone, and making tasks is most of what a worker does.
+    """
+
+    __slots__ = ("_document", "_task", "attempts", "id", "lease", "own_timeout_sec", "payload")
+
+    def __init__(self, document: dict[str, Any], lease: Lease, payload: Any) -> None:
+        self._document = document
+        self._task: Task[Any] | None = None
+        self.id = document["_id"]
+        self.attempts = _count(document["attempts"], 0)
+        self.lease: Lease | None = lease
+        self.own_timeout_sec: float | None = document.get("visibility_timeout_sec")
+        self.payload = payload
+
+    @property
+    def task(self) -> Task[Any]:
+        """The task as it was claimed."""
+        if self._task is None:
+            self._task = Task.from_document(self._document, self.payload, lease=self.lease)
+        return self._task
+
+    def replace(self, task: Task[Any]) -> None:
+        """Take the task as it is after its lease was renewed."""
+        self._task, self.lease = task, task.lease
+
+
+class NewTask(Model, Generic[PayloadT]):
+    """A task to add: its payload, and options for this task alone.
+
+    ``delay`` and ``eta`` say when it may first be delivered; ``expires_in`` how long it may
+    wait for delivery before it fails with code ``expired``. Instants need a timezone.
+    """
+
+    payload: SkipValidation[PayloadT]  # The queue knows the model, and checks it.
+    priority: int = Field(default=0, ge=0, le=LARGEST_PRIORITY, strict=True)
+    delay: NonNegativeDuration | None = None
+    eta: AwareDatetime | None = None
+    max_attempts: int | None = Field(default=None, ge=1, le=1_000_000, strict=True)
+    backoff: BackoffPolicy | None = None
+    visibility_timeout: PositiveDuration | None = None
+    dedupe_key: str | None = Field(default=None, min_length=1, max_length=1024, strict=True)
+    expires_in: PositiveDuration | None = None
+    task_id: ObjectId | UUID | str | int | None = None
+    headers: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("task_id", mode="before")
+    @classmethod
+    def _id_is_a_plain_value(cls, task_id: Any) -> Any:
+        plain = isinstance(task_id, ObjectId | UUID | str | int | None)
+        if not plain or isinstance(task_id, bool) or task_id == "":
+            raise ValueError("give an ObjectId, a UUID, a string or an integer")
+        if isinstance(task_id, int) and not -(2**63) <= task_id < 2**63:
+            raise ValueError("give an integer of at most 8 bytes")
+        if isinstance(task_id, str):
+            task_id.encode()  # Half of a surrogate pair is a ValueError.
+        return task_id
+
+    @model_validator(mode="after")
+    def _delay_or_eta(self) -> Self:
+        if self.delay is not None and self.eta is not None:
+            raise ValueError("give delay or eta, not both")
+        return self
+
+
+class AddedTasks(Sequence[Task[Any]]):
+    """The tasks that ``enqueue_many`` added; each is made when it is looked at."""
+
+    def __init__(self, added: list[tuple[dict[str, Any], Any]]) -> None:
+        self._added = added
+
+    def __len__(self) -> int:
+        return len(self._added)
+
+    @overload
+    def __getitem__(self, place: int) -> Task[Any]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> AddedTasks: ...
+
+    def __getitem__(self, place: int | slice) -> Task[Any] | AddedTasks:
+        if isinstance(place, slice):
+            return AddedTasks(self._added[place])
+        document, payload = self._added[place]
+        return Task.from_document(document, payload)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # As of any other sequence of models.
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class EnqueueReport(Model, Generic[PayloadT]):
+    """What ``enqueue_many`` did: the tasks added, and the items that were duplicates."""
+
+    tasks: Sequence[Task[PayloadT]]
+    duplicates: Sequence[Duplicate]
+
+    @property
+    def added(self) -> int:
+        """How many tasks were added."""
+        return len(self.tasks)
+
+
+class Duplicate(Model):
+    """An item that ``enqueue_many`` left out: ``index`` is its place among the items."""
+
+    index: int
+    task_id: TaskId
+    dedupe_key: str | None = None

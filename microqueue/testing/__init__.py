@@ -1,0 +1,99 @@
+"""For the tests of code that uses microqueue: a queue in memory, and a clock that you move.
+
+    from microqueue.testing import FakeClock, memory_queue
+
+    clock = FakeClock()
+    queue = memory_queue(clock=clock)
+    queue.enqueue({"n": 1}, delay=60)
+    assert queue.pop() is None
+    clock.advance(60)
+    assert queue.pop() is not None
+
+The queue in memory is mongomock's: right for one process, with no transactions. For a
+real server there are pytest fixtures: ``pytest_plugins = ["microqueue.testing.fixtures"]``.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from microqueue.async_queue import AsyncQueue
+from microqueue.clock import as_utc, whole_milliseconds
+from microqueue.durations import Duration, check_duration
+from microqueue.queue import Queue
+from microqueue.settings import QueueSettings
+
+__all__ = ["FakeClock", "memory_async_queue", "memory_queue"]
+
+
+class FakeClock:
+    """A clock that stands still until it is moved. It starts at the current time.
+
+    Give the same clock to a queue and to whoever else should share its time.
+    """
+
+    stale = False
+
+    def __init__(self, now: datetime | None = None) -> None:
+        self._now = whole_milliseconds(as_utc(now or datetime.now(UTC)))
+
+    def now(self) -> datetime:
+        """Give the time to which the clock was last moved."""
+        return self._now
+
+    def advance(self, duration: Duration) -> datetime:
+        """Move the clock forward by a ``timedelta`` or seconds, and give the new time."""
+        self._now = whole_milliseconds(self._now + check_duration("duration", duration))
+        return self._now
+
+    def observe(self, server_time: datetime, *, sent: float, received: float) -> None:
+        """Ignore the server's time."""
+
+    def forget(self) -> None:
+        """Ignore that the server may have changed."""
+
+
+def memory_queue(
+    name: str = "default",
+    *,
+    clock: FakeClock | None = None,
+    settings: QueueSettings | None = None,
+    payload_model: type[Any] | None = None,
+    database: Any = None,
+) -> Queue[Any]:
+    """Make a queue in memory. Queues given the same ``database`` share one collection."""
+    return Queue(
+        database if database is not None else memory_database(),
+        name,
+        clock=clock,
+        settings=QueueSettings() if settings is None else settings,
+        payload_model=payload_model,
+    )
+
+
+def memory_async_queue(
+    name: str = "default",
+    *,
+    clock: FakeClock | None = None,
+    settings: QueueSettings | None = None,
+    payload_model: type[Any] | None = None,
+    database: Any = None,
+) -> AsyncQueue[Any]:
+    """Make a queue in memory for asyncio, as :func:`memory_queue` does."""
+    return AsyncQueue(
+        database if database is not None else memory_database(),
+        name,
+        clock=clock,
+        settings=QueueSettings() if settings is None else settings,
+        payload_model=payload_model,
+    )
+
+
+def memory_database() -> Any:
+    """Make an empty database in memory."""
+    try:
+        import mongomock  # noqa: PLC0415 (needed in tests only)
+    except ImportError as exc:
+        raise ImportError("the queue in memory needs mongomock: pip install mongomock") from exc
+    return mongomock.MongoClient().microqueue

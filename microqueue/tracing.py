@@ -1,0 +1,168 @@
+"""Spans for OpenTelemetry (extra ``tracing``) that link handlers to those who enqueued.
+
+    with producer_span(queue) as headers:
+        queue.enqueue({"to": "a@b.c"}, headers=headers)
+
+    Worker(queue, handler, hooks=[TracingHooks()])
+
+The context travels in the task's headers, as W3C ``traceparent`` unless the application has
+set another propagator. Only the API is used: without an SDK, all of this does nothing.
+Attributes follow the semantic conventions for messaging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+try:
+    from opentelemetry import context, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+except ImportError as exc:
+    raise ImportError(
+        "microqueue.tracing needs opentelemetry-api: pip install 'microqueue[tracing]'"
+    ) from exc
+
+from microqueue.core import QueueCore
+from microqueue.task import Outcome, Task
+from microqueue.worker.hooks import Hooks
+from microqueue.worker.outcomes import Snooze
+from microqueue.worker.tasks import task_name
+
+LEASE_LOST = "lease_lost"
+SYSTEM = "microqueue"
+
+
+def inject(headers: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Give the headers, with the current span's context added, for ``enqueue(headers=...)``."""
+    carrier = dict(headers or {})
+    propagate.inject(carrier)
+    return carrier
+
+
+@contextmanager
+def producer_span(
+    queue: QueueCore[Any],
+    *,
+    headers: Mapping[str, Any] | None = None,
+    tracer_provider: TracerProvider | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Open a span around ``enqueue``, and give the headers to enqueue with.
+
+    Works for either kind of queue; an exception inside is recorded in the span.
+    """
+    tracer = trace.get_tracer(SYSTEM, tracer_provider=tracer_provider)
+    attributes = {
+        "messaging.system": SYSTEM,
+        "messaging.destination.name": queue.name,
+        "messaging.operation.name": "enqueue",
+        "messaging.operation.type": "send",
+    }
+    with tracer.start_as_current_span(
+        f"enqueue {queue.name}", kind=SpanKind.PRODUCER, attributes=attributes
+    ):
+        yield inject(headers)
+
+
+class TracingHooks(Hooks):
+    """Opens a span around each handler. Any number of workers may share one.
+
+    The span starts a trace of its own, linked to the producer's: a task may wait for days,
+    and be tried many times. The producer's baggage is taken over.
+
+    Inside the handler the span is the current one, in threads and in coroutines, also where
+    ``AsyncWorker`` runs a plain function. It ends when the worker has judged the task. After
+    a timeout or a lost lease that is before a handler in a thread has noticed: the span stays
+    current until it returns, ended, and its late result is not recorded. A lease that is
+    found lost only when the result is written does not reopen a span that has ended.
+    """
+
+    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+        self._tracer = trace.get_tracer(SYSTEM, tracer_provider=tracer_provider)
+        self._running: dict[Any, tuple[Span, Context, Any]] = {}
+
+    def on_start(self, task: Task[Any]) -> None:
+        """Open the span, and make it current."""
+        # An empty context: what is current where the worker was started is not the cause.
+        carrier = {key: text for key, text in task.headers.items() if isinstance(text, str)}
+        producer = propagate.extract(carrier, context=Context())
+        origin = trace.get_current_span(producer).get_span_context()
+        span = self._tracer.start_span(
+            f"process {task.queue}",
+            context=Context(),
+            kind=SpanKind.CONSUMER,
+            attributes=describe(task),
+            links=[Link(origin)] if origin.is_valid else [],
+        )
+        inside = trace.set_span_in_context(span, producer)
+        self._running[delivery(task)] = span, inside, context.attach(inside)
+
+    def on_success(self, task: Task[Any], *, took_sec: float) -> None:  # noqa: ARG002 (a span times itself)
+        """End the span."""
+        self._end(task, Outcome.DONE)
+
+    def on_retry(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002
+        """End the span with the exception, unless it was a snooze."""
+        if isinstance(error, Snooze):
+            self._end(task, Outcome.SNOOZED)
+        else:
+            self._end(task, Outcome.RETRIED, error)
+
+    def on_failure(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002
+        """End the span with the exception."""
+        self._end(task, Outcome.FAILED, error)
+
+    def on_cancel(self, task: Task[Any]) -> None:
+        """End the span: somebody cancelled the task."""
+        self._end(task, Outcome.CANCELLED)
+
+    def on_lease_lost(self, task: Task[Any]) -> None:
+        """End the span as an error, if the handler was running."""
+        self._end(task, LEASE_LOST)
+
+    def on_release(self, task: Task[Any]) -> None:
+        """End the span: the worker ended before the handler did."""
+        self._end(task, Outcome.RELEASED)
+
+    def _end(self, task: Task[Any], outcome: str, error: BaseException | None = None) -> None:
+        running = self._running.pop(delivery(task), None)
+        if running is None:
+            return  # It never ran, or its end was told before.
+        span, inside, token = running
+        span.set_attribute("microqueue.outcome", str(outcome))
+        if error is not None:
+            span.record_exception(error)
+            span.set_attribute("error.type", type(error).__qualname__)
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+        elif outcome == LEASE_LOST:
+            span.set_attribute("error.type", LEASE_LOST)
+            span.set_status(Status(StatusCode.ERROR, "the lease was lost"))
+        span.end()
+        # Told from another thread or coroutine, it is not ours to detach: it would not be
+        # found there, and the next handler in that thread starts from a context of its own.
+        if context.get_current() is inside:
+            context.detach(token)
+
+
+def describe(task: Task[Any]) -> dict[str, str | int]:
+    """Give the attributes of a task's span."""
+    attributes: dict[str, str | int] = {
+        "messaging.system": SYSTEM,
+        "messaging.destination.name": task.queue,
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.message.id": str(task.id),
+        "microqueue.attempt": task.attempts,
+    }
+    if task.lease is not None:
+        attributes["messaging.client.id"] = task.lease.worker_id
+    if name := task_name(task):
+        attributes["microqueue.task"] = name
+    return attributes
+
+
+def delivery(task: Task[Any]) -> Any:
+    """Tell one delivery of a task from the next."""
+    return task.id, task.lease.token if task.lease else None

@@ -1,0 +1,29 @@
+"""Workers: claim, run the handler, settle; renew the leases meanwhile.
+
+``Worker`` runs plain functions in threads, ``AsyncWorker`` awaits coroutines. A handler
+returns, or raises: any exception means a retry with backoff, :class:`Retry` one with a delay
+of its own, :class:`Fail` a dead letter at once, :class:`Snooze` later and uncounted.
+"""
+
+from microqueue.worker.asynchronous import AsyncWorker
+from microqueue.worker.context import AsyncContext, Context
+from microqueue.worker.hooks import Hooks
+from microqueue.worker.loading import load_handler
+from microqueue.worker.options import WorkerOptions
+from microqueue.worker.outcomes import Fail, Retry, Snooze
+from microqueue.worker.tasks import Tasks
+from microqueue.worker.threads import Worker
+
+__all__ = [
+    "AsyncContext",
+    "AsyncWorker",
+    "Context",
+    "Fail",
+    "Hooks",
+    "Retry",
+    "Snooze",
+    "Tasks",
+    "Worker",
+    "WorkerOptions",
+    "load_handler",
+]

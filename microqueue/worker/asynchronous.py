@@ -1,0 +1,278 @@
+"""The worker for coroutines: one event loop, and a thread of its own for the leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from microqueue.async_queue import AsyncQueue
+from microqueue.errors import MicroqueueError
+from microqueue.operations import workers
+from microqueue.queue import Queue
+from microqueue.worker.base import WorkerCore
+from microqueue.worker.claiming import PAUSE_SEC, Do, Sight, Step
+from microqueue.worker.context import AsyncContext, Context
+from microqueue.worker.handlers import Handler
+from microqueue.worker.hooks import Hooks
+from microqueue.worker.inflight import Held, now_sec
+from microqueue.worker.offload import run_in_thread
+from microqueue.worker.settler import Finished, by_queue, commit
+from microqueue.worker.sleeping import AsyncSleeper
+from microqueue.worker.twin import blocking_twin
+
+ROOM_WAIT_SEC = 0.5
+CLOSING_WAIT_SEC = 0.05
+
+logger = logging.getLogger("microqueue.worker")
+
+
+class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
+    """Claims tasks in batches, awaits their handlers, and settles in batches.
+
+    As :class:`Worker`, awaited. Plain functions are run in threads. The leases are renewed
+    by a thread with a client of its own, so a handler that blocks the loop keeps them.
+    """
+
+    def __init__(
+        self,
+        queue: AsyncQueue[Any] | Sequence[AsyncQueue[Any]],
+        handler: Any,
+        *,
+        hooks: Sequence[Hooks] = (),
+        worker_id: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(queue, handler, hooks=hooks, worker_id=worker_id, options=options)
+        self._waiting: deque[Held] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._finished: deque[Finished] = deque()
+        self._room = Step(Do.AWAIT_ROOM)  # What the claims wait for, when they do.
+        self._changed = asyncio.Event()  # There is room, or stop was called.
+        self._to_settle = asyncio.Event()
+        self._stopping = False
+        self._hurrying = False
+        self._closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sleeper: AsyncSleeper | None = None
+        # Blocking queues for the thread of the leases, and for plain functions.
+        self._twins: dict[AsyncQueue[Any], Queue[Any]] = {}
+
+    async def run(self, *, burst: bool = False) -> int:
+        """Work until :meth:`stop`; give how many tasks were handled.
+
+        With ``burst``, end when nothing is ready and nothing is running. Cancelling the
+        coroutine ends it as :meth:`stop` does, without the grace.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
+        with ExitStack() as opened:
+            self._twins = {
+                queue: opened.enter_context(blocking_twin(queue)) for queue in self._queues
+            }
+            keeper = await asyncio.to_thread(
+                self._keeper,
+                self._twins,
+                on_timeout=lambda held: self._from_thread(self._end_overdue, held),
+                on_lost=lambda held: self._from_thread(self._lose, held),
+            )
+            keeper.start()
+            settler = asyncio.create_task(self._settle_forever())
+            grace_sec = self.options.grace.total_seconds()
+            sleeper = self._sleeper = AsyncSleeper(self._twins)
+            try:
+                with sleeper:
+                    await self._claim_forever(sleeper, burst=burst)
+            except asyncio.CancelledError:
+                grace_sec = 0.0
+                raise
+            finally:
+                await self._finish_running(grace_sec)
+                self._closing = True
+                self._to_settle.set()
+                await settler
+                await asyncio.to_thread(keeper.stop)
+                await self._leave()
+                await asyncio.to_thread(sleeper.wait_closed)
+                self._stopping = self._hurrying = False
+        return self._handled
+
+    def stop(self, *, immediately: bool = False) -> None:
+        """End :meth:`run`, as :meth:`Worker.stop` does. Call it from the loop's own thread."""
+        self._stopping = True
+        self._hurrying = self._hurrying or immediately
+        self._changed.set()
+        if self._sleeper is not None:
+            self._sleeper.wake()
+
+    def _from_thread(self, function: Any, held: Held) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(function, held)
+
+    # Claim
+
+    async def _claim_forever(self, sleeper: AsyncSleeper, *, burst: bool) -> None:
+        steps = self._claiming(lambda: self._stopping, burst=burst)
+        reply: Any = None
+        with suppress(StopIteration):
+            step = next(steps)
+            while True:
+                try:
+                    reply = await self._perform(step, sleeper)
+                except MicroqueueError as exc:
+                    step = steps.throw(exc)
+                else:
+                    step = steps.send(reply)
+
+    async def _perform(self, step: Step, sleeper: AsyncSleeper) -> Any:
+        match step.do:
+            case Do.CLAIM:
+                return await self._claim(step.queues[0], step.limit)
+            case Do.LOOK:
+                return await self._look(step.queues)
+            case Do.PROMOTE:
+                for queue in step.queues:
+                    await queue.run(queue.promote_due())
+            case Do.AWAIT_ROOM:
+                self._room = step
+                if not self._has_room():
+                    await self._wait_for_change()
+            case Do.SLEEP:
+                return await sleeper.sleep(step.seconds)
+            case Do.PAUSE:
+                await asyncio.sleep(step.seconds)
+        return None
+
+    async def _claim(self, queue: AsyncQueue[Any], limit: int) -> int:
+        claiming = asyncio.ensure_future(queue.run(queue.claim_batch(limit, self.worker_id)))
+        try:
+            claimed = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            self._waiting.extend(self._take_in(queue, await claiming))  # Handed back at the end.
+            raise
+        self._waiting.extend(self._take_in(queue, claimed))
+        self._start_waiting()
+        return len(claimed)
+
+    async def _look(self, opened: Sequence[AsyncQueue[Any]]) -> Sight:
+        return Sight.of(
+            [
+                (await group[0].run(group[0].look(names)), group)
+                for names, group in self._by_collection(opened)
+            ]
+        )
+
+    def _has_room(self) -> bool:
+        return self._in_flight.has_room(unfinished=self._room.limit, held=self._room.most)
+
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
+        try:
+            await asyncio.wait_for(self._changed.wait(), ROOM_WAIT_SEC)
+        except TimeoutError:
+            return
+
+    # Run
+
+    def _start_waiting(self) -> None:
+        """Start handlers for what waits, as many as may run at the same time."""
+        while self._waiting and len(self._running) < self.options.concurrency:
+            held = self._waiting.popleft()
+            if held.concluded:  # Its lease was lost while it waited.
+                continue
+            running = asyncio.create_task(self._handle(held))
+            held.on_interrupt = running.cancel
+            self._running.add(running)
+            running.add_done_callback(self._handler_ended)
+
+    def _handler_ended(self, running: asyncio.Task[None]) -> None:
+        self._running.discard(running)
+        if not self._closing:
+            self._start_waiting()
+        if self._has_room():
+            self._changed.set()
+
+    async def _handle(self, held: Held) -> None:
+        handler: Handler | None = None
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            handler = self._begin_handling(held)
+            if handler.is_async:
+                result = await handler.call(
+                    held.claimed.payload, lambda: AsyncContext(held, held.queue)
+                )
+            else:
+                result = await run_in_thread(
+                    handler.call,
+                    held.claimed.payload,
+                    lambda: Context(held, self._twins[held.queue]),
+                )
+        except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
+            error = exc
+        held.on_interrupt = None
+        self._settle_later(self._ended(held, handler, result, error))
+
+    def _end_overdue(self, held: Held) -> None:
+        self._settle_later(self._timed_out(held))
+
+    # Settle
+
+    def _settle_later(self, finished: Finished | None) -> None:
+        if finished is not None:
+            self._finished.append(finished)
+            self._to_settle.set()
+
+    async def _settle_forever(self) -> None:
+        flush_sec = self.options.flush_interval.total_seconds()
+        limit = self.options.flush_limit if flush_sec else 1
+        while self._finished or not self._closing:
+            if not self._finished:
+                self._to_settle.clear()
+                await self._to_settle.wait()
+            if flush_sec and len(self._finished) < limit and not self._closing:
+                await asyncio.sleep(flush_sec)
+            batch = [self._finished.popleft() for _ in range(min(limit, len(self._finished)))]
+            for queue, group in by_queue(batch).items():
+                await self._commit(queue, group)
+            if self._has_room():
+                self._changed.set()
+
+    async def _commit(self, queue: AsyncQueue[Any], batch: list[Finished]) -> None:
+        give_up_at = now_sec() + queue.settings.visibility_timeout.total_seconds()
+        while True:
+            try:
+                lost = await queue.run(commit(queue, batch, await queue.now()))
+            except MicroqueueError as exc:
+                if now_sec() > give_up_at:
+                    logger.error("%d settlements are given up: %s", len(batch), exc)  # noqa: TRY400
+                    lost = []
+                else:
+                    logger.warning("cannot settle; trying again in %s s: %s", PAUSE_SEC, exc)
+                    await asyncio.sleep(PAUSE_SEC)
+                    continue
+            self._committed(batch, lost)
+            return
+
+    # End
+
+    async def _leave(self) -> None:
+        try:
+            await self._queues[0].run(workers.leave(self.worker_id))
+        except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
+            logger.warning("the end of this worker could not be told: %s", exc)
+
+    async def _finish_running(self, grace_sec: float) -> None:
+        """Hand back what has not started, let what runs finish, then hand back the rest."""
+        while self._waiting:
+            self._settle_later(self._handed_back(self._waiting.popleft()))
+        deadline = now_sec() + grace_sec
+        while self._running and now_sec() < deadline and not self._hurrying:
+            await asyncio.wait(self._running, timeout=CLOSING_WAIT_SEC)
+        for held in self._in_flight.snapshot():
+            if not held.concluded:
+                self._settle_later(self._handed_back(held))
+                held.interrupt()

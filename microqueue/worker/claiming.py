@@ -1,0 +1,211 @@
+"""When a worker claims, and how it waits: the decisions, without the waiting.
+
+A generator yields steps; threads perform them, coroutines await them. After work it looks
+again every millisecond for a moment, because the next task is often near; then it sleeps on
+the change stream, with one glance per poll interval in case the stream has missed something.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, TypeAlias
+
+from microqueue.errors import MicroqueueError
+from microqueue.operations.glance import Glance
+from microqueue.worker.inflight import InFlight, Pace, now_sec
+from microqueue.worker.options import WorkerOptions
+from microqueue.worker.selection import Selection
+
+PAUSE_SEC = 1.0  # Between two tries while the server is away.
+NAP_SEC = 0.001
+SOON_SEC = 0.005
+DEAF_SEC = 0.2
+STALE_SEC = 1.0
+UNSETTLED_BATCHES = 4  # So many batches may wait for their write while others are claimed.
+JITTER = (0.8, 1.0)  # Of the poll interval, so that many workers do not look at once.
+
+logger = logging.getLogger("microqueue.worker")
+_random = random.Random()  # noqa: S311 (it only spreads pollers)
+
+
+class Do(Enum):
+    """What a worker is asked to do next."""
+
+    CLAIM = auto()
+    """Claim up to ``limit`` tasks from ``queue``; reply how many it got."""
+    LOOK = auto()
+    """Look at ``queues``, which are open as far as is known; reply a :class:`Sight`."""
+    PROMOTE = auto()
+    """Make the due tasks of ``queues`` ready."""
+    AWAIT_ROOM = auto()
+    """Wait until fewer than ``limit`` are unfinished, ``most`` are held; but not for long."""
+    SLEEP = auto()
+    """Sleep for ``seconds``, or until the stream brings news; reply whether it did."""
+    PAUSE = auto()
+    """Sleep for ``seconds``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do, with what it needs."""
+
+    do: Do
+    queues: Sequence[Any] = ()
+    limit: int = 0
+    most: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a look has shown: work that is ready, or due in some time, and queues that pause."""
+
+    ready: bool
+    due_sec: float | None
+    paused: Sequence[Any]
+
+    @classmethod
+    def of(cls, seen: Sequence[tuple[Glance, Sequence[Any]]]) -> Sight:
+        """Take together what was seen in each collection, and the queues that are there."""
+        return cls(
+            ready=any(glance.ready for glance, _ in seen),
+            due_sec=min(
+                (glance.due_sec for glance, _ in seen if glance.due_sec is not None), default=None
+            ),
+            paused=[one for glance, queues in seen for one in queues if one.name in glance.paused],
+        )
+
+
+Steps: TypeAlias = Generator[Step, Any, None]
+
+
+class Claiming:
+    """Claims for a worker until it stops, or, in a burst, until nothing is left."""
+
+    def __init__(
+        self,
+        queues: Sequence[Any],
+        selection: Selection,
+        options: WorkerOptions,
+        *,
+        pace: Pace,
+        in_flight: InFlight,
+        stopping: Callable[[], bool],
+        burst: bool,
+    ) -> None:
+        self._queues = queues
+        self._open = list(queues)
+        self._selection = selection
+        self._pace = pace
+        self._in_flight = in_flight
+        self._stopping = stopping
+        self._burst = burst
+        self._batch = options.flush_limit
+        self._poll_sec = options.poll_interval.total_seconds()
+        self._brisk_sec = options.brisk_period.total_seconds()
+        self._nap_sec = NAP_SEC * len(queues)
+        self._brisk_until = 0.0
+        self._look_at = 0.0
+        self._looked_at = 0.0
+        self._asleep = False  # Only a look, or news, can tell of work.
+        self._quiet = False  # The last claim found nothing.
+        self._false_news_sec = 0.0
+
+    def steps(self) -> Steps:
+        """Say what to do next, again and again."""
+        while not self._stopping():
+            try:
+                if (yield from self._round()):
+                    return
+            except MicroqueueError as exc:
+                if self._burst:
+                    raise
+                logger.warning("cannot claim; trying again in %g s: %s", PAUSE_SEC, exc)
+                yield Step(Do.PAUSE, seconds=PAUSE_SEC)
+
+    def _round(self) -> Generator[Step, Any, bool]:
+        """Claim once, or wait once; give whether a burst is over."""
+        held, unfinished = len(self._in_flight), self._in_flight.unfinished
+        most = self._pace.most()
+        # Room for a good part of a batch, or for an idle handler, is worth a claim.
+        enough = max(most * 3 // 4, 1)
+        too_many = most + UNSETTLED_BATCHES * self._batch
+        if unfinished >= enough or held >= too_many:
+            yield Step(Do.AWAIT_ROOM, limit=enough, most=too_many)
+        elif now_sec() >= self._look_at:
+            yield from self._look()
+        elif not self._asleep and (yield from self._claim(most - unfinished)):
+            pass
+        elif not self._burst:
+            yield from self._rest()
+        elif held:
+            yield Step(Do.AWAIT_ROOM, limit=max(unfinished, 1), most=held)
+            self._asleep = False
+        else:
+            yield from self._look()  # Something may have come due by now.
+            return self._asleep
+        return False
+
+    def _claim(self, room: int) -> Generator[Step, Any, int]:
+        """Claim up to ``room``; give how many there were.
+
+        Where the last look found nothing, there is one task at most, most likely: that is
+        claimed with a single write. If there is one, others may follow.
+        """
+        room = 1 if self._quiet else min(room, self._batch)
+        claimed = 0
+        for queue, share in self._selection.shares(self._open, room):
+            limit = min(share, room) - claimed
+            if limit > 0:
+                claimed += yield Step(Do.CLAIM, [queue], limit=limit)
+            if claimed >= room or (claimed and share >= room):
+                break
+        if claimed:
+            self._brisk_until = now_sec() + self._brisk_sec
+            self._false_news_sec = 0.0
+            if self._quiet or claimed < room:
+                # Nothing more is near: let the handlers have the interpreter first.
+                yield Step(Do.PAUSE, seconds=NAP_SEC)
+        self._quiet = not claimed and not self._burst
+        return claimed
+
+    def _look(self) -> Steps:
+        """Find out what is ready, due and paused; make ready what is due."""
+        sight: Sight = yield Step(Do.LOOK, self._open)
+        still_open = [one for one in self._queues if one not in sight.paused]
+        resumed, self._open = len(still_open) > len(self._open), still_open
+        self._asleep = not (sight.ready or resumed)
+        self._quiet = self._quiet and self._asleep
+        self._looked_at = now_sec()
+        # Whoever claims, or waits for a queue to go on, knows of pauses within a second.
+        calm = self._asleep and not sight.paused
+        wait_sec = self._poll_sec if calm else min(self._poll_sec, STALE_SEC)
+        wait_sec *= _random.uniform(*JITTER)
+        if sight.due_sec is not None and sight.due_sec <= 0 and self._open:
+            yield Step(Do.PROMOTE, self._open)
+            self._asleep = False
+            wait_sec = SOON_SEC  # There may be more than one batch.
+        elif sight.due_sec is not None:
+            wait_sec = min(wait_sec, max(sight.due_sec, SOON_SEC))
+        self._look_at = self._looked_at + wait_sec
+
+    def _rest(self) -> Steps:
+        """Wait for work: briskly for a moment after the last, then on the stream."""
+        until_look_sec = max(self._look_at - now_sec(), 0.0)
+        if now_sec() < self._brisk_until:
+            self._asleep = False
+            yield Step(Do.PAUSE, seconds=min(self._nap_sec, until_look_sec))
+        elif (yield Step(Do.SLEEP, seconds=until_look_sec)):
+            # An update does not say in which queue it was. Where others are busy with theirs,
+            # most news are false: then they are taken together, so that they cost little.
+            if self._false_news_sec:
+                yield Step(Do.PAUSE, seconds=self._false_news_sec)
+            self._false_news_sec = min(max(2 * self._false_news_sec, SOON_SEC), DEAF_SEC)
+            self._asleep = False
+            # If nothing is ready, the news may have been of a delayed task.
+            stale = now_sec() - self._looked_at > STALE_SEC
+            self._look_at = 0.0 if stale else min(self._look_at, now_sec() + SOON_SEC)

@@ -1,0 +1,57 @@
+"""Hooks: what metrics, tracing and users' own code may attach to a worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from microqueue.task import Task
+
+logger = logging.getLogger("microqueue.worker")
+
+
+class Hooks:
+    """Override what you need. Methods run in the thread, or the loop, that ran the handler.
+
+    An error in a hook is logged and changes nothing.
+    """
+
+    def on_start(self, task: Task[Any]) -> None:
+        """Run before the handler."""
+
+    def on_success(self, task: Task[Any], *, took_sec: float) -> None:
+        """Run after the handler returned."""
+
+    def on_retry(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:
+        """Run when the task will be tried again."""
+
+    def on_failure(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:
+        """Run when the task becomes a dead letter."""
+
+    def on_release(self, task: Task[Any]) -> None:
+        """Run when the task is handed back, started or not, because the worker ends."""
+
+    def on_cancel(self, task: Task[Any]) -> None:
+        """Run when somebody cancelled the task while its handler ran."""
+
+    def on_lease_lost(self, task: Task[Any]) -> None:
+        """Run when the lease was lost; what the handler did is not recorded."""
+
+
+class HookList:
+    """Calls every hook, and lets none of them disturb the others or the worker."""
+
+    def __init__(self, hooks: Sequence[Hooks]) -> None:
+        self._hooks = tuple(hooks)
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def call(self, name: str, *arguments: Any, **options: Any) -> None:
+        """Call one method of every hook."""
+        for hook in self._hooks:
+            try:
+                getattr(hook, name)(*arguments, **options)
+            except Exception:
+                logger.exception("hook %s.%s failed", type(hook).__name__, name)

@@ -1,0 +1,173 @@
+"""The tasks that a worker holds: claimed, waiting for a free handler, running, or settling."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from microqueue.task import Claimed, Progress, Task
+from microqueue.worker.outcomes import Judgement
+
+RENEWALS_PER_LEASE = 3
+
+
+def now_sec() -> float:
+    """Read the clock by which a worker measures."""
+    return time.monotonic()
+
+
+class Held:
+    """One task in this worker's hands."""
+
+    # Defaults of the class: most tasks never have one of their own, and many are made.
+    started: float | None = None
+    deadline: float | None = None
+    judgement = Judgement()
+    concluded = False
+    cancelled = False
+    was_cancelled = False
+    timed_out = False
+    progress: Progress | None = None
+    on_interrupt: Callable[[], object] | None = None
+
+    def __init__(self, queue: Any, claimed: Claimed, claimed_at: float) -> None:
+        self.queue = queue
+        self.claimed = claimed
+        self.renewed = claimed_at
+
+    @property
+    def task(self) -> Task[Any]:
+        """The task as it was claimed, or as it is since its lease was renewed by hand."""
+        return self.claimed.task
+
+    @property
+    def lease_sec(self) -> float:
+        """How long its lease is when it is renewed."""
+        own = self.claimed.own_timeout_sec
+        queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
+        return queue_sec if own is None else own
+
+    def interrupt(self) -> None:
+        """Tell the handler that its work is no longer wanted."""
+        self.cancelled = True
+        if self.on_interrupt is not None:
+            self.on_interrupt()
+
+    @property
+    def running_sec(self) -> float:
+        """How long its handler has been running."""
+        return 0.0 if self.started is None else now_sec() - self.started
+
+    def take_progress(self) -> Progress | None:
+        """Give what the handler last said of its progress, if that is news."""
+        progress, self.progress = self.progress, None
+        return progress
+
+    @property
+    def renewal_due(self) -> float:
+        """When the lease should be renewed: after a third of its length."""
+        return self.renewed + self.lease_sec / RENEWALS_PER_LEASE
+
+
+class InFlight:
+    """A table of what is held, shared by the threads of a worker.
+
+    ``unfinished`` counts what waits or runs. What is finished is held until its settlement
+    is written, and does not keep the worker from claiming more.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[Any, Held] = {}
+        self._changed = threading.Condition()
+        self._wanted = 0  # How few somebody waits for; 0: nobody waits.
+        self.unfinished = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, held: Iterable[Held]) -> None:
+        """Take tasks in that were just claimed."""
+        with self._changed:
+            for one in held:
+                self._held[one.claimed.id] = one
+                self.unfinished += 1
+
+    def conclude(self, held: Held) -> bool:
+        """Claim the right to say how a task ended; only the first caller has it.
+
+        The handler, its timeout, a lost lease and the end of the worker may all want it.
+        """
+        with self._changed:
+            if held.concluded:
+                return False
+            held.concluded = True
+            self.unfinished -= 1
+            if self.unfinished < self._wanted:
+                self._changed.notify_all()
+            return True
+
+    def remove(self, held: Iterable[Held]) -> None:
+        """Let tasks go that are settled, and wake who waits for room."""
+        with self._changed:
+            for one in held:
+                # The same task may have come back already, under another token.
+                if self._held.get(one.claimed.id) is one:
+                    del self._held[one.claimed.id]
+            self._changed.notify_all()
+
+    def snapshot(self) -> list[Held]:
+        """Give everything held at this moment."""
+        with self._changed:
+            return list(self._held.values())
+
+    def has_room(self, *, unfinished: int, held: int) -> bool:
+        """Tell whether fewer than these are unfinished, and held in all."""
+        return self.unfinished < unfinished and len(self._held) < held
+
+    def await_room(self, *, unfinished: int, held: int, timeout_sec: float) -> None:
+        """Wait until there is room, but not for long."""
+        with self._changed:
+            self._wanted = unfinished
+            self._changed.wait_for(
+                lambda: self.has_room(unfinished=unfinished, held=held), timeout_sec
+            )
+            self._wanted = 0
+
+    def await_empty(self, timeout_sec: float) -> None:
+        """Wait until nothing is held, but not for long."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held, timeout_sec)
+
+
+class Pace:
+    """How many tasks to hold: enough to keep handlers busy, few enough to start them in time.
+
+    What is claimed must start within a fraction of its lease, judged by how long tasks took
+    so far. Without experience, one task per handler is held, and one more.
+    """
+
+    FRACTION = 0.25
+    SMOOTHING = 0.05
+
+    def __init__(self, *, concurrency: int, prefetch: int, lease_sec: float) -> None:
+        self._concurrency = concurrency
+        self._prefetch = prefetch
+        self._lease_sec = lease_sec
+        self._mean_sec: float | None = None
+
+    def learn(self, took_sec: float) -> None:
+        """Take into account how long one task took."""
+        mean = self._mean_sec
+        self._mean_sec = took_sec if mean is None else mean + self.SMOOTHING * (took_sec - mean)
+
+    def most(self) -> int:
+        """Give how many tasks may be held at once, those that run included."""
+        least = self._concurrency
+        if self._prefetch <= 1:
+            return least
+        if self._mean_sec is None:
+            return min(least * 2, least + self._prefetch)
+        startable = self._concurrency * self._lease_sec * self.FRACTION / max(self._mean_sec, 1e-6)
+        return least + int(min(self._prefetch, startable))

@@ -1,0 +1,153 @@
+"""Keep the leases and the heartbeat of a worker alive, from a thread of its own.
+
+The thread sleeps most of the time and needs the interpreter for a moment only, so a handler
+that computes in Python delays it by the GIL's switch interval, some milliseconds, and a
+blocked event loop not at all. A C extension that holds the GIL for longer than a lease does
+starve it; such work belongs into a process of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from microqueue.errors import MicroqueueError
+from microqueue.operations.renew import find_taken, renew, report_progress
+from microqueue.queue import Queue
+from microqueue.task import Progress
+from microqueue.worker.inflight import Held, InFlight, now_sec
+
+LONGEST_PAUSE_SEC = 1.0
+SHORTEST_PAUSE_SEC = 0.01
+LOOK_EVERY_SEC = 1.0
+
+logger = logging.getLogger("microqueue.worker")
+
+
+class LeaseKeeper:
+    """Renews the leases in flight, beats, and speaks up when a lease or the time has run out.
+
+    ``blocking`` gives the blocking queue that stands for the one of a held task.
+    """
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        blocking: Callable[[Any], Queue[Any]],
+        *,
+        on_timeout: Callable[[Held], None],
+        on_lost: Callable[[Held], None],
+        beat: Callable[[], None],
+        heartbeat_sec: float,
+    ) -> None:
+        self._in_flight = in_flight
+        self._blocking = blocking
+        self._on_timeout = on_timeout
+        self._on_lost = on_lost
+        self._beat = beat
+        self._heartbeat_sec = heartbeat_sec
+        self._beat_due = now_sec() + heartbeat_sec
+        self._look_due = 0.0
+        self._next_look = 0.0
+        self._stopping = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="microqueue-leases", daemon=True)
+
+    def start(self) -> None:
+        """Begin to renew."""
+        self._thread.start()
+
+    def expect(self, due: float) -> None:
+        """Be awake by then: something was taken in that needs attention at that time."""
+        if due < self._next_look:
+            self._wake.set()
+
+    def stop(self) -> None:
+        """End, and wait for a renewal under way."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._next_look = float("inf")  # What comes in from here on is looked at once more.
+            self._wake.clear()
+            held = self._in_flight.snapshot()
+            try:
+                self._interrupt_overdue(held)
+                self._say_alive()
+                self._renew([one for one in held if one.renewal_due <= now_sec()])
+                self._look_after(held)
+            except MicroqueueError as exc:
+                # Two thirds of each lease are left to try again.
+                logger.warning("leases or heartbeat could not be renewed: %s", exc)
+            except Exception:
+                logger.exception("leases or heartbeat could not be renewed")
+            pause_sec = self._pause_sec(held)
+            self._next_look = now_sec() + pause_sec
+            self._wake.wait(pause_sec)
+
+    def _pause_sec(self, held: list[Held]) -> float:
+        due = [one.renewal_due for one in held]
+        due += [one.deadline for one in held if one.deadline is not None and not one.timed_out]
+        due.append(self._beat_due)
+        if held:
+            due.append(self._look_due)
+        pause = min(due) - now_sec()
+        return min(max(pause, SHORTEST_PAUSE_SEC), LONGEST_PAUSE_SEC)
+
+    def _say_alive(self) -> None:
+        if self._beat_due <= now_sec():
+            self._beat_due = now_sec() + self._heartbeat_sec
+            self._beat()
+
+    def _interrupt_overdue(self, held: list[Held]) -> None:
+        for one in held:
+            if one.deadline is not None and one.deadline <= now_sec() and not one.timed_out:
+                one.timed_out = True
+                self._on_timeout(one)
+
+    def _renew(self, due: list[Held]) -> None:
+        for queue, blocking, group in self._by_queue(due):
+            started = now_sec()
+            lost = blocking.run(
+                renew(
+                    [one.task for one in group],
+                    now=blocking.now(),
+                    timeout=queue.settings.visibility_timeout,
+                )
+            )
+            lost_ids = {task.id for task in lost}
+            for one in group:
+                one.renewed = started
+                # What was settled in the meantime is gone, not lost.
+                if one.task.id in lost_ids and not one.concluded:
+                    self._on_lost(one)
+
+    def _look_after(self, held: list[Held]) -> None:
+        """Store progress, and find out which long-running tasks were cancelled or reclaimed."""
+        if self._look_due > now_sec():
+            return
+        self._look_due = now_sec() + LOOK_EVERY_SEC
+        running = [one for one in held if not one.concluded and one.running_sec > LOOK_EVERY_SEC]
+        for _, blocking, group in self._by_queue(running):
+            reports: list[tuple[Any, Progress]] = [
+                (one.task, report) for one in group if (report := one.take_progress())
+            ]
+            if reports:
+                blocking.run(report_progress(reports))
+            taken = blocking.run(find_taken([one.task for one in group]))
+            for one in group:
+                if one.task.id in taken and not one.concluded:
+                    one.was_cancelled = taken[one.task.id]
+                    self._on_lost(one)
+
+    def _by_queue(self, held: Iterable[Held]) -> Iterator[tuple[Any, Queue[Any], list[Held]]]:
+        groups: dict[Any, list[Held]] = defaultdict(list)
+        for one in held:
+            groups[one.queue].append(one)
+        for queue, group in groups.items():
+            yield queue, self._blocking(queue), group

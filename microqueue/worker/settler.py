@@ -1,0 +1,81 @@
+"""Group commit: settlements wait a moment for others, and share a write."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from microqueue.errors import LeaseLost
+from microqueue.operations.call import Operation
+from microqueue.operations.settle import Settlement
+from microqueue.operations.settle_many import settle_batch
+from microqueue.worker.inflight import Held
+
+
+class Finished(NamedTuple):
+    """A task whose handler is through, and what becomes of it: plainly done, if nothing else."""
+
+    held: Held
+    settlement: Settlement | None = None
+
+
+class Outbox:
+    """The settlements of many threads that wait for the next write of one.
+
+    Not a ``SimpleQueue``: its ``get`` with a timeout so short that it has passed before the
+    wait begins can wait for ever (seen on CPython 3.11).
+    """
+
+    def __init__(self, *, wait_sec: float, limit: int) -> None:
+        self._wait_sec = wait_sec
+        self._limit = limit if wait_sec else 1
+        self._items: deque[Finished] = deque()
+        self._hungry = 0  # How many items the writer waits for; 0: it is not waiting.
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, finished: Finished) -> None:
+        """Add a settlement; the writer is woken for the first, and when a batch is full."""
+        self._items.append(finished)  # Safe without the lock, which the writer may hold long.
+        if self._hungry and (self._hungry == 1 or len(self._items) >= self._limit):
+            with self._changed:
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Say that nothing more will come."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def take(self) -> list[Finished]:
+        """Wait for a settlement, and a moment longer for others; nothing at the end."""
+        with self._changed:
+            self._hungry = 1
+            self._changed.wait_for(lambda: self._items or self._closed)
+            self._hungry = self._limit
+            if self._wait_sec:
+                self._changed.wait_for(self._is_due, self._wait_sec)
+            self._hungry = 0
+        count = min(len(self._items), self._limit)
+        return [self._items.popleft() for _ in range(count)]
+
+    def _is_due(self) -> bool:
+        return self._closed or len(self._items) >= self._limit
+
+
+def by_queue(batch: Sequence[Finished]) -> dict[Any, list[Finished]]:
+    """Sort a batch by the queue that each task came from."""
+    groups: dict[Any, list[Finished]] = defaultdict(list)
+    for finished in batch:
+        groups[finished.held.queue].append(finished)
+    return groups
+
+
+def commit(queue: Any, batch: Sequence[Finished], now: datetime) -> Operation[list[LeaseLost]]:
+    """Write a batch of one queue; give the leases that were lost."""
+    plain = [held.claimed for held, settlement in batch if settlement is None]
+    others = [(held.task, settlement) for held, settlement in batch if settlement is not None]
+    return (yield from settle_batch(plain, others, now=now, settings=queue.settings))

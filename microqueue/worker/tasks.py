@@ -1,0 +1,278 @@
+"""Named tasks: functions that are enqueued by their arguments, and found again by their name.
+
+    tasks = Tasks()
+
+    @tasks.task("send_email", max_attempts=5, timeout=30)
+    def send_email(to: str, *, urgent: bool = False) -> None: ...
+
+    send_email.enqueue(queue, to="a@b.c")
+    send_email.options(delay=60).enqueue(queue, to="a@b.c", urgent=True)
+    Worker(queue, tasks).run()
+
+Arguments are checked against the annotations when they are enqueued, and again before the
+function runs: the code may have changed while the task waited.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
+
+from typing_extensions import TypedDict
+
+from microqueue.arguments import check_name
+from microqueue.async_queue import AsyncQueue
+from microqueue.backoff import BackoffPolicy
+from microqueue.durations import Duration
+from microqueue.errors import InvalidArgument
+from microqueue.queue import Queue
+from microqueue.task import NewTask, Task, TaskId
+from microqueue.worker.context import AsyncContext, Context
+from microqueue.worker.handlers import Handler, unknown_task
+from microqueue.worker.signatures import (
+    Arguments,
+    RunOptions,
+    check_function,
+    make_task_handler,
+    read_arguments,
+)
+
+TASK_HEADER = "task"
+"""The header that holds the name of a task."""
+
+CallP = ParamSpec("CallP")
+P = ParamSpec("P")
+R = TypeVar("R")
+ContextT = TypeVar("ContextT", Context, AsyncContext)
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """What :meth:`NamedTask.options` takes; each is as in :meth:`Queue.enqueue`."""
+
+    priority: int
+    delay: Duration | None
+    eta: datetime | None
+    max_attempts: int | None
+    backoff: BackoffPolicy | None
+    visibility_timeout: Duration | None
+    dedupe_key: str | None
+    expires_in: Duration | None
+    task_id: TaskId | None
+    headers: dict[str, Any]
+    session: Any
+
+
+class NamedTask(Generic[CallP, P, R]):
+    """A function with a name, to be enqueued or called. Made by :meth:`Tasks.task`.
+
+    Called, it is the plain function.
+    """
+
+    __name__: str
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[CallP, R],
+        *,
+        arguments: Arguments,
+        handler: Handler,
+        options: EnqueueOptions,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.name = name
+        self.handler = handler
+        self._function = function
+        self._arguments = arguments
+        self._options = options
+
+    def __repr__(self) -> str:
+        return f"NamedTask({self.name!r})"
+
+    def handler_for(self, task: Task[Any]) -> Handler:
+        """Serve this task alone: a worker may be given it instead of its registry."""
+        if task_name(task) != self.name:
+            raise unknown_task(task_name(task), [self.name])
+        return self.handler
+
+    def coroutines(self) -> list[str]:
+        """Give its name, if only ``AsyncWorker`` can run it."""
+        return [self.name] if self.handler.is_async else []
+
+    def __call__(self, /, *args: CallP.args, **kwargs: CallP.kwargs) -> R:
+        """Call the plain function, here and now."""
+        return self._function(*args, **kwargs)
+
+    def options(self, **options: Unpack[EnqueueOptions]) -> NamedTask[CallP, P, R]:
+        """Give the same task with these options for what is enqueued through it."""
+        return NamedTask(
+            self.name,
+            self._function,
+            arguments=self._arguments,
+            handler=self.handler,
+            options=check_options({**self._options, **options}),
+        )
+
+    def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewTask[dict[str, Any]]:
+        """Make an item for ``enqueue_many``; a session is given there."""
+        options: dict[str, Any] = dict(self._named_options())
+        if "session" in options:
+            raise InvalidArgument(
+                "session cannot be part of an item: give it to enqueue_many", argument="session"
+            )
+        return NewTask(payload=self._arguments.dump(args, kwargs), **options)
+
+    @overload
+    def enqueue(
+        self, queue: Queue[Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Task[dict[str, Any]]: ...
+
+    @overload
+    def enqueue(
+        self, queue: AsyncQueue[Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, Task[dict[str, Any]]]: ...
+
+    def enqueue(
+        self, queue: Queue[Any] | AsyncQueue[Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Any:
+        """Add a task with these arguments; await it if the queue is an ``AsyncQueue``.
+
+        Arguments that do not fit the annotations are refused before anything is written.
+        """
+        payload = self._arguments.dump(args, kwargs)
+        return queue.enqueue(payload, **self._named_options())
+
+    def _named_options(self) -> EnqueueOptions:
+        headers = {**self._options.get("headers", {}), TASK_HEADER: self.name}
+        return {**self._options, "headers": headers}
+
+
+class Registration(Protocol):
+    """What :meth:`Tasks.task` gives: a decorator that keeps the function's signature."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[ContextT, P], R], /
+    ) -> NamedTask[Concatenate[ContextT, P], P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> NamedTask[P, P, R]: ...
+
+
+class Tasks:
+    """A registry of named tasks, and the handler of a worker.
+
+    Tasks without a name, or with one that is not registered, are dead letters at once with
+    code ``unknown_task``; those whose payload does not fit, with code ``invalid_payload``.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, NamedTask[..., ..., Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"Tasks({', '.join(self._tasks)})"
+
+    def task(
+        self,
+        name: str | None = None,
+        *,
+        max_attempts: int | None = None,
+        backoff: BackoffPolicy | None = None,
+        priority: int = 0,
+        visibility_timeout: Duration | None = None,
+        timeout: Duration | None = None,
+        keep_result: bool = False,
+        fatal: tuple[type[BaseException], ...] = (),
+        retryable: tuple[type[BaseException], ...] | None = None,
+    ) -> Registration:
+        """Register a function under ``name``, or under its own.
+
+        The first four are stored with each task that is enqueued, and may be overridden by
+        :meth:`NamedTask.options`. The others hold where the task runs: ``timeout`` limits
+        one run, ``fatal`` exceptions bury the task at once, and if ``retryable`` is given,
+        all exceptions but these do.
+
+        A parameter called ``context`` is filled in by the worker. Put it first, and type
+        checkers know that ``enqueue`` does not take it.
+        """
+        if callable(name):
+            raise InvalidArgument(
+                "write @tasks.task(), with parentheses", argument="name", value=name
+            )
+        running = RunOptions(
+            timeout=timeout, keep_result=keep_result, fatal=fatal, retryable=retryable
+        )
+        options = check_options(
+            {
+                "max_attempts": max_attempts,
+                "backoff": backoff,
+                "priority": priority,
+                "visibility_timeout": visibility_timeout,
+            }
+        )
+
+        def register(function: Callable[..., Any], /) -> NamedTask[..., ..., Any]:
+            check_function(function)
+            chosen = check_name(function.__name__ if name is None else name)
+            if chosen in self._tasks:
+                raise InvalidArgument(
+                    f"name={chosen!r} is taken by another task", argument="name", value=chosen
+                )
+            arguments = read_arguments(function)
+            self._tasks[chosen] = NamedTask(
+                chosen,
+                function,
+                arguments=arguments,
+                handler=make_task_handler(function, arguments, running),
+                options=options,
+            )
+            return self._tasks[chosen]
+
+        return cast("Registration", register)
+
+    def names(self) -> list[str]:
+        """Give the names that are registered."""
+        return list(self._tasks)
+
+    def coroutines(self) -> list[str]:
+        """Give the names of the tasks that only ``AsyncWorker`` can run."""
+        return [name for name, task in self._tasks.items() if task.handler.is_async]
+
+    def handler_for(self, task: Task[Any]) -> Handler:
+        """Find the handler by the task's name, or raise :class:`Fail`."""
+        name = task_name(task)
+        found = self._tasks.get(name) if name is not None else None
+        if found is None:
+            raise unknown_task(name, self.names())
+        return found.handler
+
+
+def task_name(task: Task[Any]) -> str | None:
+    """Give the name under which a task was enqueued, if it was."""
+    name = task.headers.get(TASK_HEADER)
+    return name if isinstance(name, str) else None
+
+
+def check_options(options: EnqueueOptions) -> EnqueueOptions:
+    """Refuse options that ``enqueue`` would refuse, and a header in the name's place."""
+    stored: dict[str, Any] = {key: value for key, value in options.items() if key != "session"}
+    headers = NewTask[Any](payload={}, **stored).headers
+    if TASK_HEADER in headers:
+        raise InvalidArgument(
+            f"headers={headers!r} is not valid: {TASK_HEADER!r} holds the task's name",
+            argument="headers",
+            value=headers,
+        )
+    return options

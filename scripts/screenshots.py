@@ -1,0 +1,154 @@
+"""Take the screenshots of the dashboard in docs/: python -m scripts.screenshots."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, expect
+
+from microqueue import BackoffPolicy, Queue, QueueSettings, Sweeper
+from microqueue.dashboard import dashboard
+from microqueue.embedded import EmbeddedServer
+from microqueue.testing import FakeClock
+from microqueue.worker import Worker
+from tests.acceptance.browser import Served, is_live, open_browser
+
+DOCS = Path(__file__).parent.parent / "docs"
+DESKTOP = {"width": 1280, "height": 800}
+OUTAGE = range(34, 44)  # In minutes of the hour.
+CONCURRENCY = 3
+PHONE = {"width": 390, "height": 844}
+ERRORS = [
+    ("Timeout", "order {n} timed out after 30 s"),
+    ("Timeout", "order {n} timed out after 30 s"),
+    ("bad_address", "user{n}@example is not an address"),
+    ("SMTPServerDisconnected", "Connection unexpectedly closed"),
+]
+
+
+def main() -> None:
+    """Make an hour of history, look at it in a browser, and save what is seen."""
+    clock = FakeClock(datetime.now(UTC) - timedelta(hours=1))
+    settings = QueueSettings(
+        visibility_timeout=90, max_attempts=3, backoff=BackoffPolicy(base_sec=40, jitter="none")
+    )
+    with EmbeddedServer.start() as server:
+        orders: Any = Queue.from_uri(server.uri, name="orders", settings=settings, clock=clock)
+        mail: Any = Queue(orders.collections.tasks, "mail", settings=settings, clock=clock)
+        live_an_hour([(orders, 40), (mail, 12)], clock)
+        with (
+            at_work(orders, mail, clock=clock),
+            Served(lambda: dashboard(orders)) as served,
+            open_browser() as browser,
+        ):
+            take(browser, served.url)
+
+
+def live_an_hour(queues: list[tuple[Any, int]], clock: FakeClock) -> None:
+    """Let tasks come and end for an hour, some of them badly."""
+    chance = random.Random(7)
+    for minute in range(60):
+        for queue, pace in queues:
+            number = max(int(chance.gauss(pace, pace / 4)), 1)
+            queue.enqueue_many([payload(chance) for _ in range(number)])
+            tasks = queue.pop_many(number)
+            clock.advance(0.2)
+            unlucky = [task for task in tasks if chance.random() < trouble(minute)]
+            queue.mark_done_many([task for task in tasks if task not in unlucky])
+            for task in unlucky:
+                code, message = chance.choice(ERRORS)
+                number = task.payload["order"]
+                queue.mark_failure(task, message.format(n=number), code=code)
+                clock.advance(0.1)
+        clock.advance(58)
+
+
+def trouble(minute: int) -> float:
+    """Say how likely a task fails: there was an outage for a while."""
+    return 0.06 if minute in OUTAGE else 0.004
+
+
+def payload(chance: random.Random) -> dict[str, Any]:
+    """Make up an order."""
+    number = chance.randrange(1000, 9999)
+    return {"order": number, "to": f"user{number}@example.org", "password": "hunter2"}
+
+
+@contextmanager
+def at_work(*queues: Any, clock: FakeClock) -> Iterator[None]:
+    """Leave tasks waiting, delayed, running, overdue and paused, with two workers alive."""
+    first, *_ = queues
+    for queue in queues:
+        queue.enqueue_many([payload(random.Random(n)) for n in range(9)])
+    first.mark_retry(first.pop(), "order 4711 timed out after 30 s", code="Timeout")
+    first.pop(worker_id="web-3:1290")
+    clock.advance(91)
+    Sweeper(first).run_once()
+    first.pop(worker_id="web-3:1290")
+    clock.advance(75)
+    ends = threading.Event()
+    workers = [
+        Worker(
+            queue,
+            lambda _payload: ends.wait(),
+            worker_id=f"web-{place}:4711",
+            concurrency=CONCURRENCY,
+        )
+        for place, queue in enumerate(queues, start=1)
+    ]
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    while sum(queue.stats().processing for queue in queues) <= CONCURRENCY * len(queues):
+        threading.Event().wait(0.05)
+    clock.advance(16)  # One lease has ended, the others have not.
+    reports: Any = Queue(first.collections.tasks, "reports", clock=clock)
+    reports.enqueue({"month": "May"})
+    reports.pause()
+    try:
+        yield
+    finally:
+        ends.set()
+        for worker, thread in zip(workers, threads, strict=True):
+            worker.stop()
+            thread.join()
+
+
+def take(browser: Browser, url: str) -> None:
+    """Save the overview in light, dead letters in dark, and what runs on a phone."""
+    with a_page(browser, f"{url}#/overview", viewport=DESKTOP) as page:
+        page.screenshot(path=DOCS / "dashboard-light.png")
+    with a_page(browser, f"{url}#/dead-letters", viewport=DESKTOP, color_scheme="dark") as page:
+        page.get_by_label("Groups").locator("a").first.click()
+        expect(page.locator(".groups [aria-current]")).to_be_visible()
+        boxes = page.locator("[data-row] input")
+        boxes.nth(1).click()
+        boxes.nth(4).click(modifiers=["Shift"])
+        page.mouse.move(0, 0)
+        page.screenshot(path=DOCS / "dashboard-dark.png")
+    phone: dict[str, Any] = {"viewport": PHONE, "device_scale_factor": 2, "has_touch": True}
+    with a_page(browser, f"{url}#/processing", **phone) as page:
+        page.screenshot(path=DOCS / "dashboard-phone.png")
+
+
+@contextmanager
+def a_page(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
+    """Open a page of its own, ready to be looked at."""
+    context = browser.new_context(timezone_id="UTC", **options)
+    page = context.new_page()
+    page.goto(url)
+    is_live(page)
+    expect(page.locator(".loading")).to_have_count(0)
+    page.evaluate("document.fonts.ready")
+    yield page
+    context.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Sweep the queues of a MongoDB collection: for cron, or with --every as a small service.
+
+    */1 * * * *  MICROQUEUE_URI=mongodb://... python scripts/sweep.py
+
+Two at once do no harm: the second one skips its turn. One log line per sweep goes to stderr.
+The exit status is 0, or 1 if the server could not be reached or a job failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from microqueue.errors import MicroqueueError
+from microqueue.queue import Queue
+from microqueue.redaction import without_password
+from microqueue.sweeper import JOBS, Sweeper, SweepReport, check_every
+
+COUNTERS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved")
+
+logger = logging.getLogger("sweep")
+
+
+def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--uri", help="else $MICROQUEUE_URI, else the embedded server")
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument("--once", action="store_true", help="sweep once, the default")
+    when.add_argument("--every", type=float, metavar="SECONDS", help="sweep until SIGTERM")
+    parser.add_argument(
+        "--job", action="append", choices=JOBS, metavar="JOB", help=f"some of {', '.join(JOBS)}"
+    )
+    parser.add_argument("--queue", action="append", metavar="NAME", help="only this; repeatable")
+    parser.add_argument("--json", action="store_true", help="print each report as a line of JSON")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Sweep as the arguments say, and give the exit status."""
+    options = read_arguments(arguments)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="INFO")
+    # The sweeper logs as it goes; here each sweep is one line, which holds its errors too.
+    logging.getLogger("microqueue").setLevel(logging.CRITICAL)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        pause = None if options.every is None else check_every(options.every)
+        with Queue.from_uri(options.uri) as queue:
+            sweeper = Sweeper(queue, queues=options.queue, jobs=options.job or JOBS)
+            while True:
+                ok = sweep(sweeper, as_json=options.json)
+                if pause is None:
+                    return 0 if ok else 1
+                if stop.wait(pause):
+                    return 0
+    except MicroqueueError as exc:
+        logger.error("%s", without_password(str(exc)))  # noqa: TRY400 (one line)
+        return 1
+
+
+def sweep(sweeper: Sweeper, *, as_json: bool) -> bool:
+    """Sweep once, log one line, and tell whether all went well."""
+    try:
+        report = sweeper.run_once()
+    except MicroqueueError as exc:
+        logger.error("sweep failed: %s", without_password(str(exc)))  # noqa: TRY400 (one line)
+        return False
+    logger.log(logging.INFO if report.ok else logging.ERROR, "%s", describe(report))
+    if as_json:
+        print(report.model_dump_json(), flush=True)
+    return report.ok
+
+
+def describe(report: SweepReport) -> str:
+    """Say in one line what a sweep did."""
+    if report.skipped:
+        return "skipped: another sweeper is at it"
+    counts = " ".join(f"{name}={getattr(report, name)}" for name in COUNTERS)
+    errors = "".join(f"; {job} failed: {message}" for job, message in report.errors.items())
+    return without_password(f"{counts} took={report.took_sec:.3f}s{errors}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""A real browser, and a dashboard for it to look at."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+DEADLINE_SEC = 30.0
+
+expect.set_options(timeout=DEADLINE_SEC * 1000)
+
+
+def find_chromium() -> str:
+    """Find the browser that ``scripts/setup dev`` installs; without one, tests fail."""
+    for name in CHROMIUM_NAMES:
+        if path := shutil.which(name):
+            return path
+    raise AssertionError(
+        "chromium is not installed: run scripts/setup dev, or apt install chromium"
+    )
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """Run a headless chromium of the system; nothing is downloaded."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=find_chromium(), headless=True, args=list(FLAGS)
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Served:
+    """An app on a port of 127.0.0.1, in a thread, that can be stopped and started again."""
+
+    def __init__(self, make_app: Callable[[], Any], *, path: str = "/") -> None:
+        self._make_app = make_app
+        self._path = path
+        self._port = 0
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f"http://127.0.0.1:{self._port}{self._path}"
+
+    def start(self) -> None:
+        """Serve, on the same port as before if there was one."""
+        config = uvicorn.Config(
+            self._make_app(),
+            host="127.0.0.1",
+            port=self._port,
+            log_level="warning",
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, name="dashboard")
+        self._thread.start()
+        wait_for(lambda: self._server is not None and self._server.started, "the dashboard starts")
+        self._port = self._server.servers[0].sockets[0].getsockname()[1]
+
+    def stop(self) -> None:
+        """Stop, and break the connections that are still open after a second."""
+        if self._server is None or self._thread is None:
+            return
+        self._server.should_exit = True
+        self._thread.join(DEADLINE_SEC)
+        assert not self._thread.is_alive(), "the dashboard did not stop"
+        self._server = self._thread = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until something is true, and give it."""
+    deadline = time.monotonic() + DEADLINE_SEC
+    while time.monotonic() < deadline:
+        if result := condition():
+            return result
+        time.sleep(0.02)
+    raise AssertionError(f"it did not happen: {what}")
+
+
+class Watched:
+    """Notes what a page must never do: log an error, break its policy, throw."""
+
+    def __init__(self, page: Page) -> None:
+        self.problems: list[str] = []
+        self.ignored: tuple[str, ...] = ()
+        page.on("pageerror", lambda error: self.problems.append(f"threw {error}"))
+        page.on(
+            "console",
+            lambda message: self.problems.append(message.text) if message.type == "error" else None,
+        )
+
+    def check(self) -> None:
+        """Fail if the page complained of anything that the test did not expect."""
+        unexpected = [
+            problem
+            for problem in self.problems
+            if not any(expected in problem for expected in self.ignored)
+        ]
+        assert unexpected == []
+
+
+def is_live(page: Page) -> None:
+    """Wait until the page is connected to the stream of events."""
+    expect(page.locator(".connection")).to_have_text("Live")

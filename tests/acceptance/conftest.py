@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from microqueue import Queue
+from microqueue.dashboard import dashboard
+from tests.acceptance.browser import Served, Watched, is_live, open_browser
+
+# The page reads itself anew now and then. Here it must not: what it shows has to come by events.
+WITHOUT_POLLING = """
+    const startInterval = window.setInterval;
+    window.setInterval = (run, period) => period >= 5000 ? 0 : startInterval(run, period);
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser; of one module, for playwright's event loop would be in the way of others."""
+    with open_browser() as started:
+        yield started
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """Serve dashboards of a queue, with any of their options, until the test ends."""
+    with ExitStack() as stack:
+
+        def start(queue: Queue[Any], **options: Any) -> Served:
+            return stack.enter_context(Served(lambda: dashboard(queue, **options)))
+
+        yield start
+
+
+@pytest.fixture
+def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Open pages, each with cookies and storage of its own; none may log an error."""
+    watched: list[Watched] = []
+    with ExitStack() as stack:
+
+        def open_page(*, ignoring: tuple[str, ...] = (), **options: Any) -> Page:
+            context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+            stack.callback(context.close)
+            page = context.new_page()
+            page.add_init_script(WITHOUT_POLLING)
+            watcher = Watched(page)
+            watcher.ignored = ignoring
+            watched.append(watcher)
+            return page
+
+        yield open_page
+    for watcher in watched:
+        watcher.check()
+
+
+@pytest.fixture
+def visit(serve: Callable[..., Served], new_page: Callable[..., Page]) -> Callable[..., Page]:
+    """Open a view of a queue's dashboard, and wait until it is live."""
+
+    def open_view(
+        queue: Queue[Any], view: str = "overview", *, ignoring: tuple[str, ...] = (), **options: Any
+    ) -> Page:
+        served = serve(queue, **options)
+        page = new_page(ignoring=ignoring)
+        page.goto(f"{served.url}#/{view}")
+        is_live(page)
+        return page
+
+    return open_view

@@ -1,0 +1,249 @@
+"""Dead letters in the browser: find them, select them, and deal with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, Route, expect
+
+from microqueue import Queue, QueueSettings
+from microqueue.testing import FakeClock
+
+Visit = Callable[..., Page]
+
+
+@pytest.fixture
+def queue(microqueue_database: Any, microqueue_clock: FakeClock) -> Any:
+    return Queue(
+        microqueue_database, settings=QueueSettings(max_attempts=2), clock=microqueue_clock
+    )
+
+
+def bury(queue: Any, number: int, *, code: str, message: str) -> list[Any]:
+    """Make dead letters; ``{n}`` of the message is their number. Give their ids, oldest first."""
+    buried = []
+    for n in range(number):
+        queue.enqueue({"n": n, "code": code})
+        task = queue.pop()
+        assert task is not None
+        queue.mark_failure(task, message.format(n=n), code=code)
+        queue.clock.advance(1)
+        buried.append(task.id)
+    return buried
+
+
+def rows(page: Page) -> Locator:
+    return page.locator("[data-row]")
+
+
+def selected(page: Page) -> Locator:
+    return page.locator(".selected")
+
+
+def box(page: Page, letter: Any) -> Locator:
+    return page.get_by_label(f"Select {letter}")
+
+
+def test_no_dead_letters_is_said_nicely(visit: Visit, queue: Any) -> None:
+    page = visit(queue, "dead-letters")
+    expect(page.locator(".empty")).to_contain_text("No dead letters. Nice.")
+
+
+def test_a_filtered_group_is_replayed_after_a_dry_run(visit: Visit, queue: Any) -> None:
+    late = bury(queue, 9, code="Timeout", message="order {n}7 timed out")
+    other = bury(queue, 3, code="bad_address", message="nobody@{n} is not an address")
+    page = visit(queue, "dead-letters")
+    groups = page.get_by_label("Groups").locator("li")
+    expect(groups).to_have_count(2)
+    timeouts = groups.filter(has_text="Timeout")
+    expect(timeouts).to_contain_text("9")
+
+    timeouts.locator("a").click()
+    expect(rows(page)).to_have_count(9)
+    page.get_by_role("button", name="Select all 9 that match").click()
+    expect(selected(page)).to_contain_text("9")
+    page.get_by_role("button", name="Replay…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("A dry run matched 9 letters.")
+    assert queue.stats().failed == 12  # The dry run moved nothing.
+    dialog.get_by_role("button", name="Replay 9").click()
+
+    expect(page.locator(".toast")).to_contain_text("9 letters replayed.")
+    expect(rows(page)).to_have_count(0)
+    assert {task.id for task in queue.peek(50, status="pending")} == set(late)
+    assert {task.id for task in queue.dead_letters.list()} == set(other)
+
+
+def test_everything_means_what_was_there_when_it_was_selected(visit: Visit, queue: Any) -> None:
+    bury(queue, 3, code="Timeout", message="late")
+    page = visit(queue, "dead-letters")
+    page.get_by_role("button", name="Select all 3 that match").click()
+    queue.clock.advance(60)
+    unseen = bury(queue, 2, code="Timeout", message="late")
+    expect(rows(page)).to_have_count(5)
+
+    page.get_by_role("button", name="Discard…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("A dry run matched 3 letters.")
+    dialog.get_by_role("button", name="Discard 3 for good").click()
+
+    expect(page.locator(".toast")).to_contain_text("3 letters discarded.")
+    assert [task.id for task in queue.dead_letters.list()] == unseen[::-1]
+
+
+def test_one_a_page_and_a_shift_range_can_be_selected(visit: Visit, queue: Any) -> None:
+    newest_first = bury(queue, 8, code="Timeout", message="late {n}")[::-1]
+    page = visit(queue, "dead-letters")
+    expect(selected(page)).to_have_text("Nothing selected")
+    expect(page.get_by_role("button", name="Replay…")).to_be_disabled()
+
+    box(page, newest_first[1]).check()
+    expect(selected(page)).to_have_text("1 selected")
+    box(page, newest_first[5]).click(modifiers=["Shift"])
+    expect(selected(page)).to_have_text("5 selected")
+    for place, letter in enumerate(newest_first):
+        expect(box(page, letter)).to_be_checked(checked=1 <= place <= 5)
+    whole_page = page.get_by_label("Select this page")
+    assert whole_page.evaluate("box => box.indeterminate")
+
+    box(page, newest_first[3]).uncheck()
+    box(page, newest_first[2]).click(modifiers=["Shift"])  # A range can be taken back.
+    expect(selected(page)).to_have_text("3 selected")
+
+    whole_page.click()
+    expect(selected(page)).to_have_text("8 selected")
+    whole_page.click()
+    expect(selected(page)).to_have_text("Nothing selected")
+
+
+def test_letters_of_the_filter_before_cannot_be_selected(
+    serve: Any, new_page: Any, queue: Any
+) -> None:
+    bury(queue, 2, code="Timeout", message="late")
+    other = bury(queue, 2, code="bad_address", message="nobody")
+    page = new_page()
+    page.goto(f"{serve(queue).url}#/dead-letters")
+    expect(rows(page)).to_have_count(4)
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/dead-letters?*code=Timeout*", hold)
+    page.get_by_label("Groups").locator("a").filter(has_text="Timeout").click()
+    page.wait_for_url("**code=Timeout*")
+    box(page, other[0]).click(force=True)  # Still shown, while the answer is on its way.
+    expect(selected(page)).to_have_text("Nothing selected")
+    for route in held:
+        route.continue_()
+    expect(rows(page)).to_have_count(2)
+    expect(selected(page)).to_have_text("Nothing selected")
+
+
+def test_a_selection_is_kept_when_letters_arrive(visit: Visit, queue: Any) -> None:
+    first = bury(queue, 3, code="Timeout", message="late {n}")
+    page = visit(queue, "dead-letters")
+    box(page, first[1]).check()
+    later = bury(queue, 2, code="Timeout", message="later {n}")
+    expect(rows(page)).to_have_count(5)
+    expect(box(page, first[1])).to_be_checked()
+    expect(box(page, later[0])).not_to_be_checked()
+    page.get_by_role("button", name="Replay…").click()
+    page.get_by_role("button", name="Replay 1").click()
+    expect(rows(page)).to_have_count(4)
+    assert queue.get(first[1]).status == "pending"
+
+
+def test_a_replay_can_be_delayed_or_spread(visit: Visit, queue: Any) -> None:
+    spread = bury(queue, 5, code="Timeout", message="late")
+    page = visit(queue, "dead-letters")
+
+    def replay(kind: str, minutes: int) -> None:
+        page.get_by_role("button", name=re.compile("Select all")).click()
+        page.get_by_role("button", name="Replay…").click()
+        page.locator(f"[name={kind}]").fill(str(minutes))
+        expect(page.locator(f"[name=when][value={kind}]")).to_be_checked()
+        page.get_by_role("dialog").get_by_role("button", name=re.compile("^Replay")).click()
+        expect(page.locator(".empty")).to_contain_text("No dead letters. Nice.")
+
+    now = queue.clock.now()
+    replay("spread", 20)
+    waits = sorted((queue.get(one).next_retry_at or now) - now for one in spread)
+    assert waits[0].total_seconds() < waits[-1].total_seconds() <= 20 * 60
+    assert len(set(waits)) == 5, "a replay that comes all at once would be a new storm"
+
+    delayed = bury(queue, 2, code="Timeout", message="late")
+    expect(rows(page)).to_have_count(2)
+    now = queue.clock.now()
+    replay("delay", 7)
+    assert {(queue.get(one).next_retry_at - now).total_seconds() for one in delayed} == {420}
+
+
+def test_a_payload_is_edited_and_replayed(visit: Visit, queue: Any) -> None:
+    queue.enqueue({"to": "nobody", "password": "secret"})
+    task = queue.pop()
+    queue.mark_failure(task, "not an address", code="bad_address")
+    page = visit(queue, "dead-letters")
+    page.get_by_role("button", name=f"Edit and replay {task.id}").click()
+    payload = page.get_by_role("dialog").locator("textarea")
+    shown = json.loads(payload.input_value())
+    assert shown["password"] != "secret"
+
+    payload.fill("{not json")
+    page.get_by_role("button", name="Replay", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("This is not JSON")
+
+    payload.fill(json.dumps({**shown, "to": "ada@example.org"}))
+    page.get_by_role("button", name="Replay", exact=True).click()
+    expect(page.locator(".empty")).to_contain_text("No dead letters. Nice.")
+    assert queue.get(task.id).payload == {"to": "ada@example.org", "password": "secret"}
+    assert queue.get(task.id).status == "pending"
+
+
+def test_letters_are_exported_as_json_lines(visit: Visit, queue: Any) -> None:
+    timeouts = bury(queue, 3, code="Timeout", message="late {n}")
+    bury(queue, 2, code="bad_address", message="nobody")
+    page = visit(queue, "dead-letters?code=Timeout")
+    expect(rows(page)).to_have_count(3)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    assert download.value.suggested_filename.endswith(".jsonl")
+    assert {str(one) for one in timeouts} == exported(download.value.path())
+    fields = exported_fields(download.value.path())
+    assert {"payload", "error", "history"} <= fields
+
+    box(page, timeouts[1]).check()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export", exact=True).click()
+    assert exported(download.value.path()) == {str(timeouts[1])}
+    assert exported_fields(download.value.path()) == fields
+
+
+def exported(path: Path) -> set[str]:
+    return {str(json.loads(line)["id"]) for line in path.read_text().splitlines()}
+
+
+def exported_fields(path: Path) -> set[str]:
+    return set(json.loads(path.read_text().splitlines()[0]))
+
+
+def test_pages_of_letters_keep_the_selection(visit: Visit, queue: Any) -> None:
+    oldest = bury(queue, 55, code="Timeout", message="late {n}")
+    page = visit(queue, "dead-letters")
+    expect(rows(page)).to_have_count(50)
+    box(page, oldest[-1]).check()
+    page.get_by_role("link", name="Older").click()
+    expect(rows(page)).to_have_count(5)
+    expect(selected(page)).to_have_text("1 selected")
+    box(page, oldest[0]).check()
+    expect(selected(page)).to_have_text("2 selected")
+    page.go_back()
+    expect(rows(page)).to_have_count(50)
+    expect(box(page, oldest[-1])).to_be_checked()
+    page.goto(page.url.split("#")[0] + "#/dead-letters?code=Timeout")
+    expect(selected(page)).to_have_text("Nothing selected")  # Other letters, another selection.

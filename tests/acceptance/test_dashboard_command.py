@@ -1,0 +1,191 @@
+"""The dashboard as it is started: by a command, beside the sweeper, and inside another app."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from typer.testing import CliRunner
+
+from microqueue import Queue
+from microqueue.cli import app as cli_app
+from microqueue.cli import dashboard as dashboard_command
+from microqueue.dashboard import dashboard
+from microqueue.dashboard.serving import DashboardServer, is_local
+from microqueue.embedded import EmbeddedServer
+from microqueue.errors import InvalidArgument
+
+PATIENCE_SEC = 60
+TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture
+def uri(microqueue_server: EmbeddedServer, microqueue_database: Any) -> str:
+    return microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
+
+
+@contextmanager
+def started(*arguments: str, **environment: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Start a command that goes on, and read the JSON that it says first."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "microqueue.cli", *arguments, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read() if process.stderr else ""
+        yield process, json.loads(line)
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_SEC)
+
+
+def test_command_serves_until_it_is_interrupted(uri: str, microqueue_database: Any) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    queue.enqueue({})
+    with started("dashboard", "--port", "0", MICROQUEUE_URI=uri) as (process, said):
+        address = said["dashboard"]
+        assert address.startswith("http://127.0.0.1:")
+        overview = httpx.get(f"{address}api/v1/overview", timeout=PATIENCE_SEC).json()
+        assert overview["queues"][0]["ready"] == 1
+        page = httpx.get(address, timeout=PATIENCE_SEC)
+        assert page.headers["content-type"].startswith("text/html")
+        # A name of another site that leads here.
+        other = httpx.get(address, headers={"Host": "evil.example"}, timeout=PATIENCE_SEC)
+        assert other.status_code == 421
+        with httpx.stream("GET", f"{address}events", timeout=PATIENCE_SEC) as stream:
+            assert next(stream.iter_lines())
+            process.send_signal(signal.SIGINT)  # An open stream does not hold it up.
+            assert process.wait(PATIENCE_SEC) == 0
+
+
+def test_command_with_a_token_and_read_only(uri: str) -> None:
+    arguments = ("dashboard", "--port", "0", "--read-only", "--host", "0.0.0.0")
+    environment = {"MICROQUEUE_URI": uri, "MICROQUEUE_DASHBOARD_TOKEN": TOKEN}
+    with started(*arguments, **environment) as (_, said):
+        address = said["dashboard"].replace("0.0.0.0", "127.0.0.1")
+        config = f"{address}api/v1/config"
+        assert httpx.get(config, timeout=PATIENCE_SEC).status_code == 401
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        reply = httpx.get(config, headers=bearer, timeout=PATIENCE_SEC)
+        assert reply.json()["read_only"] is True
+        swept = httpx.post(f"{address}api/v1/sweeper/run", headers=bearer, timeout=PATIENCE_SEC)
+        assert swept.status_code in {404, 405}
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(cli_app.app, ["dashboard", *arguments])
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org", "127.0.0.1.nip.io"])
+def test_address_that_others_can_reach_needs_a_token(host: str) -> None:
+    """Before it connects: there is no server to be found in this environment."""
+    result = run("--host", host, "--uri", "mongodb://127.0.0.1:1/")
+    assert result.exit_code == 1
+    assert host in result.stderr
+    assert "token" in result.stderr
+
+
+def test_insecure_is_taken_by_its_word(uri: str) -> None:
+    arguments = ("dashboard", "--port", "0", "--host", "0.0.0.0", "--insecure")
+    with started(*arguments, MICROQUEUE_URI=uri) as (_, said):
+        address = said["dashboard"].replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(f"{address}api/v1/config", timeout=PATIENCE_SEC).status_code == 200
+
+
+def test_token_that_is_too_short_is_refused_and_not_repeated(uri: str) -> None:
+    result = run("--token", "hunter2", "--uri", uri)
+    assert result.exit_code == 1
+    assert "too short" in result.stderr
+    assert "hunter2" not in result.output
+
+
+def test_port_that_is_taken_is_told(uri: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("--port", str(port), "--uri", uri)
+    assert result.exit_code == 1
+    assert f"port={port}" in result.stderr
+    assert run("--port", "70000", "--uri", uri).exit_code == 1
+
+
+def test_missing_extra_is_told_in_a_sentence(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "microqueue.dashboard", None)
+    monkeypatch.setitem(sys.modules, "microqueue.dashboard.serving", None)
+    result = run("--uri", uri)
+    assert result.exit_code == 1
+    assert "Error:" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert issubclass(dashboard_command.NotInstalled, Exception)
+
+
+def test_up_serves_the_dashboard_beside_the_sweeper(tmp_path: Path) -> None:
+    with started("up", "--directory", str(tmp_path / "data"), "--every", "0.2") as (process, said):
+        address = said["dashboard"]
+        with Queue[Any].from_uri(said["uri"]) as queue:
+            queue.enqueue({})
+        overview = httpx.get(f"{address}api/v1/overview", timeout=PATIENCE_SEC).json()
+        assert overview["queues"][0]["ready"] == 1
+        assert overview["last_sweep"] is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SEC) == 0
+
+
+def test_up_does_without_the_dashboard_if_told(tmp_path: Path) -> None:
+    with started("up", "--directory", str(tmp_path / "data"), "--no-dashboard") as (_, said):
+        assert said["dashboard"] is None
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("::1", True),
+     ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("localhost.example", False)],
+)  # fmt: skip
+def test_addresses_of_this_machine_alone(host: str, expected: bool) -> None:
+    assert is_local(host) is expected
+
+
+def test_server_in_code_is_as_careful(microqueue_queue: Queue[Any]) -> None:
+    with pytest.raises(InvalidArgument, match="token"):
+        DashboardServer(microqueue_queue, host="0.0.0.0", port=0)
+
+
+async def test_dashboard_is_mounted_in_an_app_of_ones_own(microqueue_queue: Queue[Any]) -> None:
+    microqueue_queue.enqueue({}, task_id="one")
+    app = FastAPI()
+    app.mount("/queue", dashboard(microqueue_queue, token=TOKEN))
+
+    @app.get("/own")
+    async def own() -> dict[str, bool]:
+        return {"own": True}
+
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop.example") as client:
+        assert (await client.get("/own")).json() == {"own": True}
+        assert "content-security-policy" not in (await client.get("/own")).headers
+        redirect = await client.get("/queue/")
+        assert (redirect.status_code, redirect.headers["location"]) == (303, "login")
+        assert (await client.get("/queue/api/v1/tasks/one")).status_code == 401
+        login = await client.post("/queue/login", data={"token": TOKEN})
+        assert "Path=/queue/" in login.headers["set-cookie"]
+        assert (await client.get("/queue/api/v1/tasks/one")).json()["id"] == "one"
+        assert (await client.post("/queue/api/v1/tasks/one/cancel")).status_code == 200
+        page = await client.get("/queue/")
+        assert page.headers["content-type"].startswith("text/html")
+        assert (await client.get("/queue/static/index.html")).status_code == 200
+        assert (await client.get("/queue/healthz")).status_code == 200

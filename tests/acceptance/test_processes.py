@@ -1,0 +1,600 @@
+"""``microqueue worker`` as people run it: in several processes, killed, and as PID 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from uuid import uuid4
+
+import pytest
+from pymongo import MongoClient
+
+import microqueue
+from microqueue import Outcome, Queue, Sweeper, TaskStatus
+from microqueue.embedded import EmbeddedServer
+from microqueue.testing import FakeClock
+from microqueue.worker import supervisor as supervising
+from microqueue.worker.supervisor import NAME_VARIABLE, Supervisor
+
+PROGRAM = [sys.executable, "-m", "microqueue.cli"]
+
+# Every start is written down; without the file "go" a handler waits for it.
+HANDLER = """
+import os, pathlib, subprocess, time
+
+def note(*words):
+    line = " ".join(str(word) for word in words) + "\\n"
+    with open("ledger", "ab", buffering=0) as ledger:
+        ledger.write(line.encode())
+
+def handle(payload):
+    note(os.getpid(), payload["n"])
+    while not pathlib.Path("go").exists():
+        time.sleep(0.02)
+
+def fail(payload):
+    if payload["n"] == 0:
+        raise ValueError("nought")
+
+def stop_dead(payload):
+    note(os.getpid(), payload["n"])
+    os.kill(os.getpid(), 19)
+
+def leave_an_orphan(payload):
+    subprocess.run(["sh", "-c", "(sleep 0.1; touch orphan-ended) & true"], check=True)
+    handle(payload)
+"""
+
+
+def wait_for(condition: Callable[[], Any], limit_sec: float = 40) -> None:
+    deadline = time.monotonic() + limit_sec
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)
+
+
+class Program:
+    """The command line in a directory of its own, with all the processes that it starts."""
+
+    def __init__(self, directory: Path, uri: str) -> None:
+        self._directory = directory
+        self._uri = uri
+        self._mark = f"MARK={uuid4().hex}"
+        self._process: subprocess.Popen[str] | None = None
+        (directory / "app.py").write_text(HANDLER, encoding="utf-8")
+
+    def start(
+        self, *arguments: str, program: Sequence[str] = PROGRAM, within: Sequence[str] = ()
+    ) -> None:
+        name, _, value = self._mark.partition("=")
+        with (
+            (self._directory / "stdout").open("wb") as output,
+            (self._directory / "stderr").open("wb") as errors,
+        ):
+            self._process = subprocess.Popen(
+                [*within, *program, *arguments, "--uri", self._uri],
+                cwd=self._directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                text=True,
+                env={
+                    **os.environ,
+                    name: value,
+                    "PYTHONPATH": str(Path(microqueue.__file__).parents[1]),
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    "MICROQUEUE_BACKOFF": '{"base_sec": 0, "max_sec": 0}',
+                },
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def status(self) -> int:
+        """Wait for its end."""
+        assert self._process is not None
+        return self._process.wait(60)
+
+    def pids(self) -> list[int]:
+        """Find all living processes that were started by it, or by those."""
+        found = []
+        for place in Path("/proc").iterdir():
+            if place.name.isdigit():
+                try:
+                    if self._mark.encode() in (place / "environ").read_bytes():
+                        found.append(int(place.name))
+                except OSError:
+                    continue  # It ended.
+        return found
+
+    def end(self) -> None:
+        for pid in self.pids():
+            os.kill(pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait(30)
+
+    def path(self, name: str) -> Path:
+        return self._directory / name
+
+    def go(self) -> None:
+        """Let the handlers end."""
+        self.path("go").touch()
+
+    def said(self) -> str:
+        return self.path("stdout").read_text(encoding="utf-8")
+
+    def errors(self) -> list[str]:
+        return self.path("stderr").read_text(encoding="utf-8").splitlines()
+
+    def started(self) -> list[tuple[int, int]]:
+        """Give each start of a handler: the process, and the number of the task."""
+        if not self.path("ledger").exists():
+            return []
+        lines = self.path("ledger").read_text(encoding="utf-8").splitlines()
+        return [(int(pid), int(number)) for pid, number in (line.split() for line in lines)]
+
+
+@pytest.fixture
+def uri(microqueue_server: EmbeddedServer, microqueue_database: Any) -> str:
+    return microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
+
+
+@pytest.fixture
+def program(tmp_path: Path, uri: str) -> Iterator[Program]:
+    one = Program(tmp_path, uri)
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def queue(microqueue_database: Any) -> Queue[Any]:
+    return Queue(microqueue_database)
+
+
+def holders(queue: Queue[Any]) -> Counter[str]:
+    """Count the tasks that each worker holds."""
+    found = queue.collections.tasks.find({"status": "processing"}, {"worker_id": 1})
+    return Counter(document["worker_id"] for document in found)
+
+
+def fill(queue: Queue[Any], count: int = 12) -> None:
+    queue.enqueue_many([{"n": n} for n in range(count)])
+
+
+def start_two(
+    one: Program, queue: Queue[Any], *options: str, program: Sequence[str] = PROGRAM
+) -> None:
+    """Start two processes that run two tasks each, and hold some more."""
+    fill(queue)
+    arguments = ("worker", "app:handle", "--processes", "2", "--concurrency", "2", *options)
+    one.start(*arguments, program=program)
+    wait_for(lambda: len(one.started()) == 4)
+    wait_for(lambda: len(holders(queue)) == 2 and min(holders(queue).values()) >= 3)
+    wait_for(lambda: len(queue.workers()) == 2)
+
+
+def assert_gone(program: Program, queue: Queue[Any]) -> None:
+    """Check that no process and no registration is left, and nobody holds a task."""
+    wait_for(lambda: not program.pids())
+    assert queue.stats().processing == 0
+    assert queue.workers() == []
+
+
+def sweep_later(queue: Queue[Any]) -> None:
+    """Sweep as if a minute had passed: a killed process is on the list until it was missed."""
+    later = FakeClock(queue.now())
+    later.advance(60)
+    Sweeper(Queue[Any](queue.collections.database, clock=later)).reclaim_orphaned()
+
+
+# Several processes
+
+
+def test_killed_process_gives_its_tasks_back_at_once_and_is_replaced(
+    program: Program, queue: Queue[Any]
+) -> None:
+    start_two(program, queue, "--log-format", "json")
+    victim, other = queue.workers()
+    held = list(queue.collections.tasks.find({"worker_id": victim.id, "status": "processing"}))
+    running = {number for pid, number in program.started() if pid == victim.pid}
+    assert len(running) == 2
+
+    os.kill(victim.pid, signal.SIGKILL)
+
+    def crashed() -> list[Any]:
+        tasks = [queue.get(document["_id"]) for document in held]
+        return [task for task in tasks if task is not None and task.history]
+
+    wait_for(lambda: len(crashed()) == len(held))  # Their leases would last ten minutes.
+    for task in crashed():
+        assert (task.history[0].outcome, task.history[0].worker_id) == (Outcome.CRASHED, victim.id)
+        assert task.crashes == (task.payload["n"] in running)
+    wait_for(lambda: len({pid for pid, _ in program.started()}) == 3)  # In its place.
+    program.go()
+    wait_for(lambda: queue.stats().done == 12)
+    assert other.id in {worker.id for worker in queue.workers()}
+    deliveries = Counter(number for _, number in program.started())
+    assert {number for number, count in deliveries.items() if count > 1} == running
+    program.signal(signal.SIGTERM)
+    assert program.status() == 0
+    sweep_later(queue)
+    assert_gone(program, queue)
+    told = [json.loads(line)["message"] for line in program.errors()]
+    assert sum("SIGKILL" in message for message in told) == 1
+
+
+def test_claim_that_was_under_way_when_its_process_was_killed_is_found_too(
+    program: Program, queue: Queue[Any], slow_claims: Callable[[], None]
+) -> None:
+    queue.ensure_indexes()
+    program.start("worker", "app:handle", "--processes", "2")
+    wait_for(lambda: len(queue.workers()) == 2)
+    slow_claims()
+    task = queue.enqueue({"n": 1})
+    wait_for(lambda: claims_under_way(queue))
+    for worker in queue.workers():
+        os.kill(worker.pid, signal.SIGKILL)
+
+    def was_claimed() -> bool:
+        found = queue.get(task.id)
+        return found is not None and found.attempts > 0
+
+    wait_for(was_claimed)  # Most often after its worker's tasks were taken back.
+    program.signal(signal.SIGTERM)
+    assert program.status() == 0
+    sweep_later(queue)
+    assert_gone(program, queue)
+    assert queue.stats().pending == 1
+
+
+@pytest.fixture
+def slow_claims(
+    microqueue_client: MongoClient[Any], microqueue_database: Any
+) -> Iterator[Callable[[], None]]:
+    """Have the server wait before it performs the next two claims."""
+    point = ("configureFailPoint", "failCommand")
+    data = {
+        "failCommands": ["findAndModify", "update"],
+        "namespace": f"{microqueue_database.name}.tasks",
+        "blockConnection": True,
+        "blockTimeMS": 2000,
+    }
+
+    def slow_down() -> None:
+        microqueue_client.admin.command(*point, mode={"times": 2}, data=data)
+
+    yield slow_down
+    microqueue_client.admin.command(*point, mode="off")
+
+
+def claims_under_way(queue: Queue[Any]) -> bool:
+    """Tell whether the server is at a claim, which has touched no collection yet."""
+    tasks = queue.collections.tasks
+    at_it = {"ns": f"{tasks.database.name}.$cmd", "active": True}
+    found = tasks.database.client.admin.aggregate([{"$currentOp": {}}, {"$match": at_it}])
+    commands = [one["command"] for one in found]
+    return any(tasks.name in (one.get("findAndModify"), one.get("update")) for one in commands)
+
+
+def test_sigterm_lets_handlers_finish_and_hands_the_rest_back(
+    program: Program, queue: Queue[Any]
+) -> None:
+    start_two(program, queue)
+    program.signal(signal.SIGTERM)
+    wait_for(lambda: queue.stats().ready == 8)  # What had not started is back at once.
+    assert queue.stats().processing == 4
+    program.go()
+    assert program.status() == 0
+    assert_gone(program, queue)
+    assert (queue.stats().done, queue.stats().ready) == (4, 8)
+    assert {task.attempts for task in queue.peek(12, status="pending")} == {0}
+    assert len(program.started()) == 4
+
+
+@pytest.mark.parametrize(("grace", "signals"), [("5m", 2), ("300ms", 1)])
+def test_handlers_that_outlast_the_grace_or_a_second_sigterm_lose_their_tasks_unharmed(
+    program: Program, queue: Queue[Any], grace: str, signals: int
+) -> None:
+    start_two(program, queue, "--grace", grace, program=patched(KILL_AFTER_SEC=600.0))
+    program.signal(signal.SIGTERM)
+    if signals == 2:
+        wait_for(lambda: queue.stats().ready == 8)
+        program.signal(signal.SIGTERM)
+    assert program.status() == 0
+    assert_gone(program, queue)
+    assert queue.stats().ready == 12
+    assert {task.attempts for task in queue.peek(12)} == {0}
+
+
+def test_process_that_does_not_react_is_killed_in_the_end(
+    program: Program, queue: Queue[Any]
+) -> None:
+    fill(queue, 2)
+    impatient = patched(KILL_AFTER_SEC=0.5)
+    options = ("--processes", "2", "--concurrency", "1", "--grace", "300ms")
+    program.start("worker", "app:stop_dead", *options, program=impatient)
+    wait_for(lambda: len(program.started()) >= 1)
+    program.signal(signal.SIGTERM)
+    assert program.status() == 0
+    assert (queue.stats().ready, queue.stats().processing) == (2, 0)
+    sweep_later(queue)
+    assert_gone(program, queue)
+
+
+def patched(**constants: float) -> list[str]:
+    """Give the program with other constants in the supervisor."""
+    code = (
+        "import microqueue.worker.supervisor as supervisor\n"
+        f"vars(supervisor).update({constants!r})\n"
+        "from microqueue.cli import main\n"
+        "main()\n"
+    )
+    return [sys.executable, "-c", code]
+
+
+def test_processes_end_by_themselves_when_their_supervisor_is_killed(
+    program: Program, queue: Queue[Any]
+) -> None:
+    start_two(program, queue)
+    program.signal(signal.SIGKILL)
+    wait_for(lambda: queue.stats().ready == 8)
+    assert len(program.pids()) == 2
+    program.go()
+    assert_gone(program, queue)
+    assert (queue.stats().done, queue.stats().ready) == (4, 8)
+
+
+# Failing to start
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(None, "No module named 'shop'"), ("import nowhere", "No module named 'nowhere'")],
+)
+def test_handler_that_cannot_be_imported_is_told_once(
+    program: Program, code: str | None, reason: str
+) -> None:
+    if code is not None:
+        program.path("shop.py").write_text(code, encoding="utf-8")
+    program.start("worker", "shop:handle", "--processes", "2")
+    assert program.status() == 1
+    (line,) = program.errors()
+    assert line.startswith("Error: handler='shop:handle' is not valid")
+    assert reason in line
+    assert program.said() == ""
+
+
+def test_supervisor_gives_up_on_processes_that_end_as_soon_as_they_start(
+    program: Program, queue: Queue[Any]
+) -> None:
+    code = f"import os\nif {NAME_VARIABLE!r} in os.environ:\n    os._exit(7)\n"
+    with program.path("app.py").open("a", encoding="utf-8") as module:
+        module.write(code)
+    quick = patched(MOST_SHORT_LIVES=2, SHORT_LIFE_SEC=600.0, LONGEST_WAIT_SEC=0.05)
+    program.start("worker", "app:handle", "--processes", "2", program=quick)
+    assert program.status() == 1
+    told = program.errors()
+    assert sum("exit status 7" in line for line in told) in range(2, 5)
+    assert "giving up" in told[-1]
+    assert_gone(program, queue)
+
+
+def test_process_that_lived_for_a_while_is_started_again_whatever_it_died_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervising, "SHORT_LIFE_SEC", 0.0)
+    monkeypatch.setattr(supervising, "TICK_SEC", 0.01)
+    deaths: list[str] = []
+    program = [sys.executable, "-I", "-S", "-c", "raise SystemExit(7)"]
+    one = Supervisor(program, 1, name="w", on_death=deaths.append, grace_sec=1)
+    statuses: list[int] = []
+    thread = threading.Thread(target=lambda: statuses.append(one.run()))
+    thread.start()
+    wait_for(lambda: len(deaths) > supervising.MOST_SHORT_LIVES)
+    one.stop()
+    thread.join(30)
+    assert deaths[:3] == ["w.1.1", "w.1.2", "w.1.3"]
+    assert statuses == [0]
+
+
+# In a container
+
+
+def unshare() -> list[str]:
+    """Give the command that makes the next one PID 1, or skip the test."""
+    for rights in ([], ["--user", "--map-root-user"]):
+        command = ["unshare", *rights, "--pid", "--fork", "--mount-proc"]
+        try:
+            if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
+                return command
+        except FileNotFoundError:
+            break
+    pytest.skip("unshare is not there, or not permitted to make a namespace of processes")
+
+
+def processes() -> Iterator[tuple[int, int, str]]:
+    """Give every process with its parent and its state."""
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            try:
+                fields = (place / "stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
+            except OSError:
+                continue
+            yield int(place.name), int(fields[1]), fields[0]
+
+
+def children(parent: int) -> dict[int, str]:
+    """Give the processes of a parent, with their states."""
+    return {pid: state for pid, owner, state in processes() if owner == parent}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_first_process_of_a_container_reaps_orphans_and_hands_back_what_runs(
+    program: Program, queue: Queue[Any], count: int
+) -> None:
+    fill(queue)
+    options = ("--processes", str(count), "--concurrency", "2", "--grace", "300ms")
+    program.start("worker", "app:leave_an_orphan", *options, within=unshare())
+    wait_for(lambda: len(program.started()) == 2 * count)
+    (first,) = children(program.pid)  # PID 1 in there.
+    wait_for(program.path("orphan-ended").exists)
+    wait_for(lambda: "Z" not in children(first).values())
+    os.kill(first, signal.SIGTERM)
+    assert program.status() == 0
+    assert_gone(program, queue)
+    assert {(task.status, task.attempts) for task in queue.peek(12)} == {(TaskStatus.PENDING, 0)}
+
+
+# Options
+
+
+def test_burst_of_two_processes_drains_all_queues_and_logs_json(
+    program: Program, microqueue_database: Any
+) -> None:
+    queues: list[Queue[Any]] = [Queue(microqueue_database, name) for name in ("a", "b")]
+    for queue in queues:
+        fill(queue, 40)
+        queue.ensure_indexes()
+    microqueue_database.tasks.update_many({"payload.n": 0}, {"$set": {"max_attempts": 1}})
+    program.start(
+        *("worker", "app:fail", "--processes", "2", "--burst", "--queue", "a", "--queue", "b"),
+        *("--log-format", "json", "--log-level", "debug"),
+    )
+    assert program.status() == 0
+    assert [(queue.stats().done, queue.stats().failed) for queue in queues] == [(39, 1)] * 2
+    handled = [int(line.split()[1]) for line in program.said().splitlines() if "Handled" in line]
+    assert (len(handled), sum(handled)) == (2, 80)
+    lines = [json.loads(line) for line in program.errors()]
+    about_tasks = {line["task_id"]: line for line in lines if "task_id" in line}
+    stored = {str(one["_id"]): one for one in microqueue_database.tasks.find()}
+    assert about_tasks.keys() == stored.keys()
+    for task_id, line in about_tasks.items():
+        task = stored[task_id]
+        assert (line["queue"], line["attempt"]) == (task["queue"], 1)
+        assert line["worker_id"] == task["worker_id"]
+        assert line["level"] == ("warning" if task["payload"]["n"] == 0 else "debug")
+        assert line["time"].endswith("+00:00")
+    assert_gone(program, queues[0])
+
+
+def free_ports(count: int) -> int:
+    """Find so many ports in a row that nobody listens on; give the first."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first: int = probe.getsockname()[1]
+        if all(is_free(port) for port in range(first, first + count)):
+            return first
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError):
+            return False
+    return True
+
+
+def scrape(port: int) -> str:
+    """Read metrics as Prometheus would; nothing while nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
+            text: str = reply.read().decode()
+            return text
+    except (URLError, ConnectionError):
+        return ""
+
+
+def test_each_process_serves_its_metrics_on_a_port_of_its_own(
+    program: Program, queue: Queue[Any]
+) -> None:
+    fill(queue, 2)
+    port = free_ports(2)
+    options = ("--processes", "2", "--concurrency", "1", "--prefetch", "1")
+    program.start("worker", "app:handle", *options, "--metrics-port", str(port))
+    running = 'microqueue_tasks_in_progress{queue="default",task=""} 1.0'
+    for number in range(2):
+        wait_for(lambda number=number: running in scrape(port + number))  # type: ignore[misc]
+    program.go()
+    done = 'microqueue_tasks_total{outcome="done",queue="default",task=""} 1.0'
+    for number in range(2):
+        wait_for(lambda number=number: done in scrape(port + number))  # type: ignore[misc]
+    program.signal(signal.SIGTERM)
+    assert program.status() == 0
+
+
+def test_sweeper_serves_metrics_of_sweeps_and_of_the_queue(
+    program: Program, queue: Queue[Any]
+) -> None:
+    fill(queue, 3)
+    port = free_ports(1)
+    program.start("sweep", "--every", "0.1", "--metrics-port", str(port))
+    wait_for(lambda: 'microqueue_sweeps_total{result="ok"}' in scrape(port))
+    assert 'microqueue_queue_depth{queue="default",status="ready"} 3.0' in scrape(port)
+    program.signal(signal.SIGTERM)
+    assert program.status() == 0
+
+
+def test_metrics_port_that_is_taken_is_told(program: Program) -> None:
+    with taken_port() as port:
+        program.start("worker", "app:handle", "--burst", "--metrics-port", str(port))
+        assert program.status() == 1
+    (line,) = program.errors()
+    assert line.startswith(f"Error: --metrics-port {port} cannot be used")
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.socket() as owner:
+        owner.bind(("127.0.0.1", 0))
+        owner.listen()
+        yield owner.getsockname()[1]
+
+
+def test_reload_starts_the_worker_anew_when_its_code_changes(
+    program: Program, queue: Queue[Any]
+) -> None:
+    program.go()
+    program.start("worker", "app:handle", "--reload", program=patched(MOST_SHORT_LIVES=1))
+    fill(queue, 1)
+    wait_for(lambda: queue.stats().done == 1)
+    (former,) = {pid for pid, _ in program.started()}
+
+    def write(code: str, *, until: Callable[[], bool]) -> None:
+        """Write it again and again: nobody says from when on changes are noticed."""
+        deadline = time.monotonic() + 60
+        while not until():
+            assert time.monotonic() < deadline, "nothing was reloaded"
+            program.path("app.py").write_text(HANDLER + code, encoding="utf-8")
+            again = time.monotonic() + 5
+            while time.monotonic() < again and not until():
+                time.sleep(0.05)
+
+    write("def handle(payload:", until=lambda: "exit status 1" in "".join(program.errors()))
+    assert "SyntaxError" in "".join(program.errors())
+    fill(queue, 1)
+    new = "def handle(payload):\n    pathlib.Path('reloaded').write_text(str(os.getpid()))\n"
+    write(new, until=lambda: queue.stats().done == 2)
+    assert program.path("reloaded").read_text(encoding="utf-8") != str(former)
+    program.signal(signal.SIGTERM)
+    assert program.status() == 0
+    assert_gone(program, queue)

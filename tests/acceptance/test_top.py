@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from microqueue import Queue, Sweeper
+from microqueue.cli import app as cli_app
+from microqueue.embedded import EmbeddedServer
+from microqueue.operations.workers import WorkerInfo, beat
+
+PATIENCE_SEC = 30
+
+
+@pytest.fixture
+def uri(
+    microqueue_server: EmbeddedServer, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    address = microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
+    monkeypatch.setenv("MICROQUEUE_URI", address)
+    return address
+
+
+@pytest.fixture
+def queue(microqueue_database: Any, uri: str) -> Queue[Any]:
+    queue: Queue[Any] = Queue(microqueue_database, "mail")
+    queue.enqueue_many([{"n": n} for n in range(3)])
+    queue.enqueue({}, delay=3600)
+    running = queue.pop(worker_id="host:1:abc")
+    assert running is not None
+    dead = queue.pop()
+    assert dead is not None
+    queue.mark_failure(dead, "boom")
+    now = queue.now()
+    info = WorkerInfo(
+        id="host:1:abc", collection="tasks", host="host", pid=1, queues=["mail"], concurrency=4,
+        running=1, handled=17, started_at=now, heartbeat_at=now, heartbeat_sec=30.0,
+    )  # fmt: skip
+    queue.run(beat(info))
+    return queue
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(cli_app.app, list(arguments))
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def test_top_prints_once_where_there_is_no_terminal(queue: Queue[Any]) -> None:
+    printed = run("top")
+    row = next(line.split() for line in printed.splitlines() if line.startswith("mail"))
+    assert (row[1], row[-1]) == ("1", "1")
+    assert "Workers: 1" in printed
+    assert "host:1:abc" in printed
+    assert "1 of 4" in printed
+    assert "Running: 1" in printed
+    assert "1 of 10" in printed
+    assert "No sweep yet" in printed
+
+
+def test_top_tells_the_last_sweep(queue: Queue[Any]) -> None:
+    sweeper = Sweeper(queue)
+    sweeper.run_once()
+    assert f"by {sweeper.sweeper_id}: nothing to do" in run("top", "--once")
+
+
+def test_top_as_json_has_queues_rates_workers_and_what_runs(queue: Queue[Any]) -> None:
+    document = json.loads(run("top", "--json"))
+    mail = next(one for one in document["queues"] if one["queue"] == "mail")
+    counts = {name: mail[name] for name in ("ready", "delayed", "processing", "failed")}
+    assert counts == {"ready": 1, "delayed": 1, "processing": 1, "failed": 1}
+    assert mail["failed_last_hour"] == 1
+    assert {"done_per_minute", "failed_per_minute"} <= set(mail)
+    assert document["workers"][0]["holds"][0]["queue"] == "mail"
+    assert document["running"][0]["worker_id"] == "host:1:abc"
+
+
+def test_top_refuses_to_look_without_a_pause(uri: str) -> None:
+    result = CliRunner().invoke(cli_app.app, ["top", "--interval", "0"])
+    assert result.exit_code == 1
+    assert "interval=" in result.stderr
+
+
+def test_top_at_a_terminal_goes_on_until_interrupted(queue: Queue[Any]) -> None:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "microqueue.cli", "top", "--interval", "0.1"]
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "COLUMNS": "200"}
+    )
+    os.close(slave)
+    try:
+        shown = read_until(master, b"Ctrl-C ends this")
+        assert b"host:1:abc" in shown
+        queue.enqueue_many([{"n": n} for n in range(4321)])
+        read_until(master, b"4,322")  # It looks again by itself.
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_SEC) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def read_until(descriptor: int, wanted: bytes) -> bytes:
+    deadline = time.monotonic() + PATIENCE_SEC
+    shown = b""
+    while wanted not in shown:
+        assert time.monotonic() < deadline, shown
+        if select.select([descriptor], [], [], 0.2)[0]:
+            shown += os.read(descriptor, 65536)
+    return shown

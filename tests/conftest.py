@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from microqueue.embedded import EmbeddedServer
+
+pytest_plugins = ["microqueue.testing.fixtures"]
+
+# Settings of the developer's own shell must not reach the tests.
+for variable in [name for name in os.environ if name.startswith("MICROQUEUE_")]:
+    if variable != "MICROQUEUE_MONGOD":
+        del os.environ[variable]
+
+
+@pytest.fixture(scope="session")
+def microqueue_server() -> Iterator[EmbeddedServer]:
+    """The users' fixture, in memory where there is a memory disk, and with fail points."""
+    memory_disk = Path("/dev/shm")
+    place = memory_disk if os.access(memory_disk, os.W_OK) else None
+    arguments = ["--setParameter", "enableTestCommands=1"]
+    with (
+        tempfile.TemporaryDirectory(prefix="microqueue-", dir=place) as directory,
+        EmbeddedServer.start(directory, arguments=arguments) as server,
+    ):
+        yield server

@@ -1,0 +1,117 @@
+"""One suite, every driver: each test runs five times, and speaks the async names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import mongomock
+import pytest
+from mongomock_motor import AsyncMongoMockClient
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient
+
+from microqueue import AsyncQueue, AsyncSweeper, Queue, QueueSettings, Sweeper
+from microqueue.embedded import EmbeddedServer
+from microqueue.testing import FakeClock
+
+DRIVERS = ["pymongo", "motor", "pymongo_async", "mongomock", "mongomock_motor"]
+
+
+class Awaited:
+    """Makes the blocking classes speak the async names, so that one test serves both."""
+
+    def __init__(self, blocking: Any) -> None:
+        self._blocking = blocking
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._blocking, name)
+        if name == "dead_letters":
+            return Awaited(value)
+        if not callable(value):
+            return value
+
+        async def call(*arguments: Any, **options: Any) -> Any:
+            return value(*arguments, **options)
+
+        return call
+
+
+class Harness:
+    """Makes queues and sweepers on one database, through one driver."""
+
+    def __init__(self, driver: str, database: Any, clock: FakeClock) -> None:
+        self.driver = driver
+        self.database = database
+        self.clock = clock
+        self.blocking = driver in {"pymongo", "mongomock"}
+        self.in_memory = driver.startswith("mongomock")
+
+    def queue(
+        self, name: str = "default", *, model: type[Any] | None = None, **settings: Any
+    ) -> Any:
+        options: Any = {
+            "settings": QueueSettings(**settings),
+            "payload_model": model,
+            "clock": self.clock,
+        }
+        if self.blocking:
+            return Awaited(Queue(self.database, name, **options))
+        return AsyncQueue(self.database, name, **options)
+
+    def sweeper(self, queue: Any, **options: Any) -> Any:
+        if self.blocking:
+            return Awaited(Sweeper(queue._blocking, **options))  # noqa: SLF001
+        return AsyncSweeper(queue, **options)
+
+    async def stored(self, collection: str = "tasks") -> list[dict[str, Any]]:
+        """Read the documents as they are stored, through the caller's own options."""
+        cursor = self.database[collection].find({}).sort([("position", 1)])
+        if self.blocking:
+            return list(cursor)
+        documents: list[dict[str, Any]] = await cursor.to_list(None)
+        return documents
+
+    async def edit(self, task_id: Any, **changes: Any) -> None:
+        """Change a stored task behind the queue's back."""
+        reply = self.database.tasks.update_one({"_id": task_id}, {"$set": changes})
+        if inspect.isawaitable(reply):
+            await reply
+
+
+@pytest.fixture(params=DRIVERS)
+async def harness(
+    request: pytest.FixtureRequest,
+    microqueue_clock: FakeClock,
+) -> AsyncIterator[Harness]:
+    driver: str = request.param
+    if driver == "mongomock":
+        yield Harness(driver, mongomock.MongoClient().microqueue, microqueue_clock)
+        return
+    if driver == "mongomock_motor":
+        yield Harness(driver, AsyncMongoMockClient().microqueue, microqueue_clock)
+        return
+    database = request.getfixturevalue("microqueue_database")
+    if driver == "pymongo":
+        yield Harness(driver, database, microqueue_clock)
+        return
+    server: EmbeddedServer = request.getfixturevalue("microqueue_server")
+    if driver == "motor":
+        motor: Any = AsyncIOMotorClient(server.uri)
+        yield Harness(driver, motor[database.name], microqueue_clock)
+        motor.close()
+        return
+    client: AsyncMongoClient[Any] = AsyncMongoClient(server.uri)
+    yield Harness(driver, client[database.name], microqueue_clock)
+    await client.close()
+
+
+@pytest.fixture
+def make_queue(harness: Harness) -> Callable[..., Any]:
+    return harness.queue
+
+
+@pytest.fixture
+def queue(harness: Harness) -> Any:
+    return harness.queue()

@@ -1,0 +1,69 @@
+"""A paused queue delivers nothing, to nobody, until it is resumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from microqueue import InvalidArgument
+from microqueue.core import pausing
+
+
+async def test_paused_queue_takes_tasks_and_delivers_none(queue: Any) -> None:
+    await queue.enqueue({"n": 1})
+    pause = await queue.pause(reason="the bank is closed")
+    assert (pause.queue, pause.reason) == (queue.name, "the bank is closed")
+    await queue.enqueue({"n": 2})
+    assert await queue.pop() is None
+    assert await queue.pop_many(10) == []
+    assert (await queue.stats()).ready == 2
+    assert await queue.paused() == pause
+
+
+async def test_resumed_queue_goes_on_where_it_stopped(queue: Any) -> None:
+    await queue.enqueue({"n": 1})
+    await queue.pause()
+    assert await queue.resume() is True
+    assert await queue.paused() is None
+    assert (await queue.pop()).payload == {"n": 1}
+
+
+async def test_what_runs_when_a_queue_is_paused_can_be_settled(queue: Any) -> None:
+    await queue.enqueue({})
+    task = await queue.pop()
+    await queue.pause()
+    await queue.mark_done(task)
+    assert (await queue.stats()).done == 1
+
+
+async def test_pausing_twice_keeps_the_first_instant_and_the_last_reason(queue: Any) -> None:
+    first = await queue.pause(reason="one")
+    again = await queue.pause(reason="two")
+    assert (again.paused_at, again.reason) == (first.paused_at, "two")
+    assert await queue.resume() is True
+    assert await queue.resume() is False
+
+
+async def test_pause_holds_for_one_queue_only(harness: Any) -> None:
+    one, other = harness.queue("one"), harness.queue("other")
+    await one.pause()
+    await other.enqueue({})
+    assert await other.pop() is not None
+
+
+async def test_pause_reaches_other_processes_once_their_memory_is_stale(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = harness.queue("same"), harness.queue("same")
+    await there.enqueue({})
+    await there.enqueue({})
+    assert await there.pop() is not None  # It knows now that the queue is open, for a second.
+    await here.pause()
+    monkeypatch.setattr(pausing, "REMEMBERED_SEC", 0.0)
+    assert await there.pop() is None
+
+
+async def test_reason_must_be_a_text(queue: Any) -> None:
+    with pytest.raises(InvalidArgument, match="reason=7"):
+        await queue.pause(reason=7)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from microqueue import InvalidArgument, LeaseLost, Outcome, TaskNotFound, TaskStatus, WrongStatus
+from tests.contract.conftest import Harness
+
+
+async def test_peek_shows_the_newest_first_and_leaves_no_trace(
+    harness: Harness, queue: Any
+) -> None:
+    for n, task_id in enumerate(["z", "a", "m"]):
+        await queue.enqueue({"n": n}, task_id=task_id)
+        harness.clock.advance(1)
+    before = await harness.stored()
+    assert [task.payload["n"] for task in await queue.peek()] == [2, 1, 0]
+    assert [task.payload["n"] for task in await queue.peek(2)] == [2, 1]
+    assert await harness.stored() == before
+
+
+async def test_peek_looks_at_one_status_or_another_queue(harness: Harness, queue: Any) -> None:
+    await harness.queue("other").enqueue({"n": "other"})
+    await queue.enqueue_many([{"n": n} for n in range(4)])
+    await queue.mark_done(await queue.pop())
+    await queue.mark_failure(await queue.pop(), "no")
+    await queue.pop()
+    for status, n in {"done": 0, "failed": 1, "processing": 2, "pending": 3}.items():
+        assert [task.payload["n"] for task in await queue.peek(status=status)] == [n]
+    assert [task.payload["n"] for task in await queue.peek(queue="other")] == ["other"]
+
+
+async def test_stats_tell_how_the_queue_stands(harness: Harness) -> None:
+    queue = harness.queue(visibility_timeout=30)
+    begun = harness.clock.now()
+    await queue.enqueue_many([{}] * 6)
+    await queue.mark_done(await queue.pop())
+    await queue.mark_failure(await queue.pop(), "no")
+    await queue.pop()
+    harness.clock.advance(20)
+    await queue.pop()
+    await queue.enqueue({}, delay=100)
+    await harness.queue("other").enqueue({})
+    harness.clock.advance(15)
+    stats = await queue.stats()
+    assert stats.model_dump(exclude={"at"}) == {
+        "queue": "default",
+        "ready": 2,
+        "delayed": 1,
+        "processing": 2,
+        "overdue": 1,
+        "done": 1,
+        "failed": 1,
+        "oldest_ready_age_sec": 35.0,
+        "next_due_at": begun + timedelta(seconds=120),
+    }
+    assert (stats.pending, stats.in_flight, stats.at) == (3, 2, harness.clock.now())
+
+
+async def test_age_of_a_promoted_task_counts_from_when_it_was_ready(
+    harness: Harness, queue: Any
+) -> None:
+    await queue.enqueue({}, delay=60)
+    harness.clock.advance(60)
+    await harness.sweeper(queue).promote_due()
+    harness.clock.advance(5)
+    assert (await queue.stats()).oldest_ready_age_sec == 5
+
+
+async def test_stats_of_an_empty_queue_are_zero(queue: Any) -> None:
+    stats = await queue.stats()
+    assert (stats.pending, stats.oldest_ready_age_sec, stats.next_due_at) == (0, None, None)
+
+
+async def test_purge_deletes_one_status_of_this_queue_only(harness: Harness) -> None:
+    queue = harness.queue(batch_size=2)
+    other = harness.queue("other")
+    for each in (queue, other):
+        await each.enqueue_many([{}] * 3)
+        await each.mark_done_many(await each.pop_many(3))
+    await queue.enqueue({})
+    assert await queue.purge() == 3
+    assert (await other.stats()).done == 3
+    assert await queue.purge(status="pending") == 1
+
+
+async def test_purge_can_spare_what_is_recent(harness: Harness, queue: Any) -> None:
+    await queue.enqueue_many([{}, {}])
+    await queue.mark_done(await queue.pop())
+    harness.clock.advance(60)
+    await queue.mark_done(await queue.pop())
+    assert await queue.purge(older_than=30) == 1
+    assert (await queue.stats()).done == 1
+
+
+async def test_leased_tasks_cannot_be_purged(queue: Any) -> None:
+    with pytest.raises(InvalidArgument, match="processing"):
+        await queue.purge(status="processing")
+
+
+async def test_cancelled_task_is_not_delivered_and_can_be_replayed(queue: Any) -> None:
+    task = await queue.enqueue({}, dedupe_key="k")
+    cancelled = await queue.cancel(task.id)
+    assert (cancelled.status, cancelled.error.code) == (TaskStatus.FAILED, "cancelled")
+    assert await queue.pop() is None
+    await queue.dead_letters.replay(task.id)
+    assert (await queue.pop()).id == task.id
+
+
+async def test_cancelling_frees_the_dedupe_key(queue: Any) -> None:
+    task = await queue.enqueue({}, dedupe_key="k")
+    await queue.cancel(task.id)
+    await queue.enqueue({}, dedupe_key="k")
+
+
+async def test_running_task_that_is_cancelled_is_taken_from_its_worker(queue: Any) -> None:
+    task = await queue.enqueue({}, dedupe_key="k")
+    popped = await queue.pop(worker_id="w")
+    cancelled = await queue.cancel(task.id)
+    assert (cancelled.status, cancelled.error.code) == (TaskStatus.FAILED, "cancelled")
+    assert cancelled.lease is None
+    (attempt,) = cancelled.history
+    assert (attempt.outcome, attempt.worker_id) == (Outcome.CANCELLED, "w")
+    with pytest.raises(LeaseLost):
+        await queue.mark_done(popped)
+    assert (await queue.dead_letters.stats()).by_code == {"cancelled": 1}
+
+
+async def test_finished_tasks_cannot_be_cancelled(queue: Any) -> None:
+    task = await queue.enqueue({})
+    await queue.mark_done(await queue.pop())
+    with pytest.raises(WrongStatus) as caught:
+        await queue.cancel(task.id)
+    assert (caught.value.status, caught.value.needed) == ("done", "pending or processing")
+    with pytest.raises(TaskNotFound):
+        await queue.cancel("unknown")
+
+
+async def test_unknown_id_is_none(queue: Any) -> None:
+    assert await queue.get("unknown") is None
+
+
+@pytest.mark.parametrize("task_id", [{"$ne": None}, None, 1.5, ["a"], True])
+async def test_ids_that_could_be_filters_are_refused(queue: Any, task_id: Any) -> None:
+    for method in (queue.get, queue.cancel):
+        with pytest.raises(InvalidArgument, match="task_id"):
+            await method(task_id)
+
+
+@pytest.mark.parametrize("name", ["", {"$gt": ""}, None, 7, "a\nb", "x" * 121])
+async def test_bad_queue_names_are_refused(harness: Harness, name: Any) -> None:
+    with pytest.raises(InvalidArgument, match="name="):
+        harness.queue(name)
+    with pytest.raises(InvalidArgument, match=r"limit=0|name="):
+        await harness.queue().peek(0, queue=name or "ok")
+
+
+async def test_bad_status_is_refused_with_the_known_ones(queue: Any) -> None:
+    with pytest.raises(InvalidArgument, match="pending, processing, done, failed"):
+        await queue.peek(status={"$ne": "x"})
+
+
+async def test_indexes_are_created_once(queue: Any) -> None:
+    created = await queue.ensure_indexes()
+    assert set(created) == {
+        "ready", "due", "lease", "dedupe", "failed", "finished", "expiring", "exhausted", "browse",
+    }  # fmt: skip
+    assert await queue.ensure_indexes() == []

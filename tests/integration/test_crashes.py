@@ -1,0 +1,181 @@
+"""Workers that are killed outright: what they held goes to others within heartbeats."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from microqueue import BackoffPolicy, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
+from microqueue.embedded import EmbeddedServer
+from microqueue.operations.workers import WorkerInfo, beat
+from microqueue.testing import FakeClock
+from microqueue.worker import Worker
+
+PROGRAM = """
+import os, sys, time
+from microqueue import Queue, QueueSettings
+from microqueue.worker import Worker
+
+def handler(payload):
+    os.write(1, b"running\\n")  # In one piece, as two threads do it at once.
+    time.sleep(60)
+
+with Queue.from_uri(sys.argv[1], settings=QueueSettings(visibility_timeout=3600)) as queue:
+    Worker(queue, handler, worker_id="victim", concurrency=2, heartbeat=2).run()
+"""
+
+NO_BACKOFF = BackoffPolicy(base_sec=0, max_sec=0)
+
+
+def wait_for(condition: Callable[[], Any], limit_sec: float = 30) -> None:
+    deadline = time.monotonic() + limit_sec
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)
+
+
+def registered(queue: Queue[Any], worker_id: str, *, silent_sec: float = 0) -> None:
+    """Register a worker whose last heartbeat was some time ago."""
+    now = queue.now()
+    info = WorkerInfo(
+        id=worker_id,
+        collection=queue.collections.name,
+        host="h",
+        pid=1,
+        queues=["default"],
+        concurrency=1,
+        running=0,
+        handled=0,
+        started_at=now,
+        heartbeat_at=now,
+        heartbeat_sec=2,
+    )
+    queue.run(beat(info))
+    if silent_sec:
+        assert isinstance(queue.clock, FakeClock)
+        queue.clock.advance(silent_sec)
+
+
+def test_tasks_of_a_killed_worker_are_back_within_heartbeats(
+    microqueue_server: EmbeddedServer, microqueue_database: Any
+) -> None:
+    uri = microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
+    queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(backoff=NO_BACKOFF))
+    queue.enqueue_many([{}, {}])
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, uri],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["running\n"] * 2
+        wait_for(queue.workers)
+        assert Sweeper(queue).reclaim_orphaned() == 0  # It lives.
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    sweeper = Sweeper(queue)
+    wait_for(lambda: sweeper.reclaim_orphaned() == 2)  # The leases would have lasted an hour.
+    assert queue.workers() == []
+    for task in queue.pop_many(2):
+        assert (task.attempts, task.crashes, task.redelivered) == (2, 1, True)
+        assert task.history[0].outcome is Outcome.CRASHED
+        assert task.history[0].worker_id == "victim"
+        queue.mark_done(task)
+
+
+def test_only_the_tasks_of_the_silent_worker_are_taken_back(microqueue_queue: Queue[Any]) -> None:
+    microqueue_queue.enqueue_many([{}, {}, {}])
+    silent = microqueue_queue.pop(worker_id="silent")
+    for worker_id in ("alive", "unregistered"):
+        microqueue_queue.pop(worker_id=worker_id)
+    registered(microqueue_queue, "silent", silent_sec=6)
+    registered(microqueue_queue, "alive")
+    assert Sweeper(microqueue_queue).run_once().reclaimed == 1
+    assert silent is not None
+    stored = microqueue_queue.get(silent.id)
+    assert stored is not None
+    assert (stored.status, stored.error.code if stored.error else None) == (
+        TaskStatus.PENDING,
+        "worker_gone",
+    )
+    assert microqueue_queue.stats().processing == 2
+    assert [worker.id for worker in microqueue_queue.workers()] == ["alive"]
+
+
+def test_worker_counts_as_gone_after_three_missed_heartbeats(
+    microqueue_queue: Queue[Any], microqueue_clock: FakeClock
+) -> None:
+    microqueue_queue.enqueue({})
+    microqueue_queue.pop(worker_id="w")
+    registered(microqueue_queue, "w", silent_sec=5.9)
+    assert Sweeper(microqueue_queue).reclaim_orphaned() == 0
+    microqueue_clock.advance(0.1)
+    assert Sweeper(microqueue_queue).reclaim_orphaned() == 1
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4])
+def test_poison_is_buried_after_the_allowed_crashes(
+    microqueue_database: Any, microqueue_clock: FakeClock, limit: int
+) -> None:
+    settings = QueueSettings(max_crashes=limit, backoff=NO_BACKOFF)
+    queue: Queue[Any] = Queue(microqueue_database, settings=settings, clock=microqueue_clock)
+    task = queue.enqueue({})
+    for crash in range(limit):
+        assert queue.pop(worker_id=f"w{crash}") is not None
+        registered(queue, f"w{crash}", silent_sec=6)
+        assert Sweeper(queue).reclaim_orphaned() == 1
+    buried = queue.get(task.id)
+    assert buried is not None
+    assert (buried.status, buried.crashes) == (TaskStatus.FAILED, limit)
+    assert buried.error is not None
+    assert buried.error.code == "poison"
+
+
+def test_crash_on_the_last_attempt_is_buried_too(microqueue_queue: Queue[Any]) -> None:
+    task = microqueue_queue.enqueue({}, max_attempts=1)
+    microqueue_queue.pop(worker_id="w")
+    registered(microqueue_queue, "w", silent_sec=6)
+    report = Sweeper(microqueue_queue).run_once()
+    assert (report.reclaimed, report.buried) == (0, 1)
+    buried = microqueue_queue.get(task.id)
+    assert buried is not None
+    assert buried.error is not None
+    assert buried.error.code == "worker_gone"
+
+
+def test_workers_of_another_collection_are_none_of_this_sweepers_business(
+    microqueue_database: Any, microqueue_clock: FakeClock
+) -> None:
+    mine: Queue[Any] = Queue(microqueue_database.mine, clock=microqueue_clock)
+    other: Queue[Any] = Queue(microqueue_database.other, clock=microqueue_clock)
+    other.enqueue({})
+    other.pop(worker_id="w")
+    registered(other, "w", silent_sec=60)
+    assert Sweeper(mine).reclaim_orphaned() == 0
+    assert Sweeper(other).reclaim_orphaned() == 1
+
+
+def test_worker_is_listed_while_it_runs_and_not_after(microqueue_database: Any) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    queue.enqueue({})
+    seen: list[Any] = []
+
+    def handler(_payload: Any) -> None:
+        wait_for(lambda: any(worker.running for worker in queue.workers()))
+        seen.extend(queue.workers())
+
+    Worker(queue, handler, worker_id="w", concurrency=3, heartbeat=0.05).run(burst=True)
+    (info,) = seen
+    assert (info.id, info.queues, info.concurrency) == ("w", ["default"], 3)
+    assert queue.workers() == []

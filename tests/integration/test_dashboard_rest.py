@@ -1,0 +1,512 @@
+"""Every route of the dashboard, over a blocking and an asynchronous queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from bson import ObjectId
+
+from microqueue import Queue, QueueSettings
+from microqueue.dashboard import dashboard
+from microqueue.embedded import EmbeddedServer
+from microqueue.errors import InvalidArgument, ServerUnavailable
+from tests.integration.dashboard_site import API, Site, opened
+
+
+@pytest.fixture(params=["blocking", "async"])
+async def site(
+    request: pytest.FixtureRequest, microqueue_database: Any, microqueue_server: EmbeddedServer
+) -> AsyncIterator[Site]:
+    uri = microqueue_server.uri
+    async with opened(microqueue_database, kind=request.param, uri=uri) as site:
+        yield site
+
+
+# Looking
+
+
+async def test_config_tells_the_server_time_and_the_settings(site: Site) -> None:
+    config = await site.get("/config")
+    assert datetime.fromisoformat(config["at"]) == site.clock.now()
+    assert config["visibility_timeout_sec"] == 60
+    assert (config["queue"], config["max_attempts"]) == ("default", 2)
+    assert (config["read_only"], config["auth"], config["can_pause"]) == (False, False, True)
+
+
+async def test_every_reply_tells_the_server_time(site: Site) -> None:
+    reply = await site.client.get("/healthz")
+    assert datetime.fromisoformat(reply.headers["x-server-time"]) == site.clock.now()
+
+
+async def test_overview_shows_queues_workers_charts_and_the_last_sweep(site: Site) -> None:
+    site.queue.enqueue_many([{}, {}])
+    site.queue.mark_done(site.popped())
+    await site.post("/sweeper/run")
+    overview = await site.get("/overview")
+    (default,) = overview["queues"]
+    assert (default["ready"], default["done_last_hour"], default["paused"]) == (1, 1, False)
+    assert overview["minutes"]["done"]["default"][-1] == 1
+    assert len(overview["minutes"]["done"]["default"]) == 60
+    assert overview["last_sweep"]["sweeper_id"]
+    assert overview["workers"] == []
+    assert (await site.get("/queues"))["queues"] == overview["queues"]
+    assert (await site.get("/workers"))["workers"] == []
+    assert (await site.get("/sweeper"))["last_sweep"] == overview["last_sweep"]
+
+
+async def test_running_tasks_tell_when_their_leases_end(site: Site) -> None:
+    site.queue.enqueue({})
+    task = site.popped(worker_id="w")
+    (row,) = (await site.get("/running"))["items"]
+    assert (row["id"], row["worker_id"], row["overdue"]) == (str(task.id), "w", False)
+    assert (row["attempt"], row["max_attempts"]) == (1, 2)
+    site.clock.advance(60)
+    running = await site.get("/running", queue="default")
+    assert (running["total"], running["items"][0]["overdue"]) == (1, True)
+    assert (await site.get("/running", queue="other"))["items"] == []
+
+
+async def test_running_tasks_of_a_queue_are_shown_however_many_run_elsewhere(
+    site: Site, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("microqueue.insights.MOST_RUNNING", 2)
+    site.queue.enqueue_many([{}, {}, {}])
+    for _ in range(3):
+        site.popped()
+    site.clock.advance(1)
+    other: Queue[Any] = Queue(microqueue_database, "other", clock=site.clock)
+    task = other.enqueue({})
+    other.pop()
+    running = await site.get("/running", queue="other")
+    assert (running["total"], [row["id"] for row in running["items"]]) == (1, [str(task.id)])
+    assert len((await site.get("/running"))["items"]) == 4
+
+
+async def test_tasks_are_listed_filtered_and_paged(site: Site) -> None:
+    for n in range(5):
+        site.queue.enqueue({"n": n, "text": "needle" if n == 3 else ""})
+        site.clock.advance(1)
+    first = await site.get("/tasks", limit=3)
+    second = await site.get("/tasks", limit=3, cursor=first["next_cursor"])
+    shown = [json.loads(row["preview"])["n"] for row in first["items"] + second["items"]]
+    assert shown == [4, 3, 2, 1, 0]
+    assert second["next_cursor"] is None
+    (found,) = (await site.get("/tasks", text="needle", status="ready"))["items"]
+    assert json.loads(found["preview"])["n"] == 3
+    since = (site.clock.now() - timedelta(seconds=2)).isoformat()
+    assert len((await site.get("/tasks", since=since))["items"]) == 2
+    assert (await site.get("/tasks", status="failed"))["items"] == []
+
+
+async def test_page_is_never_larger_than_the_limit(
+    microqueue_database: Any, microqueue_server: EmbeddedServer
+) -> None:
+    async with opened(microqueue_database, page_limit=2) as site:
+        site.queue.enqueue_many([{} for _ in range(5)])
+        assert len((await site.get("/tasks", limit=1000))["items"]) == 2
+        await site.get("/tasks", limit=1001, expect=422)
+        await site.get("/tasks", limit=0, expect=422)
+
+
+@pytest.mark.parametrize("task_id", [42, "order/42", "a b?c#d", uuid4(), "cancel", "%2e%2e", None])
+async def test_task_is_shown_whatever_its_id(site: Site, task_id: Any) -> None:
+    task = site.queue.enqueue({"n": 1}, task_id=task_id, headers={"trace": "x"})
+    from urllib.parse import quote  # noqa: PLC0415 (for this test alone)
+
+    shown = await site.get(f"/tasks/{quote(str(task.id), safe='')}")
+    assert str(shown["id"]) == str(task.id)
+    assert (shown["payload"], shown["headers"]) == ({"n": 1}, {"trace": "x"})
+    cancelled = await site.post(f"/tasks/{quote(str(task.id), safe='')}/cancel")
+    assert cancelled["error"]["code"] == "cancelled"
+
+
+async def test_task_shows_its_attempts_and_what_can_be_done(site: Site) -> None:
+    task = site.queue.enqueue({"at": datetime(2026, 5, 1, tzinfo=UTC), "ref": ObjectId()})
+    assert (await site.get(f"/tasks/{task.id}"))["actions"] == ["cancel", "succeed", "fail"]
+    site.queue.mark_retry(site.popped(worker_id="w"), "not yet", code="Later")
+    shown = await site.get(f"/tasks/{task.id}")
+    (attempt,) = shown["history"]
+    assert (attempt["worker_id"], attempt["outcome"]) == ("w", "retried")
+    assert attempt["error"]["code"] == "Later"
+    assert shown["state"] == "delayed"
+    assert "retry" in shown["actions"]
+    assert shown["payload"]["at"] == {"$date": "2026-05-01T00:00:00Z"}
+    assert set(shown["payload"]["ref"]) == {"$oid"}
+    assert "lease_token" not in json.dumps(shown)
+
+
+async def test_document_of_another_hand_is_still_shown(
+    site: Site, microqueue_database: Any
+) -> None:
+    odd = {"_id": "odd", "queue": "default", "status": "strange", "attempts": "x", "error": 5}
+    odd |= {"history": [5, {"outcome": 7}], "payload": float("nan"), "headers": [], "priority": "p"}
+    microqueue_database.tasks.insert_one(odd)
+    assert (await site.get("/tasks/odd"))["state"] == "strange"
+    assert [row["id"] for row in (await site.get("/tasks"))["items"]] == ["odd"]
+
+
+async def test_unknown_task_is_a_problem(site: Site) -> None:
+    problem = await site.get("/tasks/none", expect=404)
+    assert (problem["code"], problem["status"], problem["title"]) == (
+        "TaskNotFound",
+        404,
+        "Not Found",
+    )
+    await site.post("/tasks/none/cancel", expect=404)
+    assert (await site.get("/nowhere", expect=404))["code"] == "NotFound"
+
+
+# Acting on tasks
+
+
+async def test_task_is_enqueued_by_hand(site: Site) -> None:
+    body = {
+        "queue": "mail", "payload": {"at": {"$date": "2026-05-01T00:00:00Z"}}, "priority": 7,
+        "delay_sec": 5, "max_attempts": 4, "dedupe_key": "k", "task_id": "mine",
+        "headers": {"by": "hand"}, "expires_in_sec": 60,
+    }  # fmt: skip
+    shown = await site.post("/tasks", body, expect=201)
+    assert (shown["id"], shown["queue"], shown["state"]) == ("mine", "mail", "delayed")
+    task = site.queue.get("mine")
+    assert task is not None
+    assert task.payload == {"at": datetime(2026, 5, 1, tzinfo=UTC)}
+    assert (task.priority, task.max_attempts, task.dedupe_key) == (7, 4, "k")
+    assert task.headers == {"by": "hand"}
+    assert task.expires_at == site.clock.now() + timedelta(seconds=60)
+    problem = await site.post("/tasks", body, expect=409)
+    assert problem["code"] == "DuplicateTask"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"payload": []}, {"payload": {}, "priority": 300}, {"payload": {}, "unknown": 1}, 5, [],
+        {"payload": {}, "delay_sec": -1}, {"payload": {"a": {"$oid": "x"}}}, {"queue": ""},
+        {"payload": {}, "task_id": ""}, {"payload": {}, "queue": "line\nbreak"},
+        {"payload": {"a": {"$date": "never"}}},
+    ],
+)  # fmt: skip
+async def test_task_that_is_not_valid_is_refused(site: Site, body: Any) -> None:
+    problem = await site.post("/tasks", body, expect=422)
+    assert problem["code"] in {"InvalidArgument", "InvalidPayload"}
+    assert site.queue.stats().pending == 0
+
+
+async def test_waiting_and_running_tasks_are_cancelled(site: Site) -> None:
+    waiting, running = site.queue.enqueue({}, delay=60), site.queue.enqueue({})
+    site.popped()
+    for task in (waiting, running):
+        shown = await site.post(f"/tasks/{task.id}/cancel")
+        assert (shown["status"], shown["error"]["code"]) == ("failed", "cancelled")
+        await site.post(f"/tasks/{task.id}/cancel", expect=409)
+
+
+async def test_running_task_is_released_and_its_worker_fenced(site: Site) -> None:
+    site.queue.enqueue({})
+    task = site.popped()
+    shown = await site.post(f"/tasks/{task.id}/release")
+    assert (shown["state"], shown["attempts"]) == ("ready", 0)
+    with pytest.raises(Exception, match="lost"):
+        site.queue.mark_done(task)
+    problem = await site.post(f"/tasks/{task.id}/release", expect=409)
+    assert problem["code"] == "WrongStatus"
+
+
+async def test_delayed_task_and_dead_letter_are_retried_now(site: Site) -> None:
+    delayed, dead = site.queue.enqueue({}, delay=60), site.bury()
+    assert (await site.post(f"/tasks/{delayed.id}/retry"))["state"] == "ready"
+    shown = await site.post(f"/tasks/{dead.id}/retry")
+    assert (shown["state"], shown["replays"]) == ("ready", 1)
+    site.queue.mark_done(site.popped())
+    site.queue.mark_done(site.popped())
+    await site.post(f"/tasks/{delayed.id}/retry", expect=409)
+
+
+async def test_chosen_task_is_processed_by_hand(site: Site) -> None:
+    first, chosen = site.queue.enqueue({}), site.queue.enqueue({}, delay=60)
+    shown = await site.post(f"/tasks/{chosen.id}/succeed", {"result": {"pages": 3}})
+    assert (shown["status"], shown["result"]) == ("done", {"pages": 3})
+    assert shown["history"][0]["worker_id"].startswith("dashboard:")
+    await site.post(f"/tasks/{chosen.id}/succeed", expect=409)
+    other = await site.get(f"/tasks/{first.id}")
+    assert other["state"] == "ready"
+
+
+async def test_two_failures_by_hand_make_a_dead_letter(site: Site) -> None:
+    task = site.queue.enqueue({})
+    once = await site.post("/queues/default/fail-next", {"message": "no", "code": "Hand"})
+    assert (once["id"], once["state"], once["attempts"]) == (str(task.id), "delayed", 1)
+    twice = await site.post(f"/tasks/{task.id}/fail")
+    assert (twice["state"], twice["attempts"]) == ("failed", 2)
+    (letter,) = (await site.get("/dead-letters"))["items"]
+    assert letter["id"] == str(task.id)
+
+
+@pytest.mark.parametrize("result", [{"$date": "bogus"}, {"$oid": "zz"}, 10**23])
+async def test_result_that_is_not_valid_claims_nothing(site: Site, result: Any) -> None:
+    body = {"result": result}
+    task = site.queue.enqueue({}, delay=60)
+    await site.post(f"/tasks/{task.id}/succeed", body, expect=422)
+    assert (await site.get(f"/tasks/{task.id}"))["state"] == "delayed"
+    await site.post(f"/tasks/{task.id}/retry")
+    await site.post("/queues/default/succeed-next", body, expect=422)
+    shown = await site.get(f"/tasks/{task.id}")
+    assert (shown["state"], shown["attempts"]) == ("ready", 0)
+
+
+async def test_task_that_cannot_be_settled_by_hand_is_handed_back(microqueue_database: Any) -> None:
+    """Payload and result fit each, but not together."""
+    async with opened(microqueue_database, request_bytes=10_000_000) as site:
+        task = site.queue.enqueue({"text": "x" * 15_000_000})
+        body = {"result": "x" * 5_000_000}
+        assert (await site.client.post(f"{API}/queues/default/succeed-next", json=body)).is_error
+        found = site.queue.get(task.id)
+        assert found is not None
+        assert (found.status, found.attempts) == ("pending", 0)
+
+
+async def test_next_task_is_processed_by_hand(site: Site) -> None:
+    site.queue.enqueue({"n": 1})
+    assert (await site.post("/queues/default/succeed-next"))["status"] == "done"
+    problem = await site.post("/queues/default/succeed-next", expect=409)
+    assert problem["code"] == "NothingReady"
+
+
+async def test_queue_is_paused_and_resumed(site: Site) -> None:
+    site.queue.enqueue({})
+    assert await site.post("/queues/default/pause") == {"queue": "default", "paused": True}
+    pause = site.queue.paused()
+    assert pause is not None
+    assert pause.reason is not None
+    assert "anybody at" in pause.reason
+    assert (await site.get("/overview"))["queues"][0]["paused"]
+    problem = await site.post("/queues/default/succeed-next", expect=409)
+    assert "'default' is paused" in problem["detail"]
+    assert await site.post("/queues/default/resume") == {"queue": "default", "paused": False}
+    assert site.queue.paused() is None
+
+
+async def test_sweep_now_reports_what_it_did(site: Site) -> None:
+    site.queue.enqueue({})
+    site.popped()
+    site.clock.advance(60)
+    report = await site.post("/sweeper/run")
+    assert (report["reclaimed"], report["skipped"]) == (1, False)
+    assert (await site.get("/sweeper"))["last_active_sweep"]["reclaimed"] == 1
+
+
+# Dead letters
+
+
+async def test_dead_letters_are_listed_grouped_and_exported(site: Site) -> None:
+    for n in range(3):
+        site.bury(f"order {n} timed out", "Timeout", n=n)
+        site.clock.advance(1)
+    site.bury("boom", None, n=9)
+    groups = await site.get("/dead-letters/groups")
+    assert [(one["code"], one["message"], one["count"]) for one in groups["groups"]] == [
+        ("Timeout", "order <n> timed out", 3),
+        (None, "boom", 1),
+    ]
+    page = await site.get("/dead-letters", code="Timeout", group="order <n> timed out", limit=2)
+    assert [row["error"]["message"] for row in page["items"]] == [
+        "order 2 timed out",
+        "order 1 timed out",
+    ]
+    rest = await site.get("/dead-letters", code="Timeout", cursor=page["next_cursor"])
+    assert len(rest["items"]) == 1
+    assert len((await site.get("/dead-letters", code=""))["items"]) == 1
+    lines = (await site.get("/dead-letters/export", code="Timeout")).splitlines()
+    assert [json.loads(line)["payload"]["n"] for line in lines] == [2, 1, 0]
+    assert (await site.get("/dead-letters", queue="other"))["items"] == []
+
+
+async def test_export_gives_more_than_one_step(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("microqueue.dashboard.reading.EXPORT_STEP", 2)
+    for n in range(5):
+        site.bury(n=n)
+    lines = (await site.get("/dead-letters/export")).splitlines()
+    assert sorted(json.loads(line)["payload"]["n"] for line in lines) == list(range(5))
+
+
+async def test_group_is_replayed_after_a_dry_run(site: Site) -> None:
+    for n in range(3):
+        site.bury(f"order {n} timed out", "Timeout")
+    site.bury("boom")
+    body = {"filter": {"code": "Timeout", "group": "order <n> timed out"}, "dry_run": True}
+    dry = await site.post("/dead-letters/replay", body)
+    assert dry == {"matched": 3, "replayed": 0, "skipped": [], "dry_run": True}
+    assert site.queue.stats().failed == 4
+    done = await site.post("/dead-letters/replay", {**body, "dry_run": False})
+    assert (done["matched"], done["replayed"]) == (3, 3)
+    stats = site.queue.stats()
+    assert (stats.ready, stats.failed) == (3, 1)
+
+
+async def test_letters_are_replayed_delayed_and_spread(site: Site) -> None:
+    for _ in range(4):
+        site.bury()
+        site.clock.advance(1)
+    body = {"filter": {}, "delay_sec": 100, "spread_sec": 40}
+    assert (await site.post("/dead-letters/replay", body))["replayed"] == 4
+    waits = sorted(
+        (task.next_retry_at - site.clock.now()).total_seconds()  # type: ignore[operator]
+        for task in site.queue.peek(10)
+    )
+    assert waits == [100, 110, 120, 130]
+
+
+async def test_chosen_letters_are_replayed_or_discarded(site: Site) -> None:
+    first, second, third = (site.bury() for _ in range(3))
+    replayed = await site.post("/dead-letters/replay", {"ids": [str(first.id)]})
+    assert replayed["replayed"] == 1
+    body = {"ids": [str(second.id)], "dry_run": True}
+    assert (await site.post("/dead-letters/discard", body))["matched"] == 1
+    gone = await site.post("/dead-letters/discard", {"ids": [str(second.id), "none"]})
+    assert gone == {"matched": 1, "discarded": 1, "dry_run": False}
+    assert [letter.id for letter in site.queue.dead_letters.list()] == [third.id]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"ids": ["x"], "filter": {}}, {"ids": []}, {"filter": {"$where": "1"}}, {"ids": [{}]},
+     {"filter": {"code": {"$ne": None}}}, {"filter": {}, "spread_sec": -1}, {"ids": [None]},
+     {"filter": {"since": "2026-05-01T00:00:00"}}],
+)  # fmt: skip
+async def test_selection_that_is_not_valid_is_refused(site: Site, body: Any) -> None:
+    site.bury()
+    await site.post("/dead-letters/replay", body, expect=422)
+    await site.post("/dead-letters/discard", {**body, "spread_sec": 1}, expect=422)
+    assert site.queue.stats().failed == 1
+
+
+async def test_letter_is_edited_and_masked_values_stay(site: Site) -> None:
+    letter = site.bury(to="nobody", password="hunter2", nested=[{"token": "t", "n": 1}])
+    shown = await site.get(f"/tasks/{letter.id}")
+    assert shown["payload"]["password"] == "•••"
+    payload = {**shown["payload"], "to": "ada"}
+    edited = await site.post(f"/dead-letters/{letter.id}/edit-and-replay", {"payload": payload})
+    assert (edited["state"], edited["payload"]["to"]) == ("ready", "ada")
+    expected = {"to": "ada", "password": "hunter2", "nested": [{"token": "t", "n": 1}]}
+    assert site.popped().payload == expected
+    body = {"payload": {"secret": "•••"}}
+    await site.post(f"/dead-letters/{letter.id}/edit-and-replay", body, expect=422)
+    await site.post(f"/dead-letters/{letter.id}/edit-and-replay", {"payload": {}}, expect=409)
+
+
+@pytest.mark.parametrize("word", ["$ne", "$where", "$regex", "$gt"])
+async def test_filters_never_become_operators(site: Site, word: str) -> None:
+    """As text they match nothing; as a filter they would match the letter."""
+    site.bury("boom", "Code")
+    for name in ("code", "text", "group"):
+        for value in (f'{{"{word}": ""}}', word):
+            query: dict[str, Any] = {name: value}
+            assert (await site.get("/dead-letters", **query))["items"] == []
+    for path in ("/tasks", "/dead-letters"):
+        await site.get(f"{path}?code[{word}]=x&queue[{word}]=default")
+    assert (await site.get("/tasks", queue=f'{{"{word}": 1}}'))["items"] == []
+    assert (await site.get("/dead-letters", text=".*"))["items"] == []
+
+
+async def test_text_that_cannot_be_searched_for_is_refused(site: Site) -> None:
+    for name in ("text", "group"):
+        query: dict[str, Any] = {name: "a\0b"}
+        await site.get("/dead-letters", expect=422, **query)
+        await site.post("/dead-letters/replay", {"filter": query}, expect=422)
+    assert (await site.get("/tasks", text="a\0b"))["items"] == []
+
+
+# The audit log
+
+
+async def test_every_action_is_in_the_audit_log(site: Site) -> None:
+    task = site.queue.enqueue({}, delay=60)
+    site.bury()
+    await site.post(f"/tasks/{task.id}/cancel")
+    await site.post(f"/tasks/{task.id}/cancel", expect=409)
+    await site.post("/dead-letters/replay", {"filter": {}, "dry_run": True})
+    await site.post("/dead-letters/discard", {"filter": {"text": "boom"}})
+    audit = await site.get("/audit")
+    told = [(one["action"], one["count"], one["outcome"]) for one in audit["items"]]
+    assert told == [
+        ("dead_letters.discard", 1, "ok"),
+        ("task.cancel", 0, "WrongStatus"),
+        ("task.cancel", 1, "ok"),
+    ]
+    newest = audit["items"][0]
+    assert (newest["queue"], newest["target"]) == ("default", "text='boom'")
+    assert newest["who"].startswith("anybody at ")
+    assert datetime.fromisoformat(newest["at"]) == site.clock.now()
+
+
+async def test_audit_log_is_paged_and_kept_as_long_as_told(microqueue_database: Any) -> None:
+    async with opened(
+        microqueue_database, audit_retention=3600, identify=lambda _request: "ada"
+    ) as site:
+        for _ in range(3):
+            await site.post("/sweeper/run")
+        first = await site.get("/audit", limit=2)
+        second = await site.get("/audit", limit=2, cursor=first["next_cursor"])
+        assert [one["who"] for one in first["items"] + second["items"]] == ["ada"] * 3
+        assert second["next_cursor"] is None
+        await site.get("/audit", cursor="x", expect=422)
+        index = microqueue_database.microqueue_audit.index_information()["kept"]
+        assert index["expireAfterSeconds"] == 3600
+
+
+# Service
+
+
+async def test_health_readiness_and_metrics(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.queue.enqueue({})
+    assert (await site.client.get("/healthz")).json() == {"status": "ok"}
+    assert (await site.client.get("/readyz")).json() == {"status": "ready"}
+    metrics = (await site.client.get("/metrics")).text
+    assert 'microqueue_queue_depth{queue="default",status="ready"} 1.0' in metrics
+
+    async def away(_operation: Any) -> None:
+        raise ServerUnavailable("mongodb://user:hunter2@host is away")
+
+    monkeypatch.setattr(site.app.state.context.access, "run", away)
+    reply = await site.client.get("/readyz")
+    assert (reply.status_code, reply.json()["code"]) == (503, "ServerUnavailable")
+    assert "hunter2" not in reply.text
+
+
+async def test_letters_in_a_collection_of_their_own(microqueue_database: Any) -> None:
+    settings = QueueSettings(dead_letters="collection")
+    async with opened(microqueue_database, settings=settings) as site:
+        letter = site.bury("order 1 timed out", "Timeout", n=1)
+        assert (await site.get("/dead-letters/groups"))["total"] == 1
+        assert (await site.get(f"/tasks/{letter.id}"))["status"] == "failed"
+        assert (await site.get("/tasks", status="failed"))["items"][0]["id"] == str(letter.id)
+        body = {"payload": {"n": 2}}
+        edited = await site.post(f"/dead-letters/{letter.id}/edit-and-replay", body)
+        assert (edited["state"], edited["payload"]) == ("ready", {"n": 2})
+
+
+async def test_dashboard_of_a_queue_over_motor(
+    microqueue_database: Any, microqueue_server: EmbeddedServer
+) -> None:
+    async with opened(microqueue_database, kind="motor", uri=microqueue_server.uri) as site:
+        task = site.queue.enqueue({"n": 1})
+        assert (await site.get("/overview"))["queues"][0]["ready"] == 1
+        assert (await site.post(f"/tasks/{task.id}/succeed"))["status"] == "done"
+        assert (await site.post("/sweeper/run"))["errors"] == {}
+        assert len((await site.get("/audit"))["items"]) == 2
+
+
+def test_dashboard_of_something_else_is_refused(microqueue_queue: Queue[Any]) -> None:
+    for wrong in (None, "queue", object()):
+        with pytest.raises(InvalidArgument, match="queue"):
+            dashboard(wrong)  # type: ignore[arg-type]
+    for options in ({"redact": "("}, {"page_limit": 0}, {"unknown": 1}, {"token": "short"}):
+        with pytest.raises(InvalidArgument) as refusal:
+            dashboard(microqueue_queue, **options)
+        assert "short'" not in str(refusal.value)
+    assert API in str(dashboard(microqueue_queue).openapi()["paths"])

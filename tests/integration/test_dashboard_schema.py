@@ -1,0 +1,66 @@
+"""Requests of all kinds, made from the OpenAPI description: none of them is a server error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from pymongo import MongoClient
+from schemathesis.checks import not_a_server_error
+
+from microqueue import Queue
+from microqueue.dashboard import dashboard
+from microqueue.dashboard.serving import DashboardServer
+from microqueue.testing import memory_queue
+
+EXAMPLES = 25
+
+
+@pytest.fixture(scope="module")
+def address(microqueue_client: MongoClient[Any]) -> Iterator[str]:
+    """A dashboard with a task in each status, served over the network."""
+    database = microqueue_client["dashboard_schema"]
+    queue: Queue[Any] = Queue(database)
+    queue.enqueue_many([{"n": n} for n in range(20)])
+    queue.enqueue({}, delay=3600)
+    done, dead, _running = queue.pop_many(3)
+    queue.mark_done(done)
+    queue.mark_failure(dead, "order 1 timed out", code="Timeout")
+    server = DashboardServer(queue, port=0)
+    with server.running():
+        yield server.address
+    for name in database.list_collection_names():
+        database.drop_collection(name)
+
+
+SCHEMA = schemathesis.openapi.from_dict(dashboard(memory_queue()).openapi())
+FOUND: list[Any] = list(SCHEMA.get_all_operations())
+OPERATIONS = {found.ok().label: found.ok() for found in FOUND}
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_no_request_is_a_server_error(label: str, address: str) -> None:
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=OPERATIONS[label].as_strategy())
+    def ask(case: Any) -> None:
+        response = case.call(base_url=address.rstrip("/"), timeout=60)
+        case.validate_response(response, checks=[not_a_server_error])
+        if response.status_code >= 400:
+            assert response.headers["content-type"][0] == "application/problem+json", label
+
+    ask()
+
+
+def test_description_names_the_routes_of_the_api() -> None:
+    assert "POST /api/v1/dead-letters/replay" in OPERATIONS
+    assert "GET /api/v1/tasks/{task_id}" in OPERATIONS
+    assert len(OPERATIONS) >= 29

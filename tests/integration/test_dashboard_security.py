@@ -1,0 +1,381 @@
+"""Who may see and do what: each route of the app, with and without a token, and read-only."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from microqueue import InvalidArgument, Queue
+from microqueue.dashboard import dashboard
+from microqueue.dashboard.redact import TELLING_KEYS, Redactor
+from microqueue.dashboard.security import COOKIE
+from microqueue.redaction import MASK
+from microqueue.testing import memory_queue
+from tests.integration.dashboard_site import API, TOKEN, opened
+
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+ANONYMOUS = {
+    "none": {},
+    "wrong": {"Authorization": "Bearer wrong-horse-battery"},
+    "empty": {"Authorization": "Bearer "},
+    "basic": {"Authorization": f"Basic {TOKEN}"},
+    "forged cookie": {"Cookie": f"{COOKIE}=99999999999.{'0' * 64}"},
+    "odd cookie": {"Cookie": f"{COOKIE}={'9' * 5000}.x"},
+}
+
+
+def every_route(app: FastAPI) -> Iterator[Any]:
+    for route in app.routes:
+        # Newer versions of FastAPI keep the routes of a router together.
+        inside = getattr(route, "effective_route_contexts", None)
+        yield from inside() if inside is not None else [route]
+
+
+def routes_of(app: FastAPI) -> Iterator[tuple[str, str]]:
+    """List every route of an app, however it was added, as method and path."""
+    for route in every_route(app):
+        methods = getattr(route, "methods", None) or {"GET"}
+        path = route.path
+        if path == "/static":
+            continue  # Scripts and styles, which hold no secrets.
+        for method in sorted(methods):
+            yield method, re.sub(r"{[^}]*}", "x", path)
+
+
+EVERY_ROUTE = sorted(set(routes_of(dashboard(memory_queue(), token=TOKEN))))
+READING = {"GET", "HEAD"}
+WITHOUT_EFFECT = {"/login", "/logout"}
+OPEN = {"/healthz", "/readyz", "/login"}
+"""All that may be asked without a token; said here, so that the code cannot widen it."""
+
+
+def test_the_matrix_holds_the_routes_that_matter() -> None:
+    paths = {path for _, path in EVERY_ROUTE}
+    assert {"/", "/events", "/metrics", f"{API}/tasks/x/cancel", f"{API}/overview"} <= paths
+    assert len(EVERY_ROUTE) > 30
+
+
+@pytest.mark.parametrize("credentials", ANONYMOUS)
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_no_route_answers_without_the_right_token(
+    microqueue_database: Any, credentials: str, read_only: bool
+) -> None:
+    async with opened(
+        microqueue_database, token=TOKEN, read_only=read_only, headers=ANONYMOUS[credentials]
+    ) as site:
+        for method, path in EVERY_ROUTE:
+            if path in OPEN:
+                continue
+            reply = await site.client.request(method, path)
+            if path == "/" and method in READING:
+                assert (reply.status_code, reply.headers["location"]) == (303, "login"), path
+            else:
+                assert reply.status_code == 401, (method, path, reply.text)
+                assert reply.headers["www-authenticate"] == "Bearer"
+    assert microqueue_database.list_collection_names() == []
+
+
+async def test_every_route_answers_with_the_right_token(microqueue_database: Any) -> None:
+    async with opened(microqueue_database, token=TOKEN, headers=BEARER) as site:
+        for method, path in EVERY_ROUTE:
+            if path == "/events":
+                continue  # It goes on for good.
+            reply = await site.client.request(method, path)
+            assert reply.status_code not in {401, 403, 405, 500}, (method, path, reply.text)
+
+
+async def test_read_only_has_no_acting_routes_at_all(microqueue_database: Any) -> None:
+    async with opened(microqueue_database, token=TOKEN, headers=BEARER, read_only=True) as site:
+        left = {one for one in routes_of(site.app) if one[0] not in READING}
+        assert {path for _, path in left} == WITHOUT_EFFECT
+        for method, path in EVERY_ROUTE:
+            if method not in READING and path not in WITHOUT_EFFECT:
+                reply = await site.client.request(method, path, json={})
+                assert reply.status_code in {404, 405}, (method, path)
+        assert (await site.get("/config"))["read_only"]
+        site.queue.enqueue({}, task_id="x")
+        assert (await site.get("/tasks/x"))["actions"] == []
+        documented = site.app.openapi()["paths"]
+        assert {verb for path in documented.values() for verb in path} == {"get"}
+
+
+def test_routes_that_act_take_no_get() -> None:
+    """A route that acts on GET would slip through the checks of origin."""
+    acting = [
+        route
+        for route in every_route(dashboard(memory_queue()))
+        if getattr(route, "endpoint", test_routes_that_act_take_no_get).__module__.endswith(
+            (".acting", ".letters")
+        )
+    ]
+    assert len(acting) > 10
+    assert {method for route in acting for method in route.methods} == {"POST"}
+
+
+async def test_login_gives_a_cookie_that_scripts_and_other_sites_cannot_use(
+    microqueue_database: Any,
+) -> None:
+    async with opened(microqueue_database, token=TOKEN) as site:
+        wrong = await site.client.post("/login", data={"token": "wrong"})
+        assert (wrong.status_code, wrong.headers["location"]) == (303, "login?failed=1")
+        assert COOKIE not in site.client.cookies
+        right = await site.client.post("/login", data={"token": TOKEN})
+        assert (right.status_code, right.headers["location"]) == (303, "./")
+        given = right.headers["set-cookie"]
+        assert "HttpOnly" in given
+        assert "SameSite=strict" in given
+        assert TOKEN not in given
+        assert (await site.get("/config"))["auth"]
+        await site.post("/sweeper/run")
+        assert (await site.get("/audit"))["items"][0]["who"].startswith("login at ")
+        await site.client.post("/logout")
+        await site.get("/config", expect=401)
+
+
+async def test_cookie_ends(microqueue_database: Any) -> None:
+    async with opened(microqueue_database, token=TOKEN) as site:
+        for until, expected in ((time.time() + 60, 200), (time.time() - 1, 401)):
+            text = str(int(until))
+            seal = hmac.new(TOKEN.encode(), text.encode(), hashlib.sha256).hexdigest()
+            cookie = {"Cookie": f"{COOKIE}={text}.{seal}"}
+            reply = await site.client.get(f"{API}/config", headers=cookie)
+            assert reply.status_code == expected
+
+
+async def test_cookie_over_https_stays_there(microqueue_database: Any) -> None:
+    async with opened(microqueue_database, token=TOKEN) as site:
+        reply = await site.client.post("https://localhost/login", data={"token": TOKEN})
+        assert "Secure" in reply.headers["set-cookie"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, 200),
+        ({"Origin": "http://localhost"}, 200),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://proxy.example"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:8000"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+    ],
+)
+async def test_action_that_another_site_asks_for_is_refused(
+    microqueue_database: Any, headers: dict[str, str], expected: int
+) -> None:
+    async with opened(microqueue_database) as site:
+        reply = await site.client.post(f"{API}/sweeper/run", headers=headers)
+        assert reply.status_code == expected
+        assert (await site.client.get(f"{API}/config", headers=headers)).status_code == 200
+
+
+async def test_name_that_is_not_ours_is_refused(microqueue_database: Any) -> None:
+    async with opened(microqueue_database, hosts=("localhost", "::1")) as site:
+        for host, expected in [
+            ("localhost", 200), ("localhost:8765", 200), ("[::1]:80", 200),
+            ("evil.example", 421), ("", 421), ("localhost.evil.example", 421),
+        ]:  # fmt: skip
+            reply = await site.client.get("/healthz", headers={"Host": host})
+            assert reply.status_code == expected, host
+
+
+async def test_page_may_run_its_own_scripts_only(microqueue_database: Any) -> None:
+    async with opened(microqueue_database, token=TOKEN) as site:
+        for path in ("/healthz", f"{API}/config", "/login", "/nowhere"):
+            policy = (await site.client.get(path)).headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "script-src 'self'" in policy
+            assert "unsafe" not in policy
+            assert "frame-ancestors 'none'" in policy
+
+
+async def test_request_that_is_too_large_is_refused(microqueue_database: Any) -> None:
+    async with opened(microqueue_database, request_bytes=1000) as site:
+        body = {"payload": {"text": "x" * 1000}}
+        assert (await site.post("/tasks", body, expect=413))["code"]
+
+        async def chunks() -> Any:
+            for _ in range(100):
+                yield b"x" * 100
+
+        reply = await site.client.post(f"{API}/tasks", content=chunks())
+        assert reply.status_code == 413
+        assert site.queue.stats().pending == 0
+
+
+async def test_markup_in_a_payload_is_data(microqueue_database: Any) -> None:
+    async with opened(microqueue_database) as site:
+        task = site.bury("<script>alert(1)</script>", html="<script>alert(2)</script>")
+        reply = await site.client.get(f"{API}/tasks/{task.id}")
+        assert reply.headers["content-type"] == "application/json"
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.json()["payload"]["html"] == "<script>alert(2)</script>"
+
+
+# Secrets
+
+
+SECRETS = {  # Without digits, which a group leaves out anyway.
+    "password": "letmein", "db_passwd": "letmein", "API-Key": "letmein", "accessToken": "letmein",
+    "Authorization": "letmein", "clientSecret": "letmein", "Cookie": "letmein",
+    "nested": [{"private_key": {"pem": "letmein"}}], "url": "postgres://ada:letmein@db/shop",
+    "note": "the password=letmein",
+}  # fmt: skip
+
+
+async def test_secrets_are_shown_nowhere(microqueue_database: Any) -> None:
+    async with opened(microqueue_database) as site:
+        message = "cannot reach mongodb://ada:letmein@db with password='letmein'"
+        message += ", token: letmein, Authorization: Bearer letmein"
+        task = site.bury(message, "Code", **SECRETS)
+        for path in (
+            f"/tasks/{task.id}", "/tasks", "/dead-letters", "/dead-letters/groups",
+            "/dead-letters/export", "/tasks?status=failed",
+        ):  # fmt: skip
+            reply = await site.client.get(f"{API}{path}")
+            assert "letmein" not in reply.text, path
+            assert "Code" in reply.text, path
+
+
+async def test_group_with_secrets_is_chosen_by_what_is_shown_of_it(
+    microqueue_database: Any,
+) -> None:
+    async with opened(microqueue_database) as site:
+        for secret in ("letmein", "sesame"):
+            for name in (f"token={secret}", f"token='{secret} {secret}", f"token: Bearer {secret}"):
+                site.bury(f"no way for {name} to mongodb://ada:{secret}@db/x", "Denied")
+        site.bury("no way for token=letmein to mongodb://ada:letmein@db/y", "Denied")
+        site.bury("no way for token=letmein and more to mongodb://ada:letmein@db/x", "Denied")
+        groups = (await site.get("/dead-letters/groups"))["groups"]
+        assert sorted((one["message"], one["count"]) for one in groups) == [
+            (f"no way for token: {MASK} to mongodb://{MASK}@db/x", 2),
+            (f"no way for token='{MASK}", 2),
+            (f"no way for token={MASK} and more to mongodb://{MASK}@db/x", 1),
+            (f"no way for token={MASK} to mongodb://{MASK}@db/x", 2),
+            (f"no way for token={MASK} to mongodb://{MASK}@db/y", 1),
+        ]
+        for one in groups:
+            chosen = {"code": one["code"], "group": one["message"]}
+            found = (await site.get("/dead-letters", **chosen))["items"]
+            assert len(found) == one["count"], one["message"]
+            body = {"filter": chosen}
+            assert (await site.post("/dead-letters/discard", body))["matched"] == one["count"]
+        audit = json.dumps(await site.get("/audit"))
+        assert "letmein" not in audit
+        assert "sesame" not in audit
+
+
+async def test_text_does_not_find_what_is_masked(microqueue_database: Any) -> None:
+    async with opened(microqueue_database) as site:
+        site.queue.enqueue({"password": "hunter2", "name": "ada", "note": "token: hunter2"})
+        site.bury("no way for password=hunter2 to mongodb://u:hunter2@db")
+        assert (await site.get("/tasks", text="hunter2"))["items"] == []
+        assert (await site.get("/tasks", text="hunter2", status="failed"))["items"] == []
+        assert len((await site.get("/tasks", text="no way for password"))["items"]) == 1
+        assert len((await site.get("/tasks", text="ada"))["items"]) == 1
+    async with opened(microqueue_database, redact=None) as site:
+        dead, waiting = (await site.get("/tasks", text="hunter2"))["items"]
+        assert "hunter2" in dead["error"]["message"]
+        assert "hunter2" in waiting["preview"]
+
+
+async def test_pattern_of_ones_own_is_taken(microqueue_database: Any) -> None:
+    async with opened(microqueue_database, redact="^name$|customer") as site:
+        task = site.bury("customer_no=K77X bad, token=x", password="hunter2", name="ada")
+        shown = await site.get(f"/tasks/{task.id}")
+        assert shown["payload"] == {"password": "hunter2", "name": MASK}
+        assert shown["error"]["message"] == f"customer_no={MASK} bad, token=x"
+
+
+async def test_progress_is_masked(microqueue_database: Any) -> None:
+    async with opened(microqueue_database) as site:
+        site.queue.enqueue({})
+        task = site.popped()
+        said = {"fraction": 0.5, "message": "logged in with token=letmein", "at": site.clock.now()}
+        microqueue_database.tasks.update_one({"_id": task.id}, {"$set": {"progress": said}})
+        (row,) = (await site.get("/running"))["items"]
+        for shown in (row, await site.get(f"/tasks/{task.id}")):
+            assert shown["progress"]["message"] == f"logged in with token={MASK}"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("password=a", f"password={MASK}"), ("at: db.password=a b", f"at: db.password={MASK} b"),
+        ("password='a b' c", f"password='{MASK}' c"), ("password='a b", f"password='{MASK}"),
+        ('{"token": "a,b", "n": 1}', f'{{"token": "{MASK}", "n": 1}}'),
+        ('{\\"token\\": \\"a b\\"}', f'{{\\"token\\": \\"{MASK}"}}'),
+        ("Authorization: Bearer a.b", f"Authorization: {MASK}"),
+        ("s3://u:p@h?token=a&x=1", f"s3://{MASK}@h?token={MASK}&x=1"),
+        ("unexpected token at 5: x=1", "unexpected token at 5: x=1"), ("", ""),
+    ],
+)  # fmt: skip
+def test_text_is_masked_after_telling_names(text: str, shown: str) -> None:
+    assert Redactor(TELLING_KEYS).text(text) == shown
+
+
+def test_long_text_is_masked_quickly() -> None:
+    text = f"{'a' * 500_000} {'a=' * 100_000}token=x"
+    assert Redactor(TELLING_KEYS).text(text) == f"{text[:-1]}{MASK}"
+
+
+@pytest.mark.parametrize("name", ["passenger", "compass", "keyboard", "spin"])
+def test_harmless_keys_are_shown(name: str) -> None:
+    assert Redactor(TELLING_KEYS).mask({name: 1}) == {name: 1}
+
+
+def test_mask_is_put_back_by_place() -> None:
+    redactor = Redactor(TELLING_KEYS)
+    stored = {"a": [{"token": "x"}, {"token": "y"}], "password": "z", "n": 1, "url": "a://b:c@d"}
+    edited = {**redactor.mask(stored), "a": [{"token": MASK}, {"token": "new"}], "n": 2}
+    assert edited["url"] == f"a://{MASK}@d"
+    expected = {**stored, "a": [{"token": "x"}, {"token": "new"}], "n": 2}
+    assert redactor.restore(edited, stored) == expected
+    for wrong in ({"other": MASK}, {"a": [MASK, MASK, MASK]}, {"url": f"a://{MASK}@other"}):
+        with pytest.raises(InvalidArgument, match=MASK):
+            redactor.restore(wrong, stored)
+    assert Redactor(None).restore({"other": MASK}, stored) == {"other": MASK}
+
+
+async def test_unexpected_error_tells_nothing_but_that_it_was_one(
+    microqueue_database: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(microqueue_database) as site:
+
+        async def broken() -> None:
+            raise RuntimeError("mongodb://ada:hunter2@db broke")
+
+        monkeypatch.setattr(site.app.state.context, "overview", broken)
+        with caplog.at_level(logging.ERROR, "microqueue"):
+            problem = await site.get("/overview", expect=500)
+        assert "hunter2" not in json.dumps(problem)
+        assert "RuntimeError" in caplog.text
+        assert "hunter2" not in caplog.text
+
+
+async def test_server_that_is_away_is_told_without_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MICROQUEUE_SERVER_TIMEOUT", "0.2")
+    with Queue.from_uri("mongodb://ada:hunter2@127.0.0.1:1/") as queue:
+        app = dashboard(queue)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for path in (f"{API}/overview", f"{API}/config", f"{API}/tasks/x", "/readyz"):
+                reply = await client.get(path)
+                assert reply.status_code == 503, (path, reply.text)
+                assert "hunter2" not in reply.text
+                assert "ada" not in reply.text
+            assert (await client.get("/healthz")).status_code == 200

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pymongo import WriteConcern
+
+from microqueue import Queue, QueueSettings
+from microqueue.doctor import (
+    Check,
+    check_clock,
+    check_topology,
+    check_version,
+    check_write_concern,
+    examine,
+)
+from microqueue.operations.examine import winning_plan
+
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+def by_name(queue: Queue[Any]) -> dict[str, Check]:
+    return {check.name: check for check in examine(queue)}
+
+
+def unhealthy(queue: Queue[Any]) -> set[str]:
+    return {check.name for check in examine(queue) if not check.ok}
+
+
+def test_healthy_queue_passes_every_check(microqueue_database: Any) -> None:
+    queue = Queue[Any](microqueue_database)
+    queue.ensure_indexes()
+    checks = by_name(queue)
+    assert all(check.ok and check.advice is None for check in checks.values()), checks
+    assert list(checks) == [
+        "server version",
+        "replica set",
+        "clock",
+        "indexes of tasks",
+        "index of a pop",
+        "retention",
+        "write concern",
+    ]
+    assert checks["index of a pop"].detail == "ready"
+    assert checks["retention"].detail == "done tasks are kept for 7 days"
+
+
+def test_examining_writes_nothing(microqueue_database: Any) -> None:
+    examine(Queue[Any](microqueue_database))
+    assert microqueue_database.list_collection_names() == []
+
+
+def test_missing_collection_is_fine_if_the_first_write_makes_it(microqueue_database: Any) -> None:
+    check = by_name(Queue[Any](microqueue_database))["indexes of tasks"]
+    assert check.ok
+    assert check.advice is not None
+    strict = QueueSettings(ensure_indexes=False)
+    assert unhealthy(Queue[Any](microqueue_database, settings=strict)) == {"indexes of tasks"}
+
+
+def test_missing_index_fails_with_the_command_that_makes_it(microqueue_database: Any) -> None:
+    queue = Queue[Any](microqueue_database)
+    queue.ensure_indexes()
+    microqueue_database.tasks.drop_index("ready")
+    checks = by_name(queue)
+    assert not checks["indexes of tasks"].ok
+    assert checks["indexes of tasks"].detail == "missing: ready"
+    assert "microqueue indexes" in str(checks["indexes of tasks"].advice)
+    assert not checks["index of a pop"].ok
+
+
+def test_pop_without_any_index_is_told_as_a_scan(microqueue_database: Any) -> None:
+    microqueue_database.tasks.insert_one({"status": "pending"})
+    check = by_name(Queue[Any](microqueue_database))["index of a pop"]
+    assert not check.ok
+    assert "whole collection" in check.detail
+
+
+def test_index_of_another_shape_fails(microqueue_database: Any) -> None:
+    microqueue_database.tasks.create_index([("status", 1)], name="ready")
+    check = by_name(Queue[Any](microqueue_database))["indexes of tasks"]
+    assert not check.ok
+    assert "'ready' has another shape" in check.detail
+    assert "dropIndex('ready')" in str(check.advice)
+
+
+def test_retention_that_differs_from_the_settings_fails(microqueue_database: Any) -> None:
+    Queue[Any](microqueue_database, settings=QueueSettings(retention=3600)).ensure_indexes()
+    forever = Queue[Any](microqueue_database, settings=QueueSettings(retention=None))
+    check = by_name(forever)["retention"]
+    assert not check.ok
+    assert check.detail == "done tasks are kept for 60 minutes, and the settings say for good"
+    forever.ensure_indexes()
+    assert unhealthy(forever) == set()
+
+
+def test_indexes_of_the_dead_letters_are_examined_where_they_are_used(
+    microqueue_database: Any,
+) -> None:
+    settings = QueueSettings(dead_letters="collection")
+    queue = Queue[Any](microqueue_database, settings=settings)
+    queue.ensure_indexes()
+    assert unhealthy(queue) == set()
+    microqueue_database.tasks_dlq.drop_index("retired")
+    assert unhealthy(queue) == {"indexes of tasks_dlq"}
+
+
+@pytest.mark.parametrize(
+    ("version", "ok"),
+    [("3.6.23", False), ("4.2.0", False), ("4.4.0", True), ("10.0.1-rc0", True)],
+)
+def test_versions_since_4_4_are_supported(version: str, ok: bool) -> None:
+    check = check_version(version)
+    assert check.ok is ok
+    assert version in check.detail
+    assert (check.advice is None) is ok
+
+
+@pytest.mark.parametrize(
+    ("hello", "detail", "warns"),
+    [
+        ({"setName": "rs0", "hosts": ["a", "b"], "passives": ["c"]}, "'rs0' with 3 members", False),
+        ({"msg": "isdbgrid"}, "a sharded cluster", False),
+        ({}, "a standalone server", True),
+    ],
+)
+def test_standalone_server_works_with_a_warning(
+    hello: dict[str, Any], detail: str, warns: bool
+) -> None:
+    check = check_topology(hello)
+    assert (check.ok, check.detail, check.advice is not None) == (True, detail, warns)
+
+
+@pytest.mark.parametrize(
+    ("ahead_sec", "trip_sec", "detail", "warns"),
+    [
+        (0.0, 0.01, "agrees with the server's to 11 ms", False),
+        (0.5, 0.01, "this machine's is 0.500 s ahead of the server's", False),
+        (90.0, 0.01, "this machine's is 90.000 s ahead of the server's", True),
+        (-90.0, 0.01, "this machine's is 90.000 s behind the server's", True),
+        (1.5, 2.0, "agrees with the server's to 2001 ms", False),
+    ],
+)
+def test_clock_skew_is_told_as_far_as_it_can_be_known(
+    ahead_sec: float, trip_sec: float, detail: str, warns: bool
+) -> None:
+    here = NOON + timedelta(seconds=ahead_sec)
+    check = check_clock(NOON, here=here, uncertain=timedelta(seconds=trip_sec))
+    assert (check.ok, check.detail, check.advice is not None) == (True, detail, warns)
+
+
+@pytest.mark.parametrize(
+    ("concern", "advice"),
+    [
+        (WriteConcern("majority"), None),
+        (WriteConcern(2), None),
+        (WriteConcern(1), "remove w=1"),
+        (WriteConcern("majority", j=False), "remove journal=false"),
+    ],
+)
+def test_weak_write_concern_gets_an_advice(concern: WriteConcern, advice: str | None) -> None:
+    check = check_write_concern(concern)
+    assert check.ok
+    assert (check.advice is None) if advice is None else (advice in str(check.advice))
+
+
+def test_write_concern_of_the_callers_collection_is_the_one_examined(
+    microqueue_database: Any,
+) -> None:
+    weak = microqueue_database.get_collection("tasks", write_concern=WriteConcern(1))
+    check = by_name(Queue[Any](weak))["write concern"]
+    assert (check.detail, check.advice is not None) == ("w: 1", True)
+
+
+def test_explanation_of_a_sharded_collection_shows_all_plans() -> None:
+    plans = [{"stage": "IXSCAN", "indexName": name} for name in ("ready", "browse")]
+    sharded = {"shards": [{"winningPlan": plan} for plan in plans]}
+    assert winning_plan({"queryPlanner": {"winningPlan": sharded}}) == {"inputStages": plans}

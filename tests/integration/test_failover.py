@@ -1,0 +1,80 @@
+"""Three members, and the primary is killed: calls wait for the election, and go on."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+from microqueue import Queue, QueueSettings
+from microqueue.embedded import find_mongod
+from microqueue.embedded.probe import any_free_port
+
+
+def wait_for(condition: Any, limit_sec: float = 60) -> None:
+    deadline = time.monotonic() + limit_sec
+    while True:
+        with contextlib.suppress(PyMongoError):
+            if condition():
+                return
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def trio(tmp_path: Path) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
+    """Three mongods in one replica set, by their ports."""
+    members: dict[int, subprocess.Popen[bytes]] = {}
+    with contextlib.ExitStack() as running:
+        while len(members) < 3:
+            port = any_free_port()
+            if port in members:
+                continue
+            place = tmp_path / str(port)
+            place.mkdir()
+            command = [str(find_mongod()), "--replSet", "trio", "--bind_ip", "127.0.0.1"]
+            command += ["--port", str(port), "--dbpath", str(place), "--nounixsocket", "--quiet"]
+            command += ["--wiredTigerCacheSizeGB", "0.25", "--oplogSize", "64"]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            running.callback(process.wait)
+            running.callback(process.kill)
+            members[port] = process
+        first = next(iter(members))
+        uri = f"mongodb://127.0.0.1:{first}/?directConnection=true"
+        with MongoClient[Any](uri, serverSelectionTimeoutMS=30_000) as client:
+            hosts = [{"_id": n, "host": f"127.0.0.1:{port}"} for n, port in enumerate(members)]
+            config = {"_id": "trio", "members": hosts, "settings": {"electionTimeoutMillis": 2000}}
+            client.admin.command("replSetInitiate", config)
+        yield members
+
+
+def test_killed_primary_costs_a_wait_and_no_task(
+    trio: dict[int, subprocess.Popen[bytes]],
+) -> None:
+    hosts = ",".join(f"127.0.0.1:{port}" for port in trio)
+    # The server is looked for less long than an election takes, as it is by default.
+    settings = QueueSettings(server_timeout=0.5, retry_deadline=60)
+    uri = f"mongodb://{hosts}/test?replicaSet=trio"
+    with Queue[Any].from_uri(uri, settings=settings) as queue:
+        client = queue.collections.client
+        wait_for(lambda: client.primary is not None)
+        queue.ensure_indexes()
+        for n in range(5):
+            queue.enqueue({"n": n}, task_id=n)
+        held = queue.pop()
+        assert held is not None
+        assert client.primary is not None
+        trio[client.primary[1]].kill()
+        queue.mark_done(held)
+        queue.enqueue({"n": 5}, task_id=5)
+        rest = [task for _ in range(5) if (task := queue.pop())]
+        assert [task.id for task in rest] == [1, 2, 3, 4, 5]
+        assert queue.mark_done_many(rest) == []
+        assert queue.stats().done == 6

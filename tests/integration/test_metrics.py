@@ -1,0 +1,305 @@
+"""Metrics for Prometheus, read back as Prometheus would."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import importlib
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from pymongo import AsyncMongoClient, MongoClient
+
+from microqueue import AsyncQueue, BackoffPolicy, InvalidArgument, Queue, QueueSettings, Sweeper
+from microqueue.embedded import EmbeddedServer
+from microqueue.metrics import PrometheusHooks, QueueCollector, SweepMetrics
+from microqueue.testing import FakeClock
+from microqueue.worker import AsyncWorker, Fail, Snooze, Tasks, Worker
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def run(
+    request: pytest.FixtureRequest, microqueue_server: EmbeddedServer, microqueue_queue: Queue[Any]
+) -> Callable[..., Any]:
+    """Run a worker of either kind on the queue until nothing is ready."""
+
+    def run_threads(handler: Any, **options: Any) -> None:
+        Worker(microqueue_queue, handler, **options).run(burst=True)
+
+    async def run_asyncio(handler: Any, **options: Any) -> None:
+        async with AsyncMongoClient[Any](microqueue_server.uri) as client:
+            database = client[microqueue_queue.collections.database.name]
+            queue: AsyncQueue[Any] = AsyncQueue(
+                database, settings=microqueue_queue.settings, clock=microqueue_queue.clock
+            )
+            await AsyncWorker(queue, handler, **options).run(burst=True)
+
+    def run_loop(handler: Any, **options: Any) -> None:
+        asyncio.run(run_asyncio(handler, **options))
+
+    return run_threads if request.param == "threads" else run_loop
+
+
+def scrape(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], float]:
+    """Read the samples of one name, by the values of their labels in the order of their names."""
+    text = generate_latest(registry).decode()
+    return {
+        tuple(value for _, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_tasks_are_counted_by_queue_name_and_outcome(
+    run: Callable[..., Any], microqueue_queue: Queue[Any], registry: CollectorRegistry
+) -> None:
+    tasks = Tasks()
+
+    @tasks.task(backoff=BackoffPolicy(base_sec=60, jitter="none"))
+    def act(how: str) -> None:
+        if how == "raise":
+            raise ValueError(how)
+        if how == "fail":
+            raise Fail(how)
+        if how == "snooze":
+            raise Snooze(60)
+
+    for how in ("return", "return", "raise", "fail", "snooze"):
+        act.enqueue(microqueue_queue, how)
+    microqueue_queue.enqueue({})  # It has no name.
+    run(tasks, hooks=[PrometheusHooks(registry)])
+    assert scrape(registry, "microqueue_tasks_total") == {
+        # Outcome, queue, task.
+        ("done", "default", "act"): 2,
+        ("retried", "default", "act"): 1,
+        ("failed", "default", "act"): 1,
+        ("snoozed", "default", "act"): 1,
+        ("failed", "default", ""): 1,
+    }
+    assert scrape(registry, "microqueue_task_run_seconds_count") == {
+        ("default", "act"): 5,
+        ("default", ""): 1,
+    }
+
+
+def test_gauge_shows_what_runs_and_returns_to_nothing(
+    run: Callable[..., Any], microqueue_queue: Queue[Any], registry: CollectorRegistry
+) -> None:
+    microqueue_queue.enqueue_many([{}] * 3)
+    seen: list[Any] = []
+    lock = threading.Lock()
+
+    def handler(_payload: Any) -> None:
+        with lock:
+            seen.append(scrape(registry, "microqueue_tasks_in_progress")["default", ""])
+        raise Fail("no")
+
+    run(handler, hooks=[PrometheusHooks(registry)], concurrency=1)
+    assert seen == [1, 1, 1]
+    assert scrape(registry, "microqueue_tasks_in_progress") == {("default", ""): 0}
+
+
+def test_run_time_is_that_of_the_handler(
+    run: Callable[..., Any], microqueue_queue: Queue[Any], registry: CollectorRegistry
+) -> None:
+    microqueue_queue.enqueue({})
+    run(lambda _payload: threading.Event().wait(0.2), hooks=[PrometheusHooks(registry)])
+    (took_sec,) = scrape(registry, "microqueue_task_run_seconds_sum").values()
+    assert 0.2 <= took_sec < 10
+
+
+def test_wait_is_from_enqueue_to_the_first_claim_only(
+    run: Callable[..., Any],
+    microqueue_queue: Queue[Any],
+    microqueue_clock: FakeClock,
+    registry: CollectorRegistry,
+) -> None:
+    hooks = PrometheusHooks(registry)
+    task = microqueue_queue.enqueue(
+        {}, max_attempts=2, backoff=BackoffPolicy(base_sec=60, jitter="none")
+    )
+
+    def handler(_payload: Any) -> None:
+        raise ValueError("no")
+
+    for _ in range(2):
+        microqueue_clock.advance(100)
+        run(handler, hooks=[hooks])
+    microqueue_queue.dead_letters.replay(task.id)
+    microqueue_clock.advance(1000)
+    run(handler, hooks=[hooks])
+    assert scrape(registry, "microqueue_tasks_total")["retried", "default", ""] >= 1
+    assert scrape(registry, "microqueue_task_wait_seconds_count") == {("default",): 1}
+    assert scrape(registry, "microqueue_task_wait_seconds_sum") == {("default",): 100}
+
+
+def test_lost_lease_is_counted_and_ends_the_run_of_its_handler(
+    run: Callable[..., Any],
+    microqueue_database: Any,
+    microqueue_queue: Queue[Any],
+    registry: CollectorRegistry,
+) -> None:
+    microqueue_queue.enqueue({}, visibility_timeout=0.6)
+
+    def handler(_payload: Any, context: Any) -> None:
+        microqueue_database.tasks.update_one({}, {"$set": {"lease_token": "another"}})
+        while not context.cancelled:
+            threading.Event().wait(0.01)
+
+    run(handler, hooks=[PrometheusHooks(registry)])
+    assert scrape(registry, "microqueue_tasks_total") == {("lease_lost", "default", ""): 1}
+    assert scrape(registry, "microqueue_tasks_in_progress") == {("default", ""): 0}
+
+
+def test_lease_found_lost_only_when_settling_is_counted_beside_the_outcome(
+    run: Callable[..., Any],
+    microqueue_database: Any,
+    microqueue_queue: Queue[Any],
+    registry: CollectorRegistry,
+) -> None:
+    microqueue_queue.enqueue({})
+
+    def handler(_payload: Any) -> None:
+        microqueue_database.tasks.update_one({}, {"$set": {"lease_token": "another"}})
+
+    run(handler, hooks=[PrometheusHooks(registry)])
+    assert scrape(registry, "microqueue_tasks_total") == {
+        ("done", "default", ""): 1,
+        ("lease_lost", "default", ""): 1,
+    }
+    assert scrape(registry, "microqueue_tasks_in_progress") == {("default", ""): 0}
+
+
+def test_released_task_is_counted_only_if_its_handler_ran(
+    microqueue_queue: Queue[Any], registry: CollectorRegistry
+) -> None:
+    hooks = PrometheusHooks(registry)
+    microqueue_queue.enqueue_many([{}] * 2)
+    started, waiting = microqueue_queue.pop_many(2)
+    hooks.on_start(started)
+    hooks.on_release(started)
+    hooks.on_release(waiting)
+    assert scrape(registry, "microqueue_tasks_total") == {("released", "default", ""): 1}
+    assert scrape(registry, "microqueue_tasks_in_progress") == {("default", ""): 0}
+
+
+# Queues
+
+
+def test_collector_gives_depth_by_status_and_age_of_each_queue(
+    microqueue_database: Any, microqueue_clock: FakeClock, registry: CollectorRegistry
+) -> None:
+    settings = QueueSettings(visibility_timeout=10)
+    first, second = (
+        Queue[Any](microqueue_database, name, clock=microqueue_clock, settings=settings)
+        for name in ("first", "second")
+    )
+    first.enqueue_many([{}] * 6)
+    first.enqueue({}, delay=600)
+    done, failed, _held = first.pop_many(3)
+    first.mark_done(done)
+    first.mark_failure(failed, "no")
+    microqueue_clock.advance(42)
+    registry.register(QueueCollector(first, second))
+    depth = scrape(registry, "microqueue_queue_depth")
+    assert {status: depth["first", status] for _, status in depth} == {
+        "ready": 3, "delayed": 1, "processing": 1, "done": 1, "failed": 1,
+    }  # fmt: skip
+    assert {value for (queue, _), value in depth.items() if queue == "second"} == {0}
+    assert scrape(registry, "microqueue_queue_oldest_ready_seconds") == {
+        ("first",): 42, ("second",): 0,
+    }  # fmt: skip
+    assert scrape(registry, "microqueue_queue_overdue") == {("first",): 1, ("second",): 0}
+
+
+@pytest.mark.parametrize(("cache", "seen"), [(0, 1), (600, 0)])
+def test_collector_reads_anew_when_its_cache_is_too_old(
+    microqueue_queue: Queue[Any], registry: CollectorRegistry, cache: float, seen: int
+) -> None:
+    registry.register(QueueCollector(microqueue_queue, cache=cache))
+    assert scrape(registry, "microqueue_queue_depth")["default", "ready"] == 0
+    microqueue_queue.enqueue({})
+    assert scrape(registry, "microqueue_queue_depth")["default", "ready"] == seen
+
+
+def test_queue_whose_server_is_away_leaves_the_other_metrics_alone(
+    microqueue_queue: Queue[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = CollectorRegistry(auto_describe=True)  # As the default one is.
+    with MongoClient[Any]("mongodb://127.0.0.1:1", serverSelectionTimeoutMS=100) as client:
+        away: Queue[Any] = Queue(client.test, "away", settings=QueueSettings(retry_deadline=0.1))
+        registry.register(QueueCollector(away, microqueue_queue))
+        assert not caplog.records  # Registering asked no server.
+        assert {queue for queue, _ in scrape(registry, "microqueue_queue_depth")} == {"default"}
+    assert "queue away has no metrics now" in caplog.text
+
+
+def test_collector_refuses_what_it_cannot_ask_in_a_thread(
+    microqueue_server: EmbeddedServer,
+) -> None:
+    queue: Any = AsyncQueue(AsyncMongoClient[Any](microqueue_server.uri, connect=False).test)
+    with pytest.raises(InvalidArgument, match="give a Queue"):
+        QueueCollector(queue)
+
+
+# Sweeps
+
+
+def test_sweeps_are_counted_by_what_they_did(
+    microqueue_queue: Queue[Any], microqueue_clock: FakeClock, registry: CollectorRegistry
+) -> None:
+    sweeper = Sweeper(microqueue_queue, on_report=SweepMetrics(registry))
+    microqueue_queue.enqueue({}, delay=5)
+    microqueue_queue.enqueue({}, expires_in=5)
+    microqueue_clock.advance(10)
+    sweeper.run_once()
+    sweeper.run_once()
+    swept = scrape(registry, "microqueue_swept_tasks_total")
+    assert {action: count for (action,), count in swept.items() if count} == {
+        "promoted": 1, "expired": 1,
+    }  # fmt: skip
+    assert scrape(registry, "microqueue_sweeps_total") == {("ok",): 2}
+    assert scrape(registry, "microqueue_sweep_seconds_count") == {(): 2}
+
+
+def test_failed_and_skipped_sweeps_are_counted_apart(
+    microqueue_queue: Queue[Any], microqueue_database: Any, registry: CollectorRegistry
+) -> None:
+    metrics = SweepMetrics(registry)
+    report = Sweeper(microqueue_queue).run_once()
+    metrics(report.model_copy(update={"errors": {"promote_due": "no"}}))
+    metrics(report.model_copy(update={"skipped": True}))
+    assert scrape(registry, "microqueue_sweeps_total") == {("failed",): 1, ("skipped",): 1}
+    assert scrape(registry, "microqueue_sweep_errors_total") == {("promote_due",): 1}
+    assert scrape(registry, "microqueue_sweep_seconds_count") == {(): 1}
+
+
+@pytest.mark.parametrize(
+    ("module", "library"),
+    [("microqueue.metrics", "prometheus_client"), ("microqueue.tracing", "opentelemetry")],
+)
+def test_missing_extra_is_named_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, module: str, library: str
+) -> None:
+    real_import = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == library:
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=rf"pip install 'microqueue\[{module[11:]}\]'"):
+        importlib.import_module(module)

@@ -1,0 +1,124 @@
+"""Documents that another version wrote, or a hand edited, stop nothing but themselves."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from microqueue import DeadLetterFilter, Queue, QueueSettings, Sweeper, TaskStatus
+from microqueue.testing import FakeClock
+
+MISSING = object()
+
+ODD: dict[str, dict[str, Any]] = {
+    "no updated_at": {"updated_at": MISSING},
+    "no payload": {"payload": MISSING},
+    "no history": {"history": MISSING},
+    "no max_attempts": {"max_attempts": MISSING},
+    "attempts is null": {"attempts": None},
+    "attempts is text": {"attempts": "two"},
+    "attempts is a float": {"attempts": 1.0},
+    "an unknown outcome": {"history": [{"outcome": "vaporised", "attempt": 1}]},
+    "a history of numbers": {"history": [1, 2]},
+    "an error of text": {"error": "broken"},
+    "a policy of another version": {"backoff_policy": {"speed": 9}},
+    "a policy of text": {"backoff_policy": "fast"},
+    "headers of text": {"headers": "x"},
+}
+
+
+def make_odd(queue: Queue[Any], task_id: Any, name: str) -> None:
+    changes = ODD[name]
+    update: dict[str, Any] = {}
+    if given := {key: value for key, value in changes.items() if value is not MISSING}:
+        update["$set"] = given
+    if gone := {key: "" for key, value in changes.items() if value is MISSING}:
+        update["$unset"] = gone
+    queue.collections.tasks.update_one({"_id": task_id}, update)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_ready_task_does_not_hold_up_the_line(
+    microqueue_queue: Queue[Any], name: str, batch: bool
+) -> None:
+    queue = microqueue_queue
+    odd = queue.enqueue({"n": "odd"}, priority=9)
+    good = [queue.enqueue({"n": n}).id for n in range(2)]
+    make_odd(queue, odd.id, name)
+    delivered = []
+    for _ in range(4):
+        delivered += queue.pop_many(2) if batch else [task for task in [queue.pop()] if task]
+    assert [task.id for task in delivered if task.id != odd.id] == good
+    for task in delivered:
+        queue.mark_done(task)
+    queue.peek()
+    queue.stats()
+    settled = queue.get(odd.id)
+    assert settled is not None
+    assert settled.status in {TaskStatus.DONE, TaskStatus.FAILED}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_stuck_task_does_not_hold_up_the_sweep(
+    microqueue_database: Any, microqueue_clock: FakeClock, name: str
+) -> None:
+    settings = QueueSettings(visibility_timeout=5)
+    queue: Queue[Any] = Queue(microqueue_database, settings=settings, clock=microqueue_clock)
+    queue.enqueue_many([{}, {}])
+    odd, good = queue.pop_many(2)
+    queue.enqueue({}, expires_in=5)
+    make_odd(queue, odd.id, name)
+    microqueue_clock.advance(5)
+    report = Sweeper(queue).run_once()
+    assert report.expired == 1
+    assert report.reclaimed + report.buried == 2
+    assert report.ok
+    back = queue.get(good.id)
+    assert back is not None
+    assert back.status is TaskStatus.PENDING
+
+
+@pytest.mark.parametrize("place", ["status", "collection"])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_dead_letter_does_not_hide_the_others(
+    microqueue_database: Any, microqueue_clock: FakeClock, name: str, place: Any
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(), clock=microqueue_clock)
+    queue.enqueue_many([{}, {}])
+    for task in queue.pop_many(2):
+        queue.mark_failure(task, "no", code="c")
+    odd = queue.peek()[0]
+    make_odd(queue, odd.id, name)
+    seen: Queue[Any] = Queue(
+        microqueue_database, settings=QueueSettings(dead_letters=place), clock=microqueue_clock
+    )
+    assert len(seen.dead_letters.list()) == 2
+    assert seen.dead_letters.stats().total == 2
+    good = [task.id for task in seen.dead_letters.list() if task.id != odd.id]
+    assert seen.dead_letters.replay(good).replayed == 1
+    assert seen.dead_letters.discard(DeadLetterFilter()) <= 1
+
+
+def test_one_failing_job_does_not_stop_the_others(
+    microqueue_queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    microqueue_queue.enqueue({}, delay=1)
+    clock = microqueue_queue.clock
+    assert isinstance(clock, FakeClock)
+    clock.advance(timedelta(seconds=1))
+    sweeper = Sweeper(microqueue_queue)
+    usual = sweeper._job  # noqa: SLF001
+
+    def job(name: str) -> Any:
+        if name == "reclaim_stuck":
+            raise KeyError("a bug")
+        return usual(name)
+
+    monkeypatch.setattr(sweeper, "_job", job)
+    report = sweeper.run_once()
+    assert report.promoted == 1
+    assert not report.ok
+    assert "a bug" in report.errors["reclaim_stuck"]

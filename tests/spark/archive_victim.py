@@ -1,0 +1,42 @@
+"""An archive that is killed: joins the test's Spark, and dies at the step that it is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import timedelta
+
+from pyspark import SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from microqueue.spark.pipelines.archive import archive
+from microqueue.spark.pipelines.steps import Step
+
+
+def join() -> SparkSession:
+    """Use the Java of the test, whose port and secret are in the environment."""
+    gateway = launch_gateway()  # type: ignore[no-untyped-call]  # pyspark's own.
+    jvm = gateway.jvm
+    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 (there is no other way)
+    scala_context = jvm.org.apache.spark.SparkContext.getOrCreate()
+    java_context = jvm.org.apache.spark.api.java.JavaSparkContext(scala_context)
+    return SparkSession(SparkContext(gateway=gateway, jsc=java_context))
+
+
+def main() -> None:
+    path, uri, deadly, count = sys.argv[1:]
+    seen = 0
+
+    def tell(step: Step) -> None:
+        nonlocal seen
+        seen += step.name == deadly
+        if seen == int(count):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    archive(join(), path, uri=uri, older_than=timedelta(hours=1), tell=tell)
+
+
+if __name__ == "__main__":
+    main()

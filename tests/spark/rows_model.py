@@ -1,0 +1,13 @@
+"""The model of a row, where executors can import it."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from pydantic import BaseModel, Field
+
+
+class Order(BaseModel):
+    sku: str
+    count: int = Field(gt=0)
+    due: date | None = None

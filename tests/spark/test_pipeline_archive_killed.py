@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from microqueue.spark.pipelines import archive_purge
+from microqueue.spark.pipelines.archive import archive
+from microqueue.spark.pipelines.archive_reader import read_archive
+from microqueue.spark.pipelines.documents import decode
+from microqueue.spark.pipelines.history import all_tasks
+from microqueue.spark.pipelines.place import locate
+from tests.spark.past import Past, encoded
+
+HOUR = timedelta(hours=1)
+PATIENCE_SEC = 120
+
+
+def filled(database: Any) -> tuple[Past, Past, list[bytes]]:
+    """Two queues with finished tasks, over two days, and what they were."""
+    mail = Past(database, "mail", ago=timedelta(hours=30))
+    other = Past(database, "other", ago=2 * HOUR)
+    for past in (mail, other):
+        past.enqueue(8)
+        past.work(4)
+        past.fail(["boom"] * 3)
+    finished = mail.queue.collections.tasks.find({"status": {"$ne": "pending"}})
+    return mail, other, sorted(map(encoded, finished))
+
+
+def kill_archive(spark: SparkSession, path: Path, uri: str, step: str, count: int) -> None:
+    """Run an archive in another process that joins this Java, until it is killed."""
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 (there is no other way)
+    parameters = gateway.gateway_parameters
+    environment = {
+        **os.environ,
+        "PYSPARK_GATEWAY_PORT": str(parameters.port),
+        "PYSPARK_GATEWAY_SECRET": parameters.auth_token,
+    }
+    command = [sys.executable, "-m", "tests.spark.archive_victim", str(path), uri, step, str(count)]
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SEC, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+STEPS = [
+    ("begin", 1),
+    ("write", 1),
+    ("move", 1),
+    ("verify", 1),
+    ("commit", 1),
+    ("purge", 1),
+    ("note", 1),
+    ("compare", 1),
+    ("clean", 1),
+]
+
+
+@pytest.mark.parametrize(("step", "count"), STEPS)
+def test_an_archive_killed_at_any_step_loses_and_doubles_nothing(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    step: str,
+    count: int,
+) -> None:
+    mail, other, finished = filled(microqueue_database)
+    if step in {"compare", "clean"}:  # There must be something to merge.
+        mail.enqueue(1)
+        mail.work(1)
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, queues=["mail"], compact=False)
+        mail.enqueue(2)
+        mail.work(2)
+        new = mail.queue.collections.tasks.find({"queue": "mail", "status": "done"})
+        old = read_archive(spark, tmp_path).collect()
+        finished = sorted(
+            [*(row["document"] for row in old), *map(encoded, new)]
+            + [
+                encoded(one)
+                for one in mail.queue.collections.tasks.find(
+                    {"queue": "other", "status": {"$ne": "pending"}}
+                )
+            ]
+        )
+    kill_archive(spark, tmp_path, database_uri, step, count)
+
+    whole = all_tasks(spark, live=locate(database_uri), archive=tmp_path)
+    finished_ids = whole.where("status in ('done', 'failed')").select("id")
+    assert finished_ids.count() == finished_ids.distinct().count() == len(finished)
+
+    requeued = [letter.id for letter in other.queue.dead_letters.list(limit=1)]
+    if requeued:  # One that is still in MongoDB comes back in between.
+        other.queue.dead_letters.replay(requeued)
+
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+
+    kept = sorted(bytes(row["document"]) for row in read_archive(spark, tmp_path).collect())
+    expected = [one for one in finished if decode(one)["_id"] not in requeued]
+    assert kept == expected
+    left = {task["_id"]: task["status"] for task in microqueue_database.tasks.find()}
+    assert set(left.values()) == {"pending"}
+    assert set(requeued) <= set(left)
+    files = {str(one.relative_to(tmp_path)) for one in tmp_path.glob("day=*/*/*.parquet")}
+    assert len(files) == 2  # One for each queue, which has one day.
+    assert not list(tmp_path.glob("_staging/*"))
+
+
+def test_an_archive_killed_while_it_deletes_finishes_later(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, _, finished = filled(microqueue_database)
+    monkeypatch.setattr(archive_purge, "ROWS_PER_STEP", 1)  # One file at a time.
+    steps: list[str] = []
+
+    def tell(step: Any) -> None:
+        steps.append(step.name)
+        if steps.count("purge") == 2:
+            raise KeyboardInterrupt  # Half of the files are through.
+
+    with pytest.raises(KeyboardInterrupt):
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=tell)
+    left = microqueue_database.tasks.count_documents({"status": {"$ne": "pending"}})
+    assert 0 < left < len(finished)
+    summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    assert (summary.recovered, summary.archived) == (left, 0)
+    kept = sorted(bytes(row["document"]) for row in read_archive(spark, tmp_path).collect())
+    assert kept == finished
+
+
+def test_spark_and_all_killed_in_the_middle_of_writing_leave_a_sound_archive(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    _, _, finished = filled(microqueue_database)
+    command = [sys.executable, "-m", "microqueue.cli", "pipeline", "archive", str(tmp_path)]
+    command += ["--older-than", "1h", "--uri", database_uri, "--master", "local[1]"]
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE_SEC
+        while not list(tmp_path.glob("_staging/*")) and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.02)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert read_archive(spark, tmp_path).count() == 0
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    kept = sorted(bytes(row["document"]) for row in read_archive(spark, tmp_path).collect())
+    assert kept == finished

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner, Result
+
+from microqueue import BackoffPolicy, InvalidArgument
+from microqueue.cli.app import app
+from microqueue.cli.pipeline import read_policy
+from microqueue.cli.spark_progress import explain
+from tests.spark.past import Past
+
+
+class Shell:
+    """Runs commands in this process, where Spark is running already."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+
+    def run(self, *arguments: str) -> Result:
+        command = ["pipeline", *arguments, "--uri", self._uri]
+        return CliRunner().invoke(app, command, catch_exceptions=False)
+
+    def json(self, *arguments: str) -> Any:
+        result = self.run(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        assert result.stderr == ""
+        return json.loads(result.stdout)
+
+
+@pytest.fixture
+def shell(spark: SparkSession, database_uri: str) -> Shell:
+    return Shell(database_uri)
+
+
+@pytest.fixture
+def past(microqueue_database: Any) -> Past:
+    past = Past(microqueue_database, ago=timedelta(hours=2))
+    past.enqueue(45)
+    past.retry(40, "gateway 7 is down", delay=30)
+    past.wait(60)
+    past.work(38)
+    past.fail(["order 1 not found", "order 2 not found"], code="NotFound")
+    return past
+
+
+def test_each_pipeline_says_what_it_would_do(
+    shell: Shell, past: Past, microqueue_database: Any, tmp_path: Path
+) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text("a,b\n1,2\n")
+    before = list(microqueue_database.tasks.find())
+    said = {
+        "archive": shell.run("archive", str(tmp_path / "kept"), "--older-than", "1h", "--dry-run"),
+        "ingest": shell.run("ingest", str(source), "-q", "rows", "--dry-run"),
+        "report": shell.run("report", str(tmp_path / "out"), "--target-wait", "30s", "--dry-run"),
+        "triage": shell.run("triage", "--state", str(tmp_path / "seen"), "--dry-run"),
+        "replay": shell.run("replay", "--where", "attempts > 0", "-q", "mail", "--dry-run"),
+        "storms": shell.run("storms", "--dry-run"),
+        "simulate": shell.run("simulate", "--policy", "base=1,jitter=none", "--dry-run"),
+    }
+    expected = {
+        "archive": "40 tasks that finished before",
+        "ingest": "1 task would be added to queue 'rows'",
+        "report": "in 30 s",
+        "triage": "2 x order <n> not found",
+        "replay": "2 tasks would be sent back",
+        "storms": "gateway <n> is down (95% of failures)",
+        "simulate": "45 tasks and 1 outage recorded; 3 runs to simulate",
+    }
+    for name, result in said.items():
+        assert result.exit_code == 0, result.output
+        assert expected[name] in result.stdout, (name, result.stdout)
+        assert result.stderr or name in {"archive", "replay"}, name  # What it is doing.
+    assert "microqueue dlq replay --queue mail --code=NotFound" in said["triage"].stdout
+    assert list(microqueue_database.tasks.find()) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv"]
+
+
+def test_pipelines_print_one_json_document(shell: Shell, past: Past, tmp_path: Path) -> None:
+    report = shell.json("report", str(tmp_path / "out"), "--since", "3h", "--bucket", "hour")
+    (total,) = [row for row in report["rows"] if row["queue"] is None]
+    assert (total["done"], total["failed"]) == (38, 2)
+    assert total["success_rate"] == 0.95
+    assert Path(report["files"][0]).read_text().startswith("<!DOCTYPE html>")
+    archived = shell.json("archive", str(tmp_path / "kept"), "--older-than", "1h")
+    assert (archived["archived"], archived["deleted"]) == (40, 40)
+    assert shell.run("archive", str(tmp_path / "kept")).exit_code == 0
+
+
+def test_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
+    result = shell.run("replay", "--where", "selekt", "--dry-run")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: where='selekt' is not valid: give a SQL condition")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("base=1", BackoffPolicy(base_sec=1)),
+        ("base=2,factor=3,max=60,jitter=equal",
+         BackoffPolicy(base_sec=2, factor=3, max_sec=60, jitter="equal")),
+    ],
+)  # fmt: skip
+def test_policies_are_read(text: str, policy: BackoffPolicy) -> None:
+    assert read_policy(text) == policy
+
+
+@pytest.mark.parametrize("text", ["", "base", "base=x", "speed=1", "jitter=wild"])
+def test_policies_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        read_policy(text)
+
+
+def test_an_error_of_ours_is_found_in_what_spark_tells() -> None:
+    told = (
+        "An exception was thrown from the Python worker:\n"
+        "  File x\nmicroqueue.errors.ServerUnavailable: MongoDB cannot be reached\n"
+    )
+    assert explain(told) == "MongoDB cannot be reached (ServerUnavailable, in a Spark task)"
+    assert explain("first\nsecond") == "Spark failed: first"

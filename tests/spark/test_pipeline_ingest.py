@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from microqueue import InvalidArgument
+from microqueue.spark.pipelines import ingest as pipeline
+from microqueue.spark.pipelines.ingest import guess_format, ingest
+from tests.spark.rows_model import Order
+
+MODEL = "tests.spark.rows_model:Order"
+CSV = """sku,count,due
+a,1,2026-05-01
+b,none,2026-05-02
+c,0,not a day
+d,4
+e,5,
+e,5,
+f,6,2026-05-03,extra
+"""
+
+
+def payloads(database: Any, queue: str = "orders") -> list[Any]:
+    found = database.tasks.find({"queue": queue}, {"payload": 1})
+    return sorted((task["payload"] for task in found), key=repr)
+
+
+def test_good_rows_of_csv_become_tasks_and_bad_ones_a_file_with_reasons(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    source, rejects = tmp_path / "orders.csv", tmp_path / "out" / "rejects.jsonl"
+    source.write_text(CSV)
+    options: dict[str, Any] = {"queue": "orders", "model": MODEL, "uri": database_uri}
+    looked = ingest(spark, source, **options, rejects=rejects, dry_run=True)
+    assert (looked.added, looked.rejected) == (3, 4)
+    assert payloads(microqueue_database) == []
+    assert not rejects.exists()
+
+    done = ingest(spark, source, **options, rejects=rejects, priority=3)
+
+    assert (done.added, done.duplicates, done.rejected) == (3, 0, 4)
+    assert payloads(microqueue_database) == [
+        {"sku": "a", "count": 1, "due": "2026-05-01"},
+        {"sku": "e", "count": 5, "due": None},
+        {"sku": "e", "count": 5, "due": None},
+    ]
+    assert {task["priority"] for task in microqueue_database.tasks.find()} == {3}
+    lines = [json.loads(line) for line in rejects.read_text().splitlines()]
+    by_sku = {
+        line["row"]["sku"]: line["reasons"] for line in lines if isinstance(line["row"], dict)
+    }
+    assert [reason["field"] for reason in by_sku["b"]] == ["count"]
+    assert [reason["field"] for reason in by_sku["c"]] == ["count", "due"]
+    whole = [line["row"] for line in lines if isinstance(line["row"], str)]
+    assert sorted(whole) == ["d,4", "f,6,2026-05-03,extra"]
+
+    again = ingest(spark, source, **options, rejects=rejects)
+    assert again.repeated
+    other = ingest(spark, source, **options, run="another")
+    assert (other.added, other.duplicates) == (0, 3)
+    assert len(payloads(microqueue_database)) == 3
+
+
+def test_an_ingest_that_died_goes_on_where_it_was(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = tmp_path / "orders.jsonl"
+    good = [json.dumps({"sku": "s", "count": number}) for number in range(1, 11)]
+    source.write_text("\n".join([*good, "", "{not json", "[1]", '{"sku": 1}']))
+    options: dict[str, Any] = {"queue": "orders", "model": Order, "uri": database_uri}
+    with monkeypatch.context() as dying:
+        dying.setattr(pipeline, "finish_run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ingest(spark, source, **options)
+    some = [task["_id"] for task in microqueue_database.tasks.find(limit=4)]
+    microqueue_database.tasks.delete_many({"_id": {"$in": some}})  # As if it had died earlier.
+    done = ingest(spark, source, **options)
+    assert (done.added, done.duplicates, done.rejected, done.repeated) == (10, 0, 3, False)
+    assert len(payloads(microqueue_database)) == 10
+
+
+def test_parquet_and_tables_come_in_by_their_key_with_dates(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    rows = [(1, "x", date(2026, 5, 1)), (2, "y", None), (2, "z", None), (None, "w", None)]
+    frame = spark.createDataFrame(rows, "number int, value string, day date")
+    frame.write.parquet(str(tmp_path / "rows.parquet"))
+    options: dict[str, Any] = {"queue": "orders", "key": "number", "uri": database_uri}
+    done = ingest(spark, tmp_path / "rows.parquet", **options)
+    assert (done.added, done.duplicates, done.rejected) == (2, 1, 1)
+    first = payloads(microqueue_database)[0]
+    assert first == {"number": 1, "value": "x", "day": "2026-05-01"}
+    frame.select("value").where("number = 1").createOrReplaceTempView("only_values")
+    table = ingest(spark, "only_values", queue="table", source_format="table", uri=database_uri)
+    assert table.added == 1
+    assert payloads(microqueue_database, "table") == [{"value": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [("a.csv", "csv"), ("b.JSONL", "json"), ("c/d.parquet/", "parquet"), ("e.csv.gz", "csv")],
+)
+def test_formats_are_told_from_paths(source: str, kind: str) -> None:
+    assert guess_format(source) == kind
+
+
+def test_bad_input_is_refused_before_anything_is_added(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "x.csv"
+    source.write_text("a\n1\n")
+    options: dict[str, Any] = {"queue": "q", "uri": database_uri}
+    with pytest.raises(InvalidArgument, match="no format"):
+        ingest(spark, "notes.txt", **options)
+    with pytest.raises(InvalidArgument, match="Spark cannot read it"):
+        ingest(spark, tmp_path / "missing.csv", **options)
+    with pytest.raises(InvalidArgument, match=r"tests\.nowhere"):
+        ingest(spark, source, **options, model="tests.nowhere:Order")
+    with pytest.raises(InvalidArgument, match="key"):
+        ingest(spark, source, **options, key="b")
+    with pytest.raises(InvalidArgument, match="priority"):
+        ingest(spark, source, **options, priority=999)
+    assert microqueue_database.tasks.count_documents({}) == 0

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from microqueue import InvalidArgument, MicroqueueError, QueueSettings
+from microqueue.operations import runs as run_notes
+from microqueue.spark.pipelines import replay as pipeline
+from microqueue.spark.pipelines.archive import archive
+from microqueue.spark.pipelines.archive_purge import Purge
+from microqueue.spark.pipelines.replay import replay
+from tests.spark.past import Past
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def past(microqueue_database: Any) -> Past:
+    return Past(microqueue_database, ago=3 * HOUR)
+
+
+def filled(spark: SparkSession, past: Past, uri: str, path: Path) -> None:
+    """Four archived letters and one archived success, and three letters in MongoDB."""
+    past.enqueue(5, priority=7, max_attempts=4, headers={"trace": "t"})
+    past.fail(["boom"] * 4, code="E")
+    past.work(1)
+    archive(spark, path, uri=uri, older_than=2 * HOUR)
+    past.wait(90 * 60)
+    past.enqueue(3)
+    past.fail(["boom"] * 3, code="E")
+
+
+def test_chosen_tasks_come_back_once_per_run_spread_over_the_period(
+    spark: SparkSession, past: Past, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    filled(spark, past, database_uri, tmp_path)
+    options: dict[str, Any] = {
+        "where": "error.code = 'E' and get_json_object(payload, '$.n') < 3",
+        "archive": tmp_path,
+        "uri": database_uri,
+        "over": timedelta(minutes=30),
+        "to": "again",
+        "run": "monday",
+    }
+    looked = replay(spark, **options, dry_run=True)
+    assert (looked.matched, looked.archived, looked.letters) == (6, 3, 3)
+    assert microqueue_database.tasks.count_documents({"queue": "again"}) == 0
+
+    sent = replay(spark, **options)
+    assert (sent.archived, sent.letters, sent.skipped) == (3, 3, 0)
+    tasks = list(past.queue.collections.tasks.find({"queue": "again"}))
+    assert {task["status"] for task in tasks} == {"pending"}
+    etas = [task["next_retry_at"] for task in tasks]
+    assert len(set(etas)) == 6
+    assert all(sent.begun_at <= eta <= sent.until + timedelta(seconds=1) for eta in etas)
+    copies = [task for task in tasks if "headers" in task]
+    assert len(copies) == 3
+    for copy in copies:
+        assert (copy["priority"], copy["max_attempts"], copy["attempts"]) == (7, 4, 0)
+        assert copy["headers"]["trace"] == "t"
+        assert copy["headers"]["replay_run"] == "monday"
+
+    again = replay(spark, **options)
+    assert again.repeated
+    assert (again.archived, again.letters) == (3, 3)
+    assert microqueue_database.tasks.count_documents({"queue": "again"}) == 6
+    with pytest.raises(InvalidArgument, match="monday"):
+        replay(spark, **{**options, "to": "elsewhere"})
+
+
+def test_a_run_that_died_goes_on_without_repeating_anything(
+    spark: SparkSession,
+    past: Past,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    filled(spark, past, database_uri, tmp_path)
+    options: dict[str, Any] = {"where": "status = 'failed'", "archive": tmp_path}
+    options |= {"uri": database_uri, "run": "r"}
+    with monkeypatch.context() as dying:
+        dying.setattr(pipeline, "finish_run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            replay(spark, **options)
+    assert microqueue_database.tasks.count_documents({"status": "pending"}) == 7
+    # Meanwhile two copies are done and archived, and a letter fails again.
+    now = Past(microqueue_database, ago=timedelta(minutes=1))
+    tasks = now.queue.pop_many(7)
+    copies = [task for task in tasks if task.headers]
+    letters = [task for task in tasks if not task.headers]
+    now.queue.mark_done_many(copies[:2])
+    now.queue.mark_failure(letters[0], "boom", code="E")
+    archive(spark, tmp_path, uri=database_uri, older_than=0, statuses=["done"])
+    assert microqueue_database.tasks.count_documents({}) == 5
+
+    sent = replay(spark, **options)
+    assert not sent.repeated
+    assert microqueue_database.tasks.count_documents({}) == 5
+    assert microqueue_database.tasks.count_documents({"status": "failed"}) == 1
+
+
+def test_a_letter_archived_and_not_yet_deleted_comes_back_once(
+    spark: SparkSession,
+    past: Past,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past.enqueue(3)
+    past.fail(["boom"] * 3)
+    with monkeypatch.context() as dying:
+        dying.setattr(Purge, "run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    past.queue.dead_letters.replay(past.queue.dead_letters.list()[0].id)
+    sent = replay(spark, where="status = 'failed'", archive=tmp_path, uri=database_uri)
+    assert (sent.archived, sent.letters) == (0, 2)
+    assert microqueue_database.tasks.count_documents({"status": "pending"}) == 3
+
+
+def test_a_letter_whose_dedupe_key_is_taken_stays(
+    spark: SparkSession, past: Past, microqueue_database: Any, database_uri: str
+) -> None:
+    past.queue.enqueue({"n": 1}, dedupe_key="k")
+    past.queue.enqueue({"n": 2})
+    past.fail(["boom"] * 2)
+    past.queue.enqueue({"n": 3}, dedupe_key="k")
+    sent = replay(spark, where="true", uri=database_uri)
+    assert (sent.letters, sent.skipped) == (1, 1)
+    assert past.queue.dead_letters.stats().total == 1
+
+
+def test_letters_of_their_own_collection_come_back_once(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    settings = QueueSettings(retention=None, dead_letters="collection")
+    past = Past(microqueue_database, ago=HOUR, settings=settings)
+    past.enqueue(3)
+    past.fail(["boom"] * 3)
+    sent = replay(spark, where="queue = 'mail'", uri=database_uri, settings=settings)
+    assert (sent.letters, sent.skipped) == (3, 0)
+    assert past.queue.dead_letters.stats().total == 0
+    assert past.queue.stats().pending == 3
+
+
+@pytest.mark.parametrize("where", ["no such column = 1", "selekt", "missing = 1"])
+def test_a_condition_that_is_no_sql_is_refused(
+    spark: SparkSession, past: Past, database_uri: str, where: str
+) -> None:
+    with pytest.raises(InvalidArgument, match="SQL condition"):
+        replay(spark, where=where, uri=database_uri)
+
+
+def test_a_run_too_old_to_go_on_is_refused(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    past = Past(microqueue_database, ago=timedelta(days=8), settings=QueueSettings())
+    past.queue.ensure_indexes()
+    details = {"kind": "replay", "where": "true", "to": None, "over_sec": 0.0}
+    details |= {"archive": None, "letters": True}
+    past.queue.run(run_notes.begin("replay:old", details, past.begin))
+    with pytest.raises(MicroqueueError, match="cannot go on"):
+        replay(spark, where="true", uri=database_uri, run="old")

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import csv
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+from pyspark.sql import SparkSession
+
+from microqueue import InvalidArgument
+from microqueue.spark.pipelines.archive import archive
+from microqueue.spark.pipelines.charts import Chart, draw
+from microqueue.spark.pipelines.report import fitting_bucket, report
+from tests.spark.past import Past
+
+HOUR = timedelta(hours=1)
+
+
+def hour_of(instant: datetime) -> datetime:
+    return instant.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def test_a_report_measures_archive_and_live_tasks_together(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    old = Past(microqueue_database, ago=5 * HOUR)
+    old.enqueue(10)
+    old.wait(10)
+    old.work(8, took=2)  # Waited 10 s, ran 2 s.
+    old.fail(["boom"] * 2, took=4)
+    archive(spark, tmp_path / "archive", uri=database_uri, older_than=4 * HOUR)
+    assert microqueue_database.tasks.count_documents({}) == 0
+
+    new = Past(microqueue_database, ago=HOUR)
+    new.enqueue(10)
+    new.wait(100)
+    new.retry(2, took=6, delay=0)  # Waited 100 s.
+    new.work(2, took=2)
+    new.work(4, took=2)
+    # Four tasks wait until now, an hour: in vain.
+
+    made = report(
+        spark,
+        archive=tmp_path / "archive",
+        uri=database_uri,
+        since=old.begin - HOUR,
+        bucket="hour",
+        target_wait=30,
+        output=tmp_path / "out",
+    )
+
+    total = made.total
+    assert (total.enqueued, total.done, total.failed) == (20, 14, 2)
+    assert (total.attempts, total.retries) == (18, 2)
+    assert total.success_rate == 14 / 16
+    assert total.retry_rate == 2 / 18
+    assert (total.started, total.kept, total.waiting_past_target) == (16, 10, 4)
+    assert total.target_kept == 10 / 20
+    assert total.wait_p50 == 10
+    assert total.wait_p99 == pytest.approx(108, abs=10)
+    assert (total.run_p50, total.run_p99) == (2, 6)
+    (queue,) = made.queues
+    assert queue.model_copy(update={"queue": None}) == total
+    done = {row.start: row.done for row in made.buckets if row.done}
+    assert done == {hour_of(old.clock.now()): 8, hour_of(new.clock.now()): 6}
+
+    table = pyarrow.parquet.read_table(tmp_path / "out" / "report.parquet")
+    assert table.num_rows == len(made.rows)
+    (whole,) = [row for row in table.to_pylist() if row["queue"] is None]
+    assert whole["target_kept"] == 0.5
+    rows = list(csv.DictReader((tmp_path / "out" / "report.csv").read_text().splitlines()))
+    assert [row["done"] for row in rows if row["queue"] == "mail" and not row["start"]] == ["14"]
+
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("<svg") == 6
+    assert "50.0%" in page
+    loaded = re.findall(r'(?:src|href)\s*=\s*"([^"#]*)"|url\((?!#)|@import', page)
+    assert not [one for one in loaded if one]
+    assert "<script" not in page
+
+
+def test_a_report_can_do_without_either_place(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    past = Past(microqueue_database, ago=3 * HOUR)
+    past.enqueue(3)
+    past.work(3)
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    kept = report(spark, archive=tmp_path, live=False)
+    assert kept.total.done == 3
+    assert kept.total.target_kept == 1  # Without a target, whatever started was in time.
+    assert report(spark, uri=database_uri).total.done == 0
+    with pytest.raises(InvalidArgument, match="nothing to read"):
+        report(spark, live=False)
+    with pytest.raises(InvalidArgument, match="bucket"):
+        report(spark, archive=tmp_path, live=False, bucket="week")  # type: ignore[arg-type]  # The point.
+    now = datetime.now(UTC)
+    with pytest.raises(InvalidArgument, match="since"):
+        report(spark, archive=tmp_path, live=False, since=now, until=now)
+
+
+@pytest.mark.parametrize(
+    ("period", "bucket"),
+    [
+        (timedelta(hours=2), "minute"),
+        (timedelta(hours=4), "hour"),
+        (timedelta(days=7), "hour"),
+        (timedelta(days=30), "day"),
+    ],
+)
+def test_buckets_fit_the_period(period: timedelta, bucket: str) -> None:
+    assert fitting_bucket(period) == bucket
+
+
+def test_a_chart_is_drawn_the_same_every_time_and_nothing_in_it_is_live() -> None:
+    at = datetime(2026, 5, 1, tzinfo=UTC)
+    lines = {"<b>&": [(at, 1.0), (at + HOUR, None), (at + 2 * HOUR, 3.0)]}
+    chart = Chart("Waits", lines, "seconds", target=2)
+    assert draw(chart) == draw(chart)
+    assert "<b>" not in draw(chart)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from microqueue import BackoffPolicy, InvalidArgument, QueueSettings
+from microqueue.spark.pipelines.storm_detection import Minute, find_storms
+from microqueue.spark.pipelines.storms import other_policies, storms
+from tests.spark.past import Past
+
+STIFF = BackoffPolicy(base_sec=60, factor=1, jitter="none")
+
+
+def minutes(queue: str, counts: dict[int, int]) -> list[Minute]:
+    return [Minute(queue, minute, count, count // 2) for minute, count in counts.items()]
+
+
+def find(rows: list[Minute], **options: Any) -> list[tuple[str, int, int, int]]:
+    options = {"first_minute": 0, "last_minute": 100, "factor": 5, "least": 30, **options}
+    return [
+        (one.queue, one.start_sec, one.end_sec, one.retries) for one in find_storms(rows, **options)
+    ]
+
+
+def test_a_storm_is_far_above_the_usual_and_not_few() -> None:
+    usual = dict.fromkeys(range(101), 10)
+    assert find(minutes("a", usual)) == []
+    assert find(minutes("a", {**usual, 50: 49})) == []
+    assert find(minutes("a", {**usual, 50: 50})) == [("a", 3000, 3060, 50)]
+    assert find(minutes("a", {50: 29})) == []
+    assert find(minutes("a", {50: 30})) == [("a", 3000, 3060, 30)]
+    assert find(minutes("a", {50: 29}), least=20) == [("a", 3000, 3060, 29)]
+    assert find(minutes("a", {**usual, 50: 49}), factor=4) == [("a", 3000, 3060, 49)]
+
+
+def test_minutes_that_are_close_are_one_storm_and_the_worst_comes_first() -> None:
+    rows = [*minutes("a", {10: 40, 12: 50, 20: 60}), *minutes("b", {10: 500})]
+    assert find(rows) == [("b", 600, 660, 500), ("a", 600, 780, 90), ("a", 1200, 1260, 60)]
+
+
+def test_a_storm_is_named_and_a_calmer_policy_found(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    settings = QueueSettings(retention=None, backoff=STIFF)
+    past = Past(microqueue_database, "pay", ago=timedelta(hours=3), settings=settings)
+    past.clock = past.queue.clock  # type: ignore[assignment]  # The same one.
+    past.enqueue(60)
+    for number in range(4):
+        past.retry(60, f"gateway 10.0.0.{number} is down", took=0.5)
+        past.wait(60)
+    past.work(60, took=0.5)
+    calm = Past(microqueue_database, "calm", ago=timedelta(hours=3))
+    calm.enqueue(20)
+    calm.work(20)
+    found = storms(spark, uri=database_uri, settings=settings)
+    (storm,) = found.storms
+    assert storm.queue == "pay"
+    assert storm.start <= past.begin + timedelta(seconds=61) <= storm.end
+    assert (storm.retries, storm.peak_per_sec, storm.synchrony) == (240, 60, 1)
+    assert (storm.code, storm.error) == ("Busy", "gateway <n> is down")
+    assert storm.error_share == 1
+    assert storm.policy == STIFF
+    better = storm.suggestion
+    assert better is not None
+    assert better.policy.jitter != "none"
+    assert better.instead_of_per_sec == 60
+    assert better.peak_retries_per_sec < 30
+    assert found.coming == ()
+    looked = storms(spark, uri=database_uri, settings=settings, dry_run=True)
+    assert looked.storms[0].suggestion is None
+
+
+def test_retries_that_will_come_in_the_same_second_are_foreseen(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    past = Past(microqueue_database, "pay", ago=timedelta(minutes=1))
+    past.enqueue(40)
+    past.enqueue(5, delay=3600)  # Delayed on purpose: no retries.
+    past.retry(40, delay=600)
+    (coming,) = storms(spark, uri=database_uri).coming
+    assert (coming.queue, coming.tasks) == ("pay", 40)
+    assert coming.at == (past.clock.now() + timedelta(seconds=600)).replace(microsecond=0)
+
+
+def test_other_policies_vary_base_and_jitter_and_stay_valid() -> None:
+    policy = BackoffPolicy(base_sec=5, max_sec=5, jitter="full")
+    others = other_policies(policy)
+    assert policy not in others
+    assert len(others) == 14
+    for other in others:
+        BackoffPolicy(**other.model_dump())
+
+
+def test_bad_thresholds_are_refused(spark: SparkSession, database_uri: str) -> None:
+    with pytest.raises(InvalidArgument, match="factor"):
+        storms(spark, uri=database_uri, factor=1)
+    with pytest.raises(InvalidArgument, match="least"):
+        storms(spark, uri=database_uri, least=0)

@@ -1,0 +1,123 @@
+"""Writes through Spark, with its own retries, reruns and commits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
+
+from microqueue import InvalidArgument, Queue
+from microqueue.spark import read_tasks, write_tasks
+
+TOTAL = 1_000
+FAILS_AT_FIRST = "tests.spark.faults:FailsAtFirst"
+FAILS = "tests.spark.faults:Fails"
+
+
+def orders(spark: SparkSession, total: int = TOTAL) -> DataFrame:
+    frame = spark.range(0, total, numPartitions=2)
+    return frame.select(F.col("id").alias("order"), F.lit("x").alias("text"))
+
+
+def stored(queue: Queue[Any]) -> list[int]:
+    return sorted(task["payload"]["order"] for task in queue.collections.tasks.find())
+
+
+def test_rows_go_in_and_come_out(spark: SparkSession, database_uri: str, make_queue: Any) -> None:
+    frame = orders(spark, 10)
+    report = write_tasks(frame, uri=database_uri, queue="orders", key="order", priority=3)
+    assert (report.inserted, report.duplicates, report.released) == (10, 0, None)
+    again = read_tasks(
+        spark, uri=database_uri, columns="priority,drifted", payload="order bigint, text string"
+    )
+    rows = again.selectExpr("priority", "drifted", "payload.*").exceptAll(
+        frame.selectExpr("3 as priority", "0 as drifted", "*")
+    )
+    assert (again.count(), rows.count()) == (10, 0)
+    queue = make_queue("orders")
+    assert queue.collections.loads.count_documents({}) == 0
+    assert len(queue.pop_many(20)) == 10
+
+
+def test_parts_that_fail_and_are_repeated_and_a_rerun_give_exact_counts(
+    spark: SparkSession, database_uri: str, make_queue: Any
+) -> None:
+    options: dict[str, Any] = {
+        "uri": database_uri,
+        "queue": "orders",
+        "key": "order",
+        "batch_rows": 100,
+    }
+    report = write_tasks(orders(spark), model=FAILS_AT_FIRST, **options)
+    queue = make_queue("orders")
+    assert stored(queue) == list(range(TOTAL))
+    assert (report.inserted, report.duplicates) == (TOTAL, 0)
+    rerun = write_tasks(orders(spark, TOTAL + 100), **options)
+    assert (rerun.inserted, rerun.duplicates) == (100, TOTAL)
+    assert stored(queue) == list(range(TOTAL + 100))
+
+
+def test_without_keys_a_repeated_part_is_written_twice(
+    spark: SparkSession, database_uri: str, make_queue: Any
+) -> None:
+    options: dict[str, Any] = {"uri": database_uri, "queue": "orders", "batch_rows": 100}
+    with pytest.raises(InvalidArgument, match="keyless=true does without"):
+        write_tasks(orders(spark), **options)
+    write_tasks(orders(spark), keyless=True, model=FAILS_AT_FIRST, **options)
+    assert len(stored(make_queue("orders"))) == TOTAL + 400  # One chunk, and three.
+
+
+def test_a_job_that_fails_is_finished_by_running_it_again(
+    spark: SparkSession, database_uri: str, make_queue: Any
+) -> None:
+    writing = orders(spark).write.format("microqueue").mode("append")
+    writing = writing.options(uri=database_uri, queue="orders", key="order", batch_rows="100")
+    with pytest.raises(Exception, match="every attempt dies here"):
+        writing.option("model", FAILS).save()
+    queue = make_queue("orders")
+    assert 0 < len(stored(queue)) < TOTAL
+    writing.option("model", "tests.spark.faults:Order").save()
+    assert stored(queue) == list(range(TOTAL))
+
+
+def test_of_a_held_job_that_fails_workers_see_nothing_and_of_one_that_works_everything(
+    spark: SparkSession, database_uri: str, make_queue: Any
+) -> None:
+    queue = make_queue("orders")
+    options: dict[str, Any] = {
+        "uri": database_uri,
+        "queue": "orders",
+        "key": "order",
+        "batch_rows": 100,
+    }
+    with pytest.raises(Exception, match="every attempt dies here"):
+        write_tasks(orders(spark), hold=True, model=FAILS, **options)
+    # A part that Spark stops late may leave some that are held; no worker sees them.
+    assert (queue.stats().ready, queue.pop()) == (0, None)
+    report = write_tasks(orders(spark), hold=True, **options)
+    assert (report.inserted + report.duplicates, report.released) == (TOTAL, TOTAL)
+    assert len(queue.pop_many(2 * TOTAL)) == TOTAL
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "says"),
+    [
+        ("overwrite", {"key": "order"}, "a queue is never overwritten"),
+        ("append", {}, "name the columns of a key"),
+        ("append", {"key": "colour"}, "name one of the columns"),
+    ],
+)
+def test_writes_that_mean_nothing_are_refused_before_anything_is_written(
+    spark: SparkSession,
+    database_uri: str,
+    microqueue_database: Any,
+    mode: str,
+    options: dict[str, str],
+    says: str,
+) -> None:
+    writing = orders(spark).write.format("microqueue").mode(mode)
+    with pytest.raises(Exception, match=says):
+        writing.options(uri=database_uri, queue="orders", **options).save()
+    assert microqueue_database.list_collection_names() == []

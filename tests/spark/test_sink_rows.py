@@ -1,0 +1,355 @@
+"""What rows become, and that a part written again changes nothing; without Spark's engine."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from bson import Decimal128, ObjectId
+from pydantic import BaseModel
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    CalendarIntervalType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from microqueue import InvalidArgument, InvalidPayload, Queue
+from microqueue.spark import key_id
+from microqueue.spark.options import SinkOptions
+from microqueue.spark.sink import Sink, Written
+
+AT = datetime(2126, 3, 1, tzinfo=UTC)
+
+
+class Order(BaseModel):
+    order: int
+    text: str
+
+
+MODEL = f"{__name__}:Order"
+
+
+def sink(uri: str, schema: StructType, **options: Any) -> Sink:
+    given = {"uri": uri, "queue": "orders", "key": "order", "batch_rows": "10", **options}
+    return Sink(schema, SinkOptions.of({name: str(value) for name, value in given.items()}))
+
+
+def frame(rows: list[dict[str, Any]], schema: StructType | None = None) -> tuple[Any, StructType]:
+    """Make the batches of a part, and their schema."""
+    if schema is None:
+        table = pa.Table.from_pylist(rows)
+        return table.to_batches(max_chunksize=7), from_arrow_schema(table.schema)
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    return pa.Table.from_pylist(rows, schema=arrow).to_batches(max_chunksize=7), schema
+
+
+def write(uri: str, rows: list[dict[str, Any]], **options: Any) -> Written:
+    batches, schema = frame(rows)
+    return sink(uri, schema, **options).write(batches)
+
+
+ROWS = [{"order": n, "text": "x" * n} for n in range(25)]
+
+
+def stored(queue: Queue[Any]) -> list[Any]:
+    return sorted(task["payload"]["order"] for task in queue.collections.tasks.find())
+
+
+def test_each_row_is_a_payload(database_uri: str, make_queue: Any) -> None:
+    queue = make_queue("orders")
+    assert write(database_uri, ROWS) == Written(frozenset({"orders"}), 25, 0)
+    tasks = queue.pop_many(100)
+    assert [task.payload for task in tasks] == ROWS
+    assert tasks[3].id == key_id("orders", "3")
+
+
+def test_the_same_part_written_again_counts_as_new_and_adds_nothing(
+    database_uri: str, make_queue: Any
+) -> None:
+    batches, schema = frame(ROWS)
+    one = sink(database_uri, schema)
+    one.write(batches[:2])  # It dies here, and Spark repeats the whole part.
+    assert one.write(batches) == Written(frozenset({"orders"}), 25, 0)
+    assert stored(make_queue("orders")) == list(range(25))
+
+
+def test_another_load_of_the_same_rows_finds_duplicates(database_uri: str, make_queue: Any) -> None:
+    write(database_uri, ROWS[:20])
+    again = write(database_uri, ROWS)
+    assert (again.inserted, again.duplicates) == (5, 20)
+    assert stored(make_queue("orders")) == list(range(25))
+
+
+@pytest.mark.parametrize("batch_rows", [1, 4, 100])
+def test_rows_with_one_key_are_one_task(
+    batch_rows: int, database_uri: str, make_queue: Any
+) -> None:
+    rows = [{"order": n % 3, "text": str(n)} for n in range(9)]
+    written = write(database_uri, rows, batch_rows=batch_rows)
+    assert (written.inserted, written.duplicates) == (3, 6)
+    texts = [task["payload"]["text"] for task in make_queue("orders").collections.tasks.find()]
+    assert sorted(texts) == ["0", "1", "2"]  # The first of each.
+
+
+def test_two_attempts_at_once_write_each_row_once(database_uri: str, make_queue: Any) -> None:
+    batches, schema = frame([{"order": n} for n in range(2_000)])
+    one = sink(database_uri, schema, batch_rows=50)
+    results: list[Written] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(one.write(batches))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(one.inserted, one.duplicates) for one in results] == [(2_000, 0)] * 3
+    assert stored(make_queue("orders")) == list(range(2_000))
+
+
+def test_a_key_is_the_same_in_another_queue_without_meeting(
+    database_uri: str, make_queue: Any
+) -> None:
+    write(database_uri, ROWS)
+    assert write(database_uri, ROWS, queue="others").inserted == 25
+    assert len(stored(make_queue("orders"))) == 50
+    assert key_id("a", "bc") != key_id("ab", "c")
+
+
+def test_a_key_of_several_columns(database_uri: str) -> None:
+    rows = [{"a": "x", "b": "y,z"}, {"a": "x,y", "b": "z"}, {"a": "x", "b": "y,z"}]
+    written = write(database_uri, rows, key="a,b")
+    assert (written.inserted, written.duplicates) == (2, 1)
+
+
+def test_options_of_a_task_come_from_columns_named_after_them(
+    database_uri: str, make_queue: Any
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "payload": {"n": 1},
+            "order": "a",
+            "priority": 9,
+            "eta": AT,
+            "max_attempts": 2,
+            "dedupe_key": "d",
+            "expires_in": 60.0,
+            "headers": '{"trace": "abc"}',
+            "queue": "first",
+        },
+        {
+            "payload": {"n": 2},
+            "order": "b",
+            "priority": None,
+            "eta": None,
+            "max_attempts": None,
+            "dedupe_key": None,
+            "expires_in": None,
+            "headers": None,
+            "queue": "second",
+        },
+    ]
+    batches, schema = frame(rows)
+    options = {"uri": database_uri, "key": "order", "priority": "4", "max_attempts": "7"}
+    written = Sink(schema, SinkOptions.of(options)).write(batches)
+    assert written == Written(frozenset({"first", "second"}), 2, 0)
+    first = make_queue("first").peek()[0]
+    assert (first.priority, first.next_retry_at, first.max_attempts) == (9, AT, 2)
+    assert (first.dedupe_key, first.headers, first.payload) == ("d", {"trace": "abc"}, {"n": 1})
+    assert first.expires_at - first.created_at == timedelta(seconds=60)
+    second = make_queue("second").peek()[0]
+    assert (second.priority, second.max_attempts, second.next_retry_at) == (4, 7, None)
+
+
+def test_a_dedupe_key_that_is_taken_is_a_duplicate(database_uri: str, make_queue: Any) -> None:
+    make_queue("orders").enqueue({}, dedupe_key="d")
+    rows = [{"payload": {"n": n}, "order": n, "dedupe_key": key} for n, key in enumerate("de")]
+    written = write(database_uri, rows)
+    assert (written.inserted, written.duplicates) == (1, 1)
+
+
+def test_payloads_of_every_type_are_stored_as_mongodb_has_them(
+    database_uri: str, make_queue: Any
+) -> None:
+    schema = StructType(
+        [
+            StructField("order", LongType()),
+            StructField("price", DecimalType(10, 2)),
+            StructField("day", DateType()),
+            StructField("seen", TimestampType()),
+            StructField("scores", MapType(StringType(), DecimalType(4, 1))),
+            StructField("items", ArrayType(StructType([StructField("day", DateType())]))),
+            StructField("share", DoubleType()),
+        ]
+    )
+    seen = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+    day = date(2026, 1, 2)
+    row = {"order": 1, "price": Decimal("12.50"), "day": day, "seen": seen, "share": 0.5}
+    row |= {"scores": [("a", Decimal("1.5"))], "items": [{"day": day}, None]}
+    empty = dict.fromkeys(row) | {"order": 2}
+    batches, _ = frame([row, empty], schema)
+    assert sink(database_uri, schema).write(batches).inserted == 2
+    full, bare = make_queue("orders").pop_many(2)
+    assert full.payload == {
+        "order": 1,
+        "price": Decimal128("12.50"),
+        "day": "2026-01-02",
+        "seen": seen,
+        "scores": {"a": Decimal128("1.5")},
+        "items": [{"day": "2026-01-02"}, None],
+        "share": 0.5,
+    }
+    assert bare.payload == empty
+
+
+def test_json_payloads_keep_the_types_of_extended_json(database_uri: str, make_queue: Any) -> None:
+    text = '{"n": 1, "id": {"$oid": "6650c0ffee0123456789abcd"}}'
+    write(database_uri, [{"payload": text, "order": 1}])
+    payload = make_queue("orders").pop().payload
+    assert payload == {"n": 1, "id": ObjectId("6650c0ffee0123456789abcd")}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"payload": "{", "order": 1}, "is not JSON"),
+        ({"payload": "[1]", "order": 1}, "a payload is a dict"),
+        ({"payload": None, "order": 1}, "a payload is a dict"),
+        ({"payload": '{"n": 1}', "order": 7, "priority": 256}, "key '7'.*priority=256"),
+        ({"payload": '{"n": 18446744073709551616}', "order": 1}, "cannot store"),
+        ({"payload": '{"n": 1}', "order": None}, "a key cannot be null"),
+        ({"payload": '{"n": 1}', "order": 1, "dedupe_key": ""}, "dedupe_key=''"),
+        ({"payload": '{"n": 1}', "order": 1, "queue": "a\nb"}, "printable"),
+        ({"payload": '{"n": 1}', "order": 1, "queue": None, "priority": 1}, "printable"),
+        ({"payload": '{"n": 1}', "order": 1, "eta": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001
+    ],
+)
+def test_a_row_that_is_no_task_is_refused_by_name(
+    row: dict[str, Any], says: str, database_uri: str, make_queue: Any
+) -> None:
+    schema = StructType([StructField("payload", StringType()), StructField("order", LongType())])
+    if len(row) > 2:
+        _, schema = frame([row])
+    batches, _ = frame([row], schema)
+    options = {"uri": database_uri, "key": "order"}
+    if "queue" not in row:
+        options["queue"] = "orders"
+    with pytest.raises(InvalidPayload, match=says):
+        Sink(schema, SinkOptions.of(options)).write(batches)
+    assert make_queue("orders").stats().pending == 0
+
+
+def test_a_model_checks_each_payload(database_uri: str, make_queue: Any) -> None:
+    assert write(database_uri, [{"order": 1, "text": "x"}], model=MODEL).inserted == 1
+    with pytest.raises(InvalidPayload, match=r"key '2'.*text"):
+        write(database_uri, [{"order": 2, "other": "x"}], model=MODEL)
+    assert stored(make_queue("orders")) == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"key": ""}, "name the columns of a key.*keyless=true"),
+        ({"keyless": "true"}, "contradict"),
+        ({"keyless": "true", "key": "", "hold": "true"}, "needs a key"),
+        ({"key": "colour"}, "name one of the columns order, text"),
+        ({"key": "share"}, "it is double; cast it to string"),
+        ({"queue": ""}, "printable"),
+        ({"priority": "300"}, "priority=300"),
+        ({"delay": "-1"}, "negative"),
+        ({"colour": "red"}, "no option 'colour'"),
+        ({"model": "nowhere:Model"}, "nowhere"),
+    ],
+)
+def test_a_write_that_means_nothing_is_refused_in_the_driver(
+    options: dict[str, str], says: str, database_uri: str
+) -> None:
+    schema = StructType(
+        [
+            StructField("order", IntegerType()),
+            StructField("text", StringType()),
+            StructField("share", DoubleType()),
+        ]
+    )
+    with pytest.raises(InvalidArgument, match=says):
+        sink(database_uri, schema, **options)
+
+
+def test_columns_that_mean_nothing_are_refused(database_uri: str) -> None:
+    order = StructField("order", StringType())
+    odd = StructType([order, StructField("x", CalendarIntervalType())])
+    with pytest.raises(InvalidArgument, match="MongoDB has no such type"):
+        sink(database_uri, odd)
+    extra = StructType([order, StructField("payload", StringType()), StructField("a", LongType())])
+    with pytest.raises(InvalidArgument, match="beside payload there may be"):
+        sink(database_uri, extra)
+    nowhere = SinkOptions.of({"uri": database_uri, "key": "order"})
+    with pytest.raises(InvalidArgument, match="give the option queue"):
+        Sink(StructType([order]), nowhere)
+
+
+# A load that is held
+
+
+def test_held_tasks_come_all_at_once_as_they_were_meant(database_uri: str, make_queue: Any) -> None:
+    queue = make_queue("orders")
+    rows = [{"payload": {"order": n}, "order": n, "delay": n * 60.0} for n in range(3)]
+    batches, schema = frame(rows)
+    one = sink(database_uri, schema, hold="true", expires_in="86400")
+    written = one.write(batches)
+    assert queue.pop() is None
+    assert queue.stats().delayed == 3
+    one.commit([written], name="report")
+    task = queue.pop()
+    assert task.payload == {"order": 0}
+    assert task.expires_at - task.created_at == timedelta(days=1)
+    later = sorted(task.next_retry_at - task.created_at for task in queue.peek(status="pending"))
+    assert later == [timedelta(minutes=1), timedelta(minutes=2)]
+    assert queue.collections.tasks.count_documents({"held": {"$exists": True}}) == 0
+    report = queue.collections.loads.find_one({"_id": "report"})
+    assert report == {"_id": "report", "inserted": 3, "duplicates": 0, "released": 3}
+
+
+def test_a_held_load_that_fails_leaves_nothing(database_uri: str, make_queue: Any) -> None:
+    queue = make_queue("orders")
+    queue.enqueue({"order": 99})
+    batches, schema = frame(ROWS)
+    one = sink(database_uri, schema, hold="true")
+    one.write(batches)
+    one.abort()
+    assert stored(queue) == [99]
+
+
+def test_a_held_load_that_died_is_finished_by_the_next(database_uri: str, make_queue: Any) -> None:
+    queue = make_queue("orders")
+    batches, schema = frame(ROWS)
+    sink(database_uri, schema, hold="true").write(batches[:3])  # Its driver is killed here.
+    again = sink(database_uri, schema, hold="true")
+    written = again.write(batches)
+    assert (written.inserted, written.duplicates) == (4, 21)
+    again.commit([written], name=None)
+    assert sorted(task.payload["order"] for task in queue.pop_many(100)) == list(range(25))
+
+
+def test_giving_up_does_not_take_from_another_load(database_uri: str, make_queue: Any) -> None:
+    queue = make_queue("orders")
+    batches, schema = frame(ROWS)
+    one, other = (sink(database_uri, schema, hold="true") for _ in range(2))
+    written = one.write(batches)
+    other.write(batches)
+    other.abort()
+    one.commit([written], name=None)
+    assert len(queue.pop_many(100)) == 25

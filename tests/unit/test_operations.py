@@ -1,0 +1,188 @@
+"""Operations are generators: what they ask of MongoDB can be read without a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pymongo.errors import AutoReconnect
+
+from microqueue import LeaseLost, Task
+from microqueue.operations import claim, filters, indexes, settle, settle_many
+from microqueue.operations.call import Call, Operation
+from microqueue.settings import QueueSettings
+from microqueue.task import Lease, TaskError
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+EARLIER = NOW - timedelta(seconds=2)
+LEASE = Lease(
+    token="token", worker_id="worker", started_at=NOW, expires_at=NOW + timedelta(seconds=60)
+)
+
+
+def drive(operation: Operation[Any], replies: Iterator[Any]) -> tuple[list[Call], Any]:
+    """Answer each call with the next reply; give the calls and the result."""
+    calls: list[Call] = []
+    try:
+        call = next(operation)
+        while True:
+            calls.append(call)
+            reply = next(replies)
+            call = (
+                operation.throw(reply)
+                if isinstance(reply, BaseException)
+                else operation.send(reply)
+            )
+    except StopIteration as stop:
+        return calls, stop.value
+
+
+def claimed_task(**fields: Any) -> Task[Any]:
+    document = {
+        "_id": 1, "status": "processing", "attempts": 1, "max_attempts": 3, "created_at": NOW,
+        "updated_at": NOW, "lease_token": "token", "worker_id": "worker", "started_at": NOW,
+        "lease_expires_at": LEASE.expires_at, "position": 5,
+    }  # fmt: skip
+    return Task.from_document({**document, **fields})
+
+
+def test_pop_is_one_atomic_write_in_ready_order() -> None:
+    calls, document = drive(claim.pop("q", LEASE), iter([{"_id": 1}]))
+    assert document == {"_id": 1}
+    (call,) = calls
+    assert call.method == "find_one_and_update"
+    assert call.arguments[0] == {"queue": "q", "status": "pending", "next_retry_at": None}
+    assert call.arguments[1]["$inc"] == {"attempts": 1}
+    assert call.options["sort"] == [("priority", -1), ("position", 1), ("_id", 1)]
+    assert "projection" not in call.options  # A retried findAndModify would drop it.
+    assert not call.repeatable
+
+
+def test_pop_looks_its_claim_up_after_a_lost_reply() -> None:
+    calls, document = drive(claim.pop("q", LEASE), iter([AutoReconnect(), {"_id": 7}]))
+    assert document == {"_id": 7}
+    assert calls[1].method == "find_one"
+    assert calls[1].arguments[0]["lease_token"] == "token"
+
+
+def test_batch_won_whole_takes_two_round_trips() -> None:
+    window = [{"_id": n, "attempts": 0, "updated_at": EARLIER} for n in range(3)]
+    replies = iter([window, SimpleNamespace(modified_count=3)])
+    calls, documents = drive(claim.pop_many("q", LEASE, limit=3), replies)
+    assert [call.method for call in calls] == ["find", "update_many"]
+    assert [document["attempts"] for document in documents] == [1, 1, 1]
+    assert calls[1].arguments[0]["updated_at"] == {"$lte": EARLIER}
+
+
+def test_batch_with_fresh_stamps_is_read_back_as_it_may_have_gone_round() -> None:
+    window = [{"_id": n, "attempts": 0, "updated_at": NOW} for n in range(2)]
+    stored = [{"_id": 0, "attempts": 2}, {"_id": 1, "attempts": 1}]
+    replies = iter([window, SimpleNamespace(modified_count=2), stored])
+    _, documents = drive(claim.pop_many("q", LEASE, limit=2), replies)
+    assert [document["attempts"] for document in documents] == [2, 1]
+
+
+def test_batch_won_in_part_is_read_back_by_its_token() -> None:
+    window = [{"_id": n, "attempts": 0, "updated_at": NOW} for n in range(3)]
+    won = [{"_id": 2}, {"_id": 0}]
+    replies = iter([window, SimpleNamespace(modified_count=2), won])
+    calls, documents = drive(claim.pop_many("q", LEASE, limit=3), replies)
+    assert [call.method for call in calls] == ["find", "update_many", "find"]
+    assert [document["_id"] for document in documents] == [0, 2]
+
+
+def test_batch_lost_whole_moves_to_another_window() -> None:
+    window = [
+        {"_id": n, "attempts": 0, "updated_at": NOW, "priority": 3, "position": 100 + n}
+        for n in (1, 2)
+    ]
+    lost = [window, SimpleNamespace(modified_count=0), []]
+    calls, documents = drive(claim.pop_many("q", LEASE, limit=2), iter([*lost * 50, *[[]] * 500]))
+    assert documents == []
+    reads = [call.arguments[0] for call in calls if call.options.get("limit")]
+    starts = {read["position"]["$gt"] for read in reads if "position" in read}
+    assert len(starts) > 2
+    assert min(starts) == 102  # Right behind the window that was lost.
+    assert max(starts) < 102 + 2 * claim.WINDOWS
+    assert all(read["priority"] == 3 for read in reads if "position" in read)
+    assert any("position" not in read for read in reads)  # The head is not forgotten.
+
+
+def test_every_settlement_is_fenced_by_status_and_token() -> None:
+    task = claimed_task()
+    error = TaskError(message="no", at=NOW)
+    for settlement in (
+        settle.done(NOW),
+        settle.failed(NOW, error),
+        settle.retried(task, NOW, error, delay_sec=1),
+        settle.released(NOW, front=True),
+    ):
+        operation = settle.settle(task, settlement, now=NOW, settings=QueueSettings())
+        (call,), _ = drive(operation, iter([SimpleNamespace(matched_count=1)]))
+        fence = {"_id": 1, "status": "processing", "lease_token": "token"}
+        assert call.arguments[0] == fence
+        assert call.arguments[1]["$set"]["lease_token"] is None
+        assert call.repeatable
+
+
+def test_call_inside_a_transaction_is_never_repeated_alone() -> None:
+    operation = settle.settle(
+        claimed_task(), settle.done(NOW), now=NOW, settings=QueueSettings(), session="session"
+    )
+    call = next(operation)
+    assert call.in_transaction
+    assert not call.repeatable
+
+
+@pytest.mark.parametrize(
+    ("stored", "says"),
+    [
+        (None, "gone"),
+        ({"_id": 1, "status": "processing", "worker_id": "other"}, "'other' holds the task"),
+        ({"_id": 1, "status": "pending"}, "the task is pending"),
+    ],
+)
+def test_lost_lease_says_why(stored: Any, says: str) -> None:
+    operation = settle.touch(claimed_task(), NOW, NOW)
+    with pytest.raises(LeaseLost, match=says):
+        drive(operation, iter([SimpleNamespace(matched_count=0), stored]))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "status"), [(1, "pending"), (2, "pending"), (3, "failed"), (4, "failed")]
+)
+def test_last_allowed_attempt_is_buried_where_the_failure_is_seen(
+    attempts: int, status: str
+) -> None:
+    error = TaskError(message="no", at=NOW)
+    settlement = settle.retried(claimed_task(attempts=attempts), NOW, error, delay_sec=1)
+    assert settlement.changes["status"] == status
+
+
+def test_many_claimed_together_are_settled_by_one_write() -> None:
+    tasks = [claimed_task(_id=n) for n in range(5)]
+    operation = settle_many.mark_all_done(tasks, now=NOW, settings=QueueSettings())
+    (call,), lost = drive(operation, iter([SimpleNamespace(matched_count=5)]))
+    assert lost == []
+    assert call.method == "update_many"
+    assert call.arguments[0]["_id"] == {"$in": [0, 1, 2, 3, 4]}
+    assert call.arguments[0]["lease_token"] == "token"
+
+
+def test_queries_contain_the_filter_of_the_index_they_need() -> None:
+    partial = {
+        model.document["name"]: model.document.get("partialFilterExpression", {})
+        for model in indexes.task_indexes(None)
+    }
+    assert filters.due(NOW)["status"] == partial["due"]["status"]
+    assert filters.due(NOW)["next_retry_at"]["$type"] == "date"
+    assert filters.lease_expired(NOW)["status"] == partial["lease"]["status"]
+    assert filters.undelivered(NOW)["expires_at"]["$type"] == "date"
+
+
+def test_calls_print_as_what_they_ask() -> None:
+    call = Call("find", {"a": 1}, limit=2)
+    assert repr(call) == "tasks.find({'a': 1}, limit=2)"

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from microqueue import InvalidArgument, QueueSettings
+
+
+def test_every_setting_can_come_from_the_environment() -> None:
+    environment = {
+        "MICROQUEUE_MAX_ATTEMPTS": "3",
+        "MICROQUEUE_VISIBILITY_TIMEOUT": "90",
+        "MICROQUEUE_BACKOFF": '{"base_sec": 1, "jitter": "none"}',
+        "MICROQUEUE_HISTORY_LIMIT": "5",
+        "MICROQUEUE_MAX_CRASHES": "7",
+        "MICROQUEUE_RETENTION": "none",
+        "MICROQUEUE_DEAD_LETTERS": "collection",
+        "MICROQUEUE_POLL_INTERVAL": "0.5",
+        "MICROQUEUE_RETRY_DEADLINE": "2",
+        "MICROQUEUE_SERVER_TIMEOUT": "1.5",
+        "MICROQUEUE_BATCH_SIZE": "10",
+        "MICROQUEUE_PROMOTE_LIMIT": "20",
+        "MICROQUEUE_ENSURE_INDEXES": "false",
+    }
+    assert {f"MICROQUEUE_{name.upper()}" for name in QueueSettings.model_fields} == set(environment)
+    settings = QueueSettings.from_environment(environment)
+    default = QueueSettings()
+    for name in QueueSettings.model_fields:
+        assert getattr(settings, name) != getattr(default, name), name
+    assert settings.visibility_timeout == timedelta(seconds=90)
+    assert settings.backoff.jitter == "none"
+    assert settings.ensure_indexes is False
+
+
+def test_values_from_code_win_over_the_environment() -> None:
+    environment = {"MICROQUEUE_MAX_ATTEMPTS": "3", "OTHER": "x"}
+    assert QueueSettings.from_environment(environment, max_attempts=7).max_attempts == 7
+
+
+def test_unknown_variables_are_named_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        QueueSettings.from_environment({"MICROQUEUE_PORT": "tcp://10.0.0.1", "MICROQUEUE_URI": "x"})
+    assert "MICROQUEUE_PORT" in caplog.text
+    assert "MICROQUEUE_URI" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_attemts": 3}, "no option 'max_attemts'"),
+        ({"max_attempts": 0}, "max_attempts=0"),
+        ({"visibility_timeout": 0}, "visibility_timeout=0"),
+        ({"visibility_timeout": -5}, "visibility_timeout=-5"),
+        ({"retention": "a week"}, "retention='a week'"),
+        ({"dead_letters": "elsewhere"}, "dead_letters='elsewhere'"),
+        ({"backoff": {"factor": 0}}, "factor"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"max_attempts": True}, "max_attempts=True"),
+        ({"max_attempts": "3"}, "max_attempts='3'"),
+        ({"visibility_timeout": "90"}, "visibility_timeout='90'"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        QueueSettings(**options)
+    assert says in str(caught.value)
+
+
+def test_bad_value_in_the_environment_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match="backoff="):
+        QueueSettings.from_environment({"MICROQUEUE_BACKOFF": "{broken"})
+
+
+def test_settings_cannot_be_changed_under_the_queue() -> None:
+    settings: Any = QueueSettings()
+    with pytest.raises(ValueError, match="frozen"):
+        settings.max_attempts = 2
