@@ -135,25 +135,24 @@ def pop_many(
                 return []
             start = {}  # The line is shorter than that.
             continue
-        if len(window) == 1:
-            claimed = yield from _claim_only(window[0]["_id"], lease)
-        else:
+        try:
             claimed = yield from _claim_window(window, lease)
-        spread.read(window, len(claimed))
+        except OperationFailure as exc:
+            if exc.code != TYPE_MISMATCH:
+                raise
+            yield from _bury_malformed(_these(window), lease.started_at)
+            claimed = yield from _read_back(window, lease)
+        else:
+            spread.read(window, len(claimed))
+            start = start if claimed else spread.start()
         if claimed:
             return claimed
-        start = spread.start()
-
-
-def _claim_only(task_id: Any, lease: Lease) -> Operation[list[Document]]:
-    """Claim one task that was seen ready; the reply is the task, so nothing is read again."""
-    selection = {**filters.any_of([task_id]), **filters.READY}
-    document = yield from _claim_one(selection, lease)
-    return [] if document is None else [document]
 
 
 def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Document]]:
-    ids = [document["_id"] for document in window]
+    if len(window) == 1:  # The reply to one write is the task, so nothing is read again.
+        document = yield from _claim_one({**_these(window), **filters.READY}, lease)
+        return [] if document is None else [document]
     # A task that went round since it was read has a newer stamp, and is not what we read.
     # Stamps of the last second do not tell, as clocks differ: then it is read once more.
     stamps = [stamp for document in window if (stamp := document.get("updated_at"))]
@@ -162,7 +161,7 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
     try:
         result = yield Call(
             "update_many",
-            {**filters.any_of(ids), **filters.READY, **unchanged},
+            {**_these(window), **filters.READY, **unchanged},
             claim_update(lease),
             repeatable=False,
         )
@@ -170,18 +169,23 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
         ours_entirely = settled_down and result.modified_count == len(window)
     except AutoReconnect:
         ours_entirely = False
-    except OperationFailure as exc:
-        if exc.code != TYPE_MISMATCH:
-            raise
-        yield from _bury_malformed(filters.any_of(ids), lease.started_at)
-        ours_entirely = False
     if ours_entirely:
         claimed = _claim_fields(lease)
         for document in window:
             document.update(claimed, attempts=document.get("attempts", 0) + 1)
         return window
-    won = yield Call("find", {**filters.any_of(ids), **held_under(lease)})
+    return (yield from _read_back(window, lease))
+
+
+def _read_back(window: list[Document], lease: Lease) -> Operation[list[Document]]:
+    """Read what of a window is ours, in the order of the line."""
+    won = yield Call("find", {**_these(window), **held_under(lease)})
+    ids = [document["_id"] for document in window]
     return sorted(won, key=lambda document: ids.index(document["_id"]))
+
+
+def _these(window: list[Document]) -> Document:
+    return filters.any_of(document["_id"] for document in window)
 
 
 def _bury_malformed(selection: Document, now: datetime) -> Operation[None]:
