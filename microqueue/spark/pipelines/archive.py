@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
 from pydantic import Field
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Observation, SparkSession
 
 from microqueue.arguments import check_names, refused
 from microqueue.durations import Duration, check_duration
@@ -25,10 +25,10 @@ from microqueue.operations import archive as operations
 from microqueue.operations.call import Target
 from microqueue.settings import QueueSettings
 from microqueue.spark.options import PlaceOptions
-from microqueue.spark.pipelines import archive_files, compaction
-from microqueue.spark.pipelines.archive_log import ArchiveLog, Entry
+from microqueue.spark.pipelines import archive_direct, archive_files, compaction
+from microqueue.spark.pipelines.archive_log import ArchivedFile, ArchiveLog, Entry
 from microqueue.spark.pipelines.archive_purge import Purge
-from microqueue.spark.pipelines.documents import read_documents
+from microqueue.spark.pipelines.documents import Part, parts_of, read_parts
 from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.place import locate, primary, server_now
 from microqueue.spark.pipelines.steps import Step, Tell, silent
@@ -201,18 +201,11 @@ def _write(
 ) -> Entry | None:
     """Write, read back and compare, and commit; give nothing if there was nothing."""
     job.tell(Step("write", "Writing finished tasks to Parquet"))
-    observed = Observation()
-    frame = archive_files.placed(_finished(job, queues, statuses))
-    frame = frame.observe(observed, *archive_files.totals())
-    staging = archive_files.write(frame, job.storage, job.run)
-    expected = archive_files.Totals.of(observed.get)
-    if not expected.rows:
-        job.storage.delete(staging)
+    parts = _finished(job, queues, statuses)
+    disk = job.storage.disk
+    files = _through_spark(job, parts) if disk is None else _directly(job, disk, parts)
+    if not files:
         return None
-    job.tell(Step("move", f"Putting {expected.rows:,} tasks in place"))
-    names = archive_files.move(job.storage, staging, job.run)
-    job.tell(Step("verify", "Reading back what was written"))
-    files = archive_files.verify(job.spark, job.storage, names, expected)
     job.tell(Step("commit", "Committing"))
     entry = Entry(
         kind="archived",
@@ -226,22 +219,48 @@ def _write(
     return entry
 
 
-def _finished(job: _Job, queues: Sequence[str] | None, statuses: Sequence[str]) -> DataFrame:
-    frames = []
+def _directly(job: _Job, disk: str, parts: Sequence[Part]) -> list[ArchivedFile]:
+    """Have the executors write and read files on a disk themselves."""
+    staging, written = archive_direct.write(job.spark, disk, parts, job.run)
+    job.tell(_moving(sum(file.rows for file in written)))
+    names = archive_files.move(job.storage, staging, [file.name for file in written], job.run)
+    job.tell(VERIFYING)
+    placed = [replace(file, name=name) for file, name in zip(written, names, strict=True)]
+    return archive_direct.verify(job.spark, job.storage, disk, placed)
+
+
+def _through_spark(job: _Job, parts: Sequence[Part]) -> list[ArchivedFile]:
+    """Have Spark write and read files, wherever it can."""
+    observed = Observation()
+    frame = archive_files.placed(read_parts(job.spark, parts))
+    frame = frame.observe(observed, *archive_files.totals())
+    staging = archive_files.write(frame, job.storage, job.run)
+    expected = archive_files.Totals.of(observed.get)
+    job.tell(_moving(expected.rows))
+    found = archive_files.staged(job.storage, staging)
+    names = archive_files.move(job.storage, staging, found, job.run)
+    job.tell(VERIFYING)
+    return archive_files.verify(job.spark, job.storage, names, expected)
+
+
+VERIFYING = Step("verify", "Reading back what was written")
+
+
+def _moving(rows: int) -> Step:
+    return Step("move", f"Putting {rows:,} tasks in place")
+
+
+def _finished(job: _Job, queues: Sequence[str] | None, statuses: Sequence[str]) -> list[Part]:
+    parts = []
     for target, wanted in _sources(job.settings, statuses):
         name = place_of(job.place).collections.at(target).name
         place = job.place.model_copy(update={"collection": name})
-        frames.append(
-            read_documents(
-                job.spark,
-                place,
-                queues=queues,
-                statuses=wanted,
-                time="finished_at",
-                until=job.cutoff,
-            )
+        parts += parts_of(
+            job.spark,
+            place,
+            queues=queues,
+            statuses=wanted,
+            time="finished_at",
+            until=job.cutoff,
         )
-    whole = frames[0]
-    for frame in frames[1:]:
-        whole = whole.unionByName(frame)
-    return whole
+    return parts

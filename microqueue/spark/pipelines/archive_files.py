@@ -63,25 +63,28 @@ def write(frame: DataFrame, storage: Storage, name: str, *, most_rows: int = 0) 
     return staging
 
 
-def move(storage: Storage, staging: str, run: str) -> list[str]:
-    """Move the files to their places, under names of this run, and give the names."""
-    names = []
-    found = sorted(info.name for info in storage.list(staging) if info.name.endswith(".parquet"))
-    for number, name in enumerate(found):
+def staged(storage: Storage, staging: str) -> list[str]:
+    """Name the files that Spark has written aside."""
+    return sorted(info.name for info in storage.list(staging) if info.name.endswith(".parquet"))
+
+
+def move(storage: Storage, staging: str, names: Sequence[str], run: str) -> list[str]:
+    """Move files to their places, under names of this run, and give the names in this order."""
+    moved = []
+    for number, name in enumerate(names):
         directory = name.removeprefix(f"{staging}/").rpartition("/")[0]
-        target = f"{directory}/{run}-{number:05}.parquet"
-        storage.move(name, target)
-        names.append(target)
+        moved.append(f"{directory}/{run}-{number:05}.parquet")
+        storage.move(name, moved[-1])
     storage.delete(staging)
-    return names
+    return moved
 
 
 def verify(
     spark: SparkSession, storage: Storage, names: Sequence[str], expected: Totals
 ) -> list[ArchivedFile]:
     """Read files back and compare them with what was to be written; describe each file."""
-    sizes = {info.name: info.size for name in _tops(names) for info in storage.list(name)}
-    unknown = [ArchivedFile(name=name, rows=0, size=sizes.get(name, 0)) for name in names]
+    known = sizes(storage, names)
+    unknown = [ArchivedFile(name=name, rows=0, size=known.get(name, 0)) for name in names]
     rows = _totals_by_file(spark, storage, unknown) if names else []
     checksum = 0
     for row in rows:
@@ -108,8 +111,10 @@ def _totals_by_file(
     return read_files(spark, storage, files).groupBy(by_file).agg(*totals()).collect()
 
 
-def _tops(names: Iterable[str]) -> set[str]:
-    return {name.split("/")[0] for name in names}
+def sizes(storage: Storage, names: Iterable[str]) -> dict[str, int]:
+    """Tell how large files are, and their neighbours."""
+    tops = {name.split("/")[0] for name in names}
+    return {info.name: info.size for top in tops for info in storage.list(top)}
 
 
 def _last(path: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -22,12 +23,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from microqueue.operations import export
+from microqueue.operations.call import Document
 from microqueue.operations.export import IdRange
 from microqueue.spark.columns import KNOWN
 from microqueue.spark.exact import Drift, reader_of
 from microqueue.spark.extended import to_json
 from microqueue.spark.ids import id_type
 from microqueue.spark.options import PlaceOptions
+from microqueue.spark.pipelines.spread import spread, tasks_for
 from microqueue.spark.place import place_of
 
 FEW_ROWS = 100_000
@@ -54,7 +57,16 @@ OBJECT_ID_FIRST = b"\x07_id\x00"
 LENGTH = struct.Struct("<i")
 
 
-def read_documents(
+@dataclass(frozen=True)
+class Part:
+    """A part of the tasks that match, for one executor to read."""
+
+    place: PlaceOptions
+    matching: Document
+    range: IdRange
+
+
+def parts_of(
     spark: SparkSession,
     place: PlaceOptions,
     *,
@@ -63,37 +75,29 @@ def read_documents(
     time: str = "created_at",
     since: datetime | None = None,
     until: datetime | None = None,
-    parts: int | None = None,
-) -> DataFrame:
-    """Load whole tasks, in parts that are read at the same time."""
+) -> list[Part]:
+    """Split the tasks that match into parts that can be read at the same time."""
     matching = export.selection(
         queues=queues, statuses=statuses, time=time, since=since, until=until
     )
     here = place_of(place)
     few = here.run(export.count_up_to(matching, FEW_ROWS + 1)) <= FEW_ROWS
-    wanted = parts or (1 if few else 4 * spark.sparkContext.defaultParallelism)
-    ranges = here.run(export.split_by_id(matching, wanted))
-    return spark.range(len(ranges), numPartitions=len(ranges)).mapInArrow(
-        _PartReader(place, matching, ranges), SCHEMA
-    )
+    ranges = here.run(export.split_by_id(matching, 1 if few else tasks_for(spark)))
+    return [Part(place, matching, one) for one in ranges]
 
 
-class _PartReader:
-    """Reads the parts whose numbers it is given: what Spark sends to its executors."""
+def read_parts(spark: SparkSession, parts: Sequence[Part]) -> DataFrame:
+    """Load whole tasks."""
+    return spread(spark, parts, batches_of, SCHEMA)
 
-    def __init__(self, place: PlaceOptions, matching: Any, ranges: Sequence[IdRange]) -> None:
-        self.place, self.matching, self.ranges = place, matching, ranges
 
-    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        here = place_of(self.place)
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                cursor = here.run(
-                    export.read_part(self.matching, (), self.ranges[number], batch_rows=BATCH_ROWS)
-                )
-                for raw in cursor:
-                    if raw:
-                        yield to_batch(raw)
+def batches_of(part: Part) -> Iterator[pa.RecordBatch]:
+    """Read one part."""
+    reading = export.read_part(part.matching, (), part.range, batch_rows=BATCH_ROWS)
+    with place_of(part.place).run(reading) as cursor:
+        for raw in cursor:
+            if raw:
+                yield to_batch(raw)
 
 
 def to_batch(raw: bytes) -> pa.RecordBatch:

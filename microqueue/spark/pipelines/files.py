@@ -37,6 +37,11 @@ class Storage:
         self._base = self._system.makeQualified(given)
         self.root: str = self._base.toString()
 
+    @property
+    def disk(self) -> str | None:
+        """The directory, if it is on a disk that Python sees as well; else nothing."""
+        return self._local("") if urlsplit(self.root).scheme == "file" else None
+
     def path(self, name: str) -> str:
         """Give the full path of a name, as Spark reads and writes it."""
         return f"{self.root}/{name}"
@@ -87,15 +92,15 @@ class Storage:
             self.delete(draft)
 
     def _publish(self, draft: str, name: str) -> bool:
-        if urlsplit(self.root).scheme == "file":
+        if self.disk is not None:
             # A rename on a disk would replace the target; a link never does.
             place = Path(self._local(draft))
-            _sync(place)
+            sync(place)
             try:
                 os.link(place, self._local(name))
             except FileExistsError:
                 return False
-            _sync(place.parent)
+            sync(place.parent)
             return True
         return bool(self._system.rename(self._path(draft), self._path(name)))
 
@@ -104,10 +109,10 @@ class Storage:
         return self._hadoop.Path(self._base, name)
 
     def _local(self, name: str) -> str:
-        return str(self._path(name).toUri().getPath())
+        return str((self._path(name) if name else self._base).toUri().getPath())
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Have the disk hold what was written, before anything relies on it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -33,7 +33,7 @@ from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.adding import Adder
 from microqueue.spark.pipelines.archive_log import ArchiveLog
 from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.documents import SCHEMA, decode, read_documents, with_payload
+from microqueue.spark.pipelines.documents import SCHEMA, decode, parts_of, read_parts, with_payload
 from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.fingerprint import fingerprinted
 from microqueue.spark.pipelines.history import LIFE, live_ids
@@ -163,7 +163,7 @@ def choose(
         moved = settings.dead_letters == "collection"
         name = f"{place.collection}_dlq" if moved else place.collection
         there = place.model_copy(update={"collection": name})
-        found = read_documents(spark, there, statuses=["failed"])
+        found = read_parts(spark, parts_of(spark, there, statuses=["failed"]))
         frames.append(found.withColumn("archived", f.lit(False)))  # noqa: FBT003 (a value)
     if archive is not None:
         kept = read_archive(spark, archive).select(*SCHEMA.names)

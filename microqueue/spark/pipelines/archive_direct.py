@@ -1,0 +1,162 @@
+"""Write the files of an archive in the executors themselves, and read them back there.
+
+On a disk that all machines see, the rows need not pass through Java: that is several times as
+fast. A part that Spark repeats, or runs twice at once, writes files under other names, and only
+those of the attempt whose answer Spark took are known to the driver: the others are left aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from uuid import uuid4
+
+import numpy
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from microqueue.spark.pipelines import archive_files
+from microqueue.spark.pipelines.archive_files import ArchiveDamaged
+from microqueue.spark.pipelines.archive_log import DAY, QUEUE, ArchivedFile
+from microqueue.spark.pipelines.digest import digest
+from microqueue.spark.pipelines.documents import Part, batches_of
+from microqueue.spark.pipelines.files import Storage, sync
+from microqueue.spark.pipelines.spread import spread, tasks_for
+
+BYTES_HELD = 96 * 1024 * 1024
+"""How much an executor reads before it writes, into one file for each day and queue."""
+
+ROWS_PER_GROUP = 50_000
+NO_DAY = "0001-01-01"
+NO_QUEUE = "default"
+EMPTY = "__HIVE_DEFAULT_PARTITION__"
+"""How Spark writes an empty name in a path."""
+
+ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
+"""What Spark escapes in the names of directories, and nothing else."""
+
+DESCRIBED = pa.schema([("name", pa.string()), ("rows", pa.int64()), ("digest", pa.string())])
+DESCRIBED_DDL = "name string, rows long, digest string"
+
+
+@dataclass(frozen=True)
+class Described:
+    """A file: its name from the root of the archive, its rows, and their digest."""
+
+    name: str
+    rows: int
+    digest: str
+
+
+def write(
+    spark: SparkSession, disk: str, parts: Sequence[Part], run: str
+) -> tuple[str, list[Described]]:
+    """Write parts aside, where nobody reads; give the directory, and what its files hold."""
+    staging = f"{archive_files.STAGING}/{run}"
+    frame = spread(spark, parts, _Writer(disk, staging), DESCRIBED_DDL)
+    return staging, [Described(**row.asDict()) for row in frame.collect()]
+
+
+def verify(
+    spark: SparkSession, storage: Storage, disk: str, written: Sequence[Described]
+) -> list[ArchivedFile]:
+    """Read files back and compare each with what was to be written; tell their sizes."""
+    names = [file.name for file in written]
+    frame = spread(spark, names, _Reader(disk), DESCRIBED_DDL, tasks=tasks_for(spark))
+    found = {row["name"]: Described(**row.asDict()) for row in frame.collect()}
+    for expected in written:
+        if found[expected.name] != expected:
+            raise ArchiveDamaged(
+                f"{storage.path(expected.name)} does not give back the {expected.rows:,} tasks "
+                "that were written; nothing was deleted from MongoDB. Look at the disk, and run "
+                "it again"
+            )
+    sizes = archive_files.sizes(storage, names)
+    return [ArchivedFile(name=one.name, rows=one.rows, size=sizes[one.name]) for one in written]
+
+
+class _Writer:
+    """Writes one part, as often as it has read enough."""
+
+    def __init__(self, disk: str, staging: str) -> None:
+        self.disk, self.staging = disk, staging
+
+    def __call__(self, part: Part) -> Iterator[pa.RecordBatch]:
+        held: list[pa.RecordBatch] = []
+        size = 0
+        for batch in batches_of(part):
+            held.append(batch)
+            size += batch.nbytes
+            if size >= BYTES_HELD:
+                yield self._written(held)
+                held, size = [], 0
+        if held:
+            yield self._written(held)
+
+    def _written(self, held: list[pa.RecordBatch]) -> pa.RecordBatch:
+        rows = pa.Table.from_batches(held)
+        return _batch(self._write(directory, some) for directory, some in by_directory(rows))
+
+    def _write(self, directory: str, rows: pa.Table) -> Described:
+        # A name that no other attempt has.
+        name = f"{self.staging}/{directory}/{uuid4().hex}.parquet"
+        place = Path(self.disk, name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(
+            rows,
+            place,
+            compression="zstd",
+            row_group_size=ROWS_PER_GROUP,
+            # No two documents are equal: looking for it takes time and finds nothing.
+            use_dictionary=[column for column in rows.column_names if column != "document"],
+        )
+        sync(place)
+        return Described(name, rows.num_rows, digest(rows))
+
+
+class _Reader:
+    """Reads one file back."""
+
+    def __init__(self, disk: str) -> None:
+        self.disk = disk
+
+    def __call__(self, name: str) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(Path(self.disk, name)) as file:
+            rows = file.read(use_threads=False)
+        yield _batch([Described(name, rows.num_rows, digest(rows))])
+
+
+def _batch(files: Iterable[Described]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([asdict(file) for file in files], schema=DESCRIBED)
+
+
+def by_directory(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Split rows by the day on which they finished, in UTC, and by queue."""
+    days = pc.fill_null(rows["finished_at"].cast(pa.date32()).cast(pa.string()), NO_DAY)
+    queues = pc.fill_null(rows["queue"], NO_QUEUE)
+    places = pa.table({"day": days, "queue": queues})
+    order = pc.sort_indices(places, sort_keys=[("day", "ascending"), ("queue", "ascending")])
+    places = places.take(order)
+    rows = rows.drop_columns("queue").take(order)
+    for start, end in pairwise(_edges(places)):
+        day, queue = (column[start].as_py() for column in places.columns)
+        yield f"{DAY}{day}/{QUEUE}{escaped(queue)}", rows.slice(start, end - start)
+
+
+def _edges(places: pa.Table) -> list[int]:
+    """Find where rows of another place begin, and the end."""
+    changed = numpy.zeros(max(len(places) - 1, 0), bool)
+    for column in places.columns:
+        values = column.combine_chunks()
+        changed |= pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
+    return [0, *(numpy.flatnonzero(changed) + 1).tolist(), len(places)]
+
+
+def escaped(queue: str) -> str:
+    """Write the name of a queue as Spark writes it in a path, and reads it."""
+    text = "".join(f"%{ord(letter):02X}" if letter in ESCAPED else letter for letter in queue)
+    return text or EMPTY
