@@ -34,10 +34,13 @@ def insert_chunk(
     itself, before it was interrupted, counts as new: the token tells. Of several rows with one
     id, the first counts.
     """
-    places = {document["_id"]: place for place, document in reversed(list(enumerate(documents)))}
-    firsts = sorted(places.values())
-    chosen = [documents[place] for place in firsts]
-    encoded = chosen if stored is None else [stored[place] for place in firsts]
+    chosen: Sequence[Document] = documents
+    encoded: Sequence[Any] = documents if stored is None else stored
+    if len({document["_id"] for document in documents}) < len(documents):
+        backwards = reversed(list(enumerate(documents)))
+        firsts = sorted({document["_id"]: place for place, document in backwards}.values())
+        chosen = [documents[place] for place in firsts]
+        encoded = [encoded[place] for place in firsts]
     left_out = yield from produce.enqueue_many(chosen, stored=encoded, settings=settings)
     if hold is not None and left_out:
         ids = [chosen[place]["_id"] for place in left_out]

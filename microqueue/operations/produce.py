@@ -125,14 +125,17 @@ def enqueue_many(
     is an error, because it aborts the transaction.
     """
     taken = yield from _taken_by_letters(documents, settings, session)
-    places = [index for index, document in enumerate(documents) if document["_id"] not in taken]
-    left_out = set(range(len(documents))) - set(places)
+    places: Sequence[int] = range(len(documents))
+    chunk, left_out = stored, set[int]()
+    if taken:
+        places = [place for place in places if documents[place]["_id"] not in taken]
+        chunk = [stored[place] for place in places]
+        left_out = set(range(len(documents))) - set(places)
     if session is not None and left_out:
         raise _duplicate(documents[min(left_out)], existing_id=documents[min(left_out)]["_id"])
     if not places:
         return left_out
     try:
-        chunk = [stored[index] for index in places]
         yield Call("insert_many", chunk, ordered=False, session=session)
     except BulkWriteError as exc:
         errors = exc.details["writeErrors"] if exc.details else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -47,6 +48,14 @@ def key_id(queue: str, key: str) -> ObjectId:
     It is a hash of both, so that no name and key together look like another pair. Of a
     thousand million tasks, two share one with a chance of one in a hundred thousand million.
     """
+    return next(key_ids(queue, [key]))
+
+
+def key_ids(queue: str, keys: Iterable[str]) -> Iterator[ObjectId]:
+    """Give the ids of many keys of one queue."""
     name = queue.encode()
-    digest = hashlib.blake2b(len(name).to_bytes(4) + name + key.encode(), digest_size=12)
-    return ObjectId(digest.digest())
+    begun = hashlib.blake2b(len(name).to_bytes(4) + name, digest_size=12)
+    for key in keys:
+        hasher = begun.copy()
+        hasher.update(key.encode())
+        yield ObjectId(hasher.digest())

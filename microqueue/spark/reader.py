@@ -18,6 +18,7 @@ from microqueue.operations.export import IdRange
 from microqueue.spark.convert import BatchConverter
 from microqueue.spark.options import SelectionOptions
 from microqueue.spark.place import Place, place_of
+from microqueue.spark.raw_batches import quickened
 
 FEW = 100_000
 """Up to so many matches, one part is quicker than several."""
@@ -89,7 +90,7 @@ def converter_for(schema: StructType, options: SelectionOptions, place: Place) -
 
 def converted(cursor: Any, converter: BatchConverter) -> Iterator[pa.RecordBatch]:
     """Convert what a cursor gives, and close it whatever comes."""
-    with cursor:
+    with quickened(cursor):
         for raw in cursor:
             yield from converter.convert(raw)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -36,7 +37,7 @@ from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.model import shorten
 from microqueue.payload import LARGEST_DOCUMENT, PayloadCodec
 from microqueue.spark.extended import from_json
-from microqueue.spark.ids import key_id
+from microqueue.spark.ids import key_id, key_ids
 from microqueue.spark.options import SinkOptions
 from microqueue.task import NewTask
 
@@ -106,7 +107,24 @@ class RowReader:
     def read(self, batch: pa.RecordBatch) -> Iterator[RowTask]:
         """Give a task for each row of a batch."""
         self.unsure |= batch.nbytes > LARGEST_DOCUMENT // 2
-        for row in batch.to_pylist():
+        rows = _rows(batch)
+        return self._alike(rows) if self._are_alike(batch) else self._one_by_one(rows)
+
+    def _are_alike(self, batch: pa.RecordBatch) -> bool:
+        """Tell whether each row is a payload as it is, for one queue, under a key of one column."""
+        options = self._options
+        if self._explicit or self._converters or not options.queue or options.model is not None:
+            return False
+        return len(options.key) == 1 and not batch.column(options.key[0]).null_count
+
+    def _alike(self, rows: list[dict[str, Any]]) -> Iterator[RowTask]:
+        """Give the same as reading rows one by one, in a third of the time."""
+        (key,), queue = self._options.key, self._options.queue
+        task_ids = key_ids(str(queue), (str(row[key]) for row in rows))
+        return map(RowTask, repeat(queue), task_ids, rows, repeat(None))
+
+    def _one_by_one(self, rows: list[dict[str, Any]]) -> Iterator[RowTask]:
+        for row in rows:
             key = None
             try:
                 for name, convert in self._converters.items():
@@ -170,6 +188,23 @@ class RowReader:
         if self._explicit and name == "delay" and isinstance(kind, DayTimeIntervalType):
             return None
         return _to_bson(name, kind)
+
+
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Give the rows as dicts, as ``to_pylist`` does, but quickly."""
+    names = batch.schema.names
+    return [
+        dict(zip(names, row, strict=True)) for row in zip(*map(_values, batch.columns), strict=True)
+    ]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Give the values of a column; numpy is quick, but has no null among numbers."""
+    kind = column.type
+    plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if pa.types.is_string(kind) or (plain and not column.null_count):
+        return list(column.to_numpy(zero_copy_only=False).tolist())
+    return list(column.to_pylist())
 
 
 def _parsed(text: str | None) -> Any:

@@ -17,6 +17,7 @@ import bson
 import pyarrow as pa
 import pyarrow.compute as pc
 from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.raw_bson import RawBSONDocument
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # It has no stub.
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -32,6 +33,7 @@ from microqueue.spark.ids import id_type
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.spread import spread, tasks_for
 from microqueue.spark.place import place_of
+from microqueue.spark.raw_batches import quickened
 
 FEW_ROWS = 100_000
 """So many matches are one part: finding out where to split would take longer."""
@@ -53,6 +55,7 @@ CODEC: CodecOptions[Any] = CodecOptions(
     uuid_representation=bson.binary.UuidRepresentation.STANDARD,
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
+OUTLINE: CodecOptions[Any] = CODEC.with_options(document_class=RawBSONDocument)
 OBJECT_ID_FIRST = b"\x07_id\x00"
 LENGTH = struct.Struct("<i")
 
@@ -94,7 +97,7 @@ def read_parts(spark: SparkSession, parts: Sequence[Part]) -> DataFrame:
 def batches_of(part: Part) -> Iterator[pa.RecordBatch]:
     """Read one part."""
     reading = export.read_part(part.matching, (), part.range, batch_rows=BATCH_ROWS)
-    with place_of(part.place).run(reading) as cursor:
+    with quickened(place_of(part.place).run(reading)) as cursor:
         for raw in cursor:
             if raw:
                 yield to_batch(raw)
@@ -140,6 +143,11 @@ def identify(raw: bytes, start: int) -> tuple[str, str | None]:
 def decode(document: bytes) -> dict[str, Any]:
     """Read a document as the queue does."""
     return bson.decode(document, CODEC)
+
+
+def outline(document: bytes) -> dict[str, Any]:
+    """Read a document's own fields, and leave what lies deeper as it is: twice as fast."""
+    return dict(RawBSONDocument(document, OUTLINE))
 
 
 def _fast_columns(raw: bytes) -> dict[str, pa.Array]:
