@@ -125,11 +125,13 @@ def main() -> None:
     summary, plain_per_sec = measure(total)
     written = summary.archived / summary.write_sec
     purged = summary.deleted / summary.purge_sec
+    together = summary.archived / (summary.write_sec + summary.purge_sec)
     print(f"{'tasks':32}{total:>12,}")
     print(f"{'archived and read back':32}{written:>12,.0f} /s   goal {GOAL_PER_SEC:,} /s")
     print(f"{'one process, not read back':32}{plain_per_sec:>12,.0f} /s")
     print(f"{'ratio':32}{written / plain_per_sec:>12.1f}")
     print(f"{'deleted':32}{purged:>12,.0f} /s")
+    print(f"{'all together':32}{together:>12,.0f} /s")
     print(f"{'bytes per task':32}{summary.size / summary.archived:>12.0f}")
 
 

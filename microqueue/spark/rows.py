@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -119,9 +118,9 @@ class RowReader:
 
     def _alike(self, rows: list[dict[str, Any]]) -> Iterator[RowTask]:
         """Give the same as reading rows one by one, in a third of the time."""
-        (key,), queue = self._options.key, self._options.queue
-        task_ids = key_ids(str(queue), (str(row[key]) for row in rows))
-        return map(RowTask, repeat(queue), task_ids, rows, repeat(None))
+        (key,), queue = self._options.key, str(self._options.queue)
+        task_ids = key_ids(queue, (str(row[key]) for row in rows))
+        return (RowTask(queue, one, row, None) for one, row in zip(task_ids, rows, strict=True))
 
     def _one_by_one(self, rows: list[dict[str, Any]]) -> Iterator[RowTask]:
         for row in rows:

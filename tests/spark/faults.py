@@ -1,9 +1,14 @@
-"""Payload models that fail in the middle of a part, when chunks before it are written."""
+"""Faults in the middle of a part: the first attempt, or every one, dies when some is written."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from pydantic import BaseModel, field_validator
 from pyspark import TaskContext
+
+from microqueue.spark.pipelines.archive_direct import _Writer
 
 FATAL = frozenset({150, 350, 850})
 
@@ -36,3 +41,15 @@ class Fails(Order):
         if order in FATAL:
             raise ValueError("every attempt dies here")
         return order
+
+
+class FailsAfterWriting(_Writer):
+    """Writes the files of a part of the archive; the first attempt dies before it can say so."""
+
+    def __call__(self, part: Any) -> Iterator[Any]:
+        written = list(super().__call__(part))
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            raise RuntimeError("the first attempt dies here")
+        yield from written

@@ -19,9 +19,13 @@ ROOT = Path(__file__).parents[2]
 JOB = """
 import sys
 
+from microqueue import Queue
 from microqueue.spark import read_tasks, session, write_tasks
+from microqueue.spark.pipelines.archive import archive
+from microqueue.spark.pipelines.archive_reader import read_archive
+from microqueue.spark.pipelines.triage import triage
 
-uri, done = sys.argv[1:]
+uri, done, place = sys.argv[1:]
 spark = session(
     master="local-cluster[2,1,1024]",
     config={"spark.executor.memory": "512m", "spark.driver.memory": "512m"},
@@ -47,6 +51,17 @@ assert sum(row.rows for row in found) == 400, found
 executors = {row.executor for row in found}
 # Installed, the format is known without being registered.
 assert "status" in spark.newSession().read.format("microqueue").options(uri=uri).load().columns
+
+# Pipelines: executors write the archive, delete from MongoDB, and read what was archived.
+with Queue.from_uri(uri, "orders") as queue:
+    queue.mark_done_many(queue.pop_many(40))
+    for task in queue.pop_many(5):
+        queue.mark_failure(task, f"order {task.payload['order']} not found", code="E")
+summary = archive(spark, place, uri=uri, older_than=0.001)
+assert (summary.archived, summary.deleted) == (45, 45), summary
+assert read_archive(spark, place).count() == 45
+(kind,) = triage(spark, archive=place, uri=uri).clusters
+assert kind.count == 5, kind
 open(done, "w").write(str(len(executors)))
 spark.stop()
 """
@@ -60,7 +75,7 @@ def test_executors_of_a_cluster_find_all_that_they_need(
     script.write_text(JOB)
     environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
     result = subprocess.run(
-        [sys.executable, str(script), database_uri, str(done)],
+        [sys.executable, str(script), database_uri, str(done), str(tmp_path / "archive")],
         cwd=tmp_path,  # Away from the code: executors must not find it by luck.
         env=environment,
         capture_output=True,
@@ -70,7 +85,7 @@ def test_executors_of_a_cluster_find_all_that_they_need(
     )
     assert result.returncode == 0, result.stderr[-4000:]
     assert int(done.read_text()) == 2
-    assert make_queue("orders").stats().ready == 400
+    assert make_queue("orders").stats().ready == 355
 
 
 def test_a_session_that_runs_already_is_taken(spark: SparkSession) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from bson import Decimal128, ObjectId, Regex
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument, MicroqueueError, QueueSettings
-from microqueue.spark.pipelines import archive_files, archive_purge
+from microqueue.spark.pipelines import archive_direct, archive_files, archive_purge
 from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.archive_files import ArchiveDamaged
 from microqueue.spark.pipelines.archive_log import ArchiveConflict, ArchiveLog, Entry
@@ -22,6 +23,7 @@ from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.history import all_tasks
 from microqueue.spark.pipelines.place import locate
 from microqueue.spark.pipelines.steps import Step
+from tests.spark.faults import FailsAfterWriting
 from tests.spark.past import Past, encoded
 
 HOUR = timedelta(hours=1)
@@ -75,6 +77,74 @@ def test_archived_tasks_leave_mongodb_and_are_read_back_as_they_were(
     assert (drifted["id"], drifted["id_type"]) == (str(odd["_id"]), "uuid")
     days = {path.name for path in tmp_path.glob("day=*")}
     assert days == {f"day={row['finished_at']:%Y-%m-%d}" for row in finished}
+
+
+NAMES = ["mail", "a/b=c %", "q'\"#*:?\\{[]^", "grün 日本", "a.b-c_d+e&f ~"]
+
+
+def test_rows_are_placed_where_spark_would_place_them(spark: SparkSession, tmp_path: Path) -> None:
+    at = datetime(2026, 5, 1, 23, 59, 59, 999000, tzinfo=UTC)
+    later = at + timedelta(milliseconds=1)
+    tasks = [
+        {"_id": f"{day} {name}", "queue": name, "finished_at": day}
+        for name in NAMES
+        for day in (later, at)
+    ]
+    rows = pa.Table.from_batches([to_batch(b"".join(map(encoded, tasks)))])
+    placed = dict(archive_direct.by_directory(rows))
+    days = [(name, day) for name in NAMES for day in ("2026-05-01", "2026-05-02")]
+    frame = spark.createDataFrame(days, "queue string, day string").selectExpr("*", "1 as n")
+    frame.write.partitionBy("day", "queue").parquet(str(tmp_path / "spark"))
+    files = (tmp_path / "spark").glob("*/*/*.parquet")
+    assert set(placed) == {str(file.parent.relative_to(tmp_path / "spark")) for file in files}
+    assert placed["day=2026-05-01/queue=mail"]["id"].to_pylist() == [f"{at} mail"]
+    assert placed["day=2026-05-02/queue=mail"]["id"].to_pylist() == [f"{later} mail"]
+
+
+def test_where_python_sees_no_disk_spark_writes_the_same_archive(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = Past(microqueue_database, "a/b=c %", ago=2 * HOUR)
+    past.enqueue(9)
+    past.work(6)
+    past.fail(["boom"] * 2)
+    finished = list(past.queue.collections.tasks.find({"status": {"$ne": "pending"}}))
+    directly, through_spark = tmp_path / "directly", tmp_path / "spark"
+    monkeypatch.setattr(
+        archive_purge.Purge, "run", lambda *_: Entry(kind="purged", run="", at=past.begin)
+    )
+    archive(spark, directly, uri=database_uri, older_than=HOUR, compact=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "disk", None)
+        # A log that the file system's own rename keeps: no link on a disk.
+        archive(spark, through_spark, uri=database_uri, older_than=HOUR, compact=False)
+    one, other = (read_archive(spark, path).orderBy("id") for path in (directly, through_spark))
+    assert one.schema == other.schema
+    assert one.collect() == other.collect()
+    assert sorted(bytes(row["document"]) for row in other.collect()) == sorted(
+        map(encoded, finished)
+    )
+
+
+def test_files_of_an_attempt_that_failed_are_left_aside(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.enqueue(5)
+    past.work(5)
+    monkeypatch.setattr(archive_direct, "_Writer", FailsAfterWriting)
+    summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    assert (summary.archived, summary.deleted, summary.files) == (5, 5, 1)
+    assert len(documents_of(spark, tmp_path)) == 5
+    assert len(list(tmp_path.glob("**/*.parquet"))) == 1
 
 
 def test_a_dry_run_counts_and_leaves_everything_as_it_is(

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from typing import Any
+
+import bson
+import pytest
+from pymongo.errors import CursorNotFound, OperationFailure
+
+from microqueue.spark import raw_batches
+from microqueue.spark.raw_batches import quickened
+
+TASKS = [{"_id": n, "text": "x" * n, "deep": [{"n": n}, []]} for n in range(250)]
+
+
+@pytest.fixture
+def tasks(microqueue_database: Any) -> Any:
+    microqueue_database.tasks.insert_many(TASKS)
+    return microqueue_database.tasks
+
+
+def test_a_quickened_cursor_gives_the_same_batches(tasks: Any) -> None:
+    usual = list(tasks.find_raw_batches(batch_size=100))
+    quick = list(quickened(tasks.find_raw_batches(batch_size=100)))
+    assert quick == usual
+    assert [len(bson.decode_all(raw)) for raw in quick] == [100, 100, 50]
+    assert list(quickened(tasks.find_raw_batches({"_id": -1}))) == []
+
+
+def test_a_quickened_cursor_makes_no_object_of_a_document(
+    tasks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cursor = tasks.find_raw_batches()
+    monkeypatch.setattr(cursor, "_unpack_response", lambda *_, **__: 1 / 0)  # The usual way.
+    assert sum(len(bson.decode_all(raw)) for raw in quickened(cursor)) == len(TASKS)
+
+
+def test_errors_of_a_quickened_cursor_are_those_of_pymongo(tasks: Any) -> None:
+    with pytest.raises(OperationFailure, match="unknown operator"):
+        list(quickened(tasks.find_raw_batches({"_id": {"$odd": 1}})))
+    cursor = quickened(tasks.find_raw_batches(batch_size=100))
+    next(cursor)
+    tasks.database.command("killCursors", tasks.name, cursors=[cursor.cursor_id])
+    with pytest.raises(CursorNotFound):
+        next(cursor)
+
+
+def test_a_pymongo_without_that_place_is_used_as_it_is(
+    tasks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raw_batches, "SHALLOW", None)
+    assert sum(len(bson.decode_all(raw)) for raw in quickened(tasks.find_raw_batches())) == 250
