@@ -31,6 +31,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         config={
             "spark.sql.shuffle.partitions": "2",
             "spark.driver.memory": "1g",
+            # The quick compiler only: no test runs for so long that the thorough one pays.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         },
     )

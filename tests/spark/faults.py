@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, field_validator
 from pyspark import TaskContext
 
-from microqueue.spark.pipelines.archive_direct import _Writer
+from microqueue.spark.pipelines.archive_direct import PartWriter
 
 FATAL = frozenset({150, 350, 850})
 
@@ -43,7 +43,7 @@ class Fails(Order):
         return order
 
 
-class FailsAfterWriting(_Writer):
+class FailsAfterWriting(PartWriter):
     """Writes the files of a part of the archive; the first attempt dies before it can say so."""
 
     def __call__(self, part: Any) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from bson import Decimal128, ObjectId, Regex
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument, MicroqueueError, QueueSettings
-from microqueue.spark.pipelines import archive_direct, archive_files, archive_purge
+from microqueue.spark.pipelines import archive_direct, archive_files, archive_purge, documents
 from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.archive_files import ArchiveDamaged
 from microqueue.spark.pipelines.archive_log import ArchiveConflict, ArchiveLog, Entry
@@ -140,11 +140,31 @@ def test_files_of_an_attempt_that_failed_are_left_aside(
     past = Past(microqueue_database, ago=2 * HOUR)
     past.enqueue(5)
     past.work(5)
-    monkeypatch.setattr(archive_direct, "_Writer", FailsAfterWriting)
+    monkeypatch.setattr(archive_direct, "PartWriter", FailsAfterWriting)
     summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert (summary.archived, summary.deleted, summary.files) == (5, 5, 1)
     assert len(documents_of(spark, tmp_path)) == 5
     assert len(list(tmp_path.glob("**/*.parquet"))) == 1
+
+
+def test_a_large_part_is_written_in_several_goes(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Past(microqueue_database, ago=2 * HOUR).enqueue(10)
+    monkeypatch.setattr(archive_direct, "BYTES_HELD", 1)
+    monkeypatch.setattr(documents, "BATCH_ROWS", 4)
+    (part,) = documents.parts_of(spark, locate(database_uri))
+    batches = list(archive_direct.PartWriter(str(tmp_path), "aside")(part))
+    written = [row for batch in batches for row in batch.to_pylist()]
+    assert [row["rows"] for row in written] == [4, 4, 2]
+    read = archive_direct.FileReader(str(tmp_path))
+    assert [row for one in written for batch in read(one["name"]) for row in batch.to_pylist()] == (
+        written
+    )
 
 
 def test_a_dry_run_counts_and_leaves_everything_as_it_is(

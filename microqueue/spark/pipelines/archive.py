@@ -222,6 +222,8 @@ def _write(
 def _directly(job: _Job, disk: str, parts: Sequence[Part]) -> list[ArchivedFile]:
     """Have the executors write and read files on a disk themselves."""
     staging, written = archive_direct.write(job.spark, disk, parts, job.run)
+    if not written:
+        return []
     job.tell(_moving(sum(file.rows for file in written)))
     names = archive_files.move(job.storage, staging, [file.name for file in written], job.run)
     job.tell(VERIFYING)
@@ -236,6 +238,9 @@ def _through_spark(job: _Job, parts: Sequence[Part]) -> list[ArchivedFile]:
     frame = frame.observe(observed, *archive_files.totals())
     staging = archive_files.write(frame, job.storage, job.run)
     expected = archive_files.Totals.of(observed.get)
+    if not expected.rows:
+        job.storage.delete(staging)
+        return []
     job.tell(_moving(expected.rows))
     found = archive_files.staged(job.storage, staging)
     names = archive_files.move(job.storage, staging, found, job.run)

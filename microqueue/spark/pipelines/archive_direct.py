@@ -57,7 +57,7 @@ def write(
 ) -> tuple[str, list[Described]]:
     """Write parts aside, where nobody reads; give the directory, and what its files hold."""
     staging = f"{archive_files.STAGING}/{run}"
-    frame = spread(spark, parts, _Writer(disk, staging), DESCRIBED_DDL)
+    frame = spread(spark, parts, PartWriter(disk, staging), DESCRIBED_DDL)
     return staging, [Described(**row.asDict()) for row in frame.collect()]
 
 
@@ -66,7 +66,7 @@ def verify(
 ) -> list[ArchivedFile]:
     """Read files back and compare each with what was to be written; tell their sizes."""
     names = [file.name for file in written]
-    frame = spread(spark, names, _Reader(disk), DESCRIBED_DDL, tasks=tasks_for(spark))
+    frame = spread(spark, names, FileReader(disk), DESCRIBED_DDL, tasks=tasks_for(spark))
     found = {row["name"]: Described(**row.asDict()) for row in frame.collect()}
     for expected in written:
         if found[expected.name] != expected:
@@ -79,13 +79,14 @@ def verify(
     return [ArchivedFile(name=one.name, rows=one.rows, size=sizes[one.name]) for one in written]
 
 
-class _Writer:
+class PartWriter:
     """Writes one part, as often as it has read enough."""
 
     def __init__(self, disk: str, staging: str) -> None:
         self.disk, self.staging = disk, staging
 
     def __call__(self, part: Part) -> Iterator[pa.RecordBatch]:
+        """Give what the files hold; Spark may call this again for the same part, or twice at once."""
         held: list[pa.RecordBatch] = []
         size = 0
         for batch in batches_of(part):
@@ -118,13 +119,14 @@ class _Writer:
         return Described(name, rows.num_rows, digest(rows))
 
 
-class _Reader:
+class FileReader:
     """Reads one file back."""
 
     def __init__(self, disk: str) -> None:
         self.disk = disk
 
     def __call__(self, name: str) -> Iterator[pa.RecordBatch]:
+        """Give what the file holds."""
         with pq.ParquetFile(Path(self.disk, name)) as file:
             rows = file.read(use_threads=False)
         yield _batch([Described(name, rows.num_rows, digest(rows))])
