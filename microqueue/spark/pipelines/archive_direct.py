@@ -86,7 +86,7 @@ class PartWriter:
         self.disk, self.staging = disk, staging
 
     def __call__(self, part: Part) -> Iterator[pa.RecordBatch]:
-        """Give what the files hold; Spark may call this again for the same part, or twice at once."""
+        """Give what the files hold; Spark may repeat this for a part, or run it twice at once."""
         held: list[pa.RecordBatch] = []
         size = 0
         for batch in batches_of(part):
