@@ -28,7 +28,12 @@ from microqueue.spark.pipelines.triage import triage
 uri, done, place = sys.argv[1:]
 spark = session(
     master="local-cluster[2,1,1024]",
-    config={"spark.executor.memory": "512m", "spark.driver.memory": "512m"},
+    config={
+        "spark.executor.memory": "512m",
+        "spark.driver.memory": "512m",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    },
 )
 spark.sparkContext.setLogLevel("OFF")
 frame = spark.range(0, 400, numPartitions=4).selectExpr("id as order")
