@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import drain, enqueue, latency, memory, references, round_trips
-from benchmarks.place import fill, fresh_place, server
+from benchmarks import anatomy, drain, enqueue, latency, memory, references, round_trips
+from benchmarks.place import BATCH, fill, fresh_place, server
 from benchmarks.processes import run_processes
 
 NAIVE_TASKS = 1500
@@ -199,6 +199,15 @@ def measure_round_trips(uri: str, size: Size) -> list[Line]:
     ]
 
 
+def measure_anatomy(uri: str, size: Size) -> list[Line]:
+    """Take apart what a drained task costs the server."""
+    found = anatomy.microseconds(uri, max(size.tasks // BATCH, 4))
+    leanest = min(found.values())
+    return [
+        Line(name, value, "us", "the leanest", value / leanest) for name, value in found.items()
+    ]
+
+
 PARTS: dict[str, Callable[[str, Size], list[Line]]] = {
     "drain": measure_drain,
     "enqueue": measure_enqueue,
@@ -206,6 +215,7 @@ PARTS: dict[str, Callable[[str, Size], list[Line]]] = {
     "contention": measure_contention,
     "memory": measure_memory,
     "round_trips": measure_round_trips,
+    "anatomy": measure_anatomy,
 }
 
 

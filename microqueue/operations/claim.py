@@ -14,7 +14,7 @@ from microqueue.operations import filters
 from microqueue.operations.call import Call, Document, Operation
 from microqueue.task import Lease
 
-WINDOWS = 8
+WINDOWS = 16
 LARGEST_SKEW = timedelta(seconds=1)
 TYPE_MISMATCH = 14
 _random = random.Random()  # noqa: S311 (it only spreads workers)
@@ -99,7 +99,7 @@ class Spread:
         if isinstance(first, int) and isinstance(last, int):
             self._last = window[-1].get("priority"), last, max(last - first, 0) + 1
         if claimed < len(window):
-            self._windows = min(self._windows * 2, WINDOWS)
+            self._windows = min(self._windows * 4, WINDOWS)
             self._undisturbed = 0
             return
         self._undisturbed += 1

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from microqueue.spark.pipelines import archive_files
-from microqueue.spark.pipelines.archive_files import ArchiveDamaged
+from microqueue.spark.pipelines.archive_files import NO_DAY, NO_QUEUE, ArchiveDamaged
 from microqueue.spark.pipelines.archive_log import DAY, QUEUE, ArchivedFile
 from microqueue.spark.pipelines.digest import digest
 from microqueue.spark.pipelines.documents import Part, batches_of
@@ -31,8 +31,6 @@ BYTES_HELD = 96 * 1024 * 1024
 """How much an executor reads before it writes, into one file for each day and queue."""
 
 ROWS_PER_GROUP = 50_000
-NO_DAY = "0001-01-01"
-NO_QUEUE = "default"
 EMPTY = "__HIVE_DEFAULT_PARTITION__"
 """How Spark writes an empty name in a path."""
 

@@ -16,6 +16,8 @@ from microqueue.spark.pipelines.files import Storage
 
 STAGING = "_staging"
 PARTITIONS = ("day", "queue")
+NO_DAY = "0001-01-01"
+NO_QUEUE = "default"
 
 
 class ArchiveDamaged(MicroqueueError):
@@ -43,13 +45,13 @@ def totals() -> tuple[Column, Column]:
 
 
 def placed(frame: DataFrame) -> DataFrame:
-    """Add the day on which a task finished, in UTC, and leave no queue without a name."""
+    """Add the day on which a task finished, in UTC; every row gets a day and a queue."""
     # Text made by Spark's own clock would follow the session's timezone.
     day = f.date_format(
         f.date_from_unix_date((f.unix_seconds("finished_at") / 86_400).cast("int")), "yyyy-MM-dd"
     )
-    queue = f.coalesce("queue", f.lit("default"))
-    return frame.withColumns({"day": day, "queue": queue})
+    queue = f.coalesce("queue", f.lit(NO_QUEUE))
+    return frame.withColumns({"day": f.coalesce(day, f.lit(NO_DAY)), "queue": queue})
 
 
 def write(frame: DataFrame, storage: Storage, name: str, *, most_rows: int = 0) -> str:

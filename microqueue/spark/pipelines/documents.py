@@ -151,7 +151,7 @@ def outline(document: bytes) -> dict[str, Any]:
 
 
 def _fast_columns(raw: bytes) -> dict[str, pa.Array]:
-    """Have pymongoarrow read the columns; it raises where a type is not as expected."""
+    """Have pymongoarrow read the columns; raises where a value is not as expected."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # It warns of pandas, which is not used.
         from pymongoarrow.api import Schema  # noqa: PLC0415 (slow to load)
@@ -165,7 +165,7 @@ def _fast_columns(raw: bytes) -> dict[str, pa.Array]:
         context = PyMongoArrowContext(Schema(wanted), codec_options=CODEC)
         context.process_bson_stream(raw)
         table = context.finish()
-    return {name: _whole(table.column(name)) for name in wanted}
+    return {name: _whole(table.column(name)).cast(ARROW_SCHEMA.field(name).type) for name in wanted}
 
 
 def _in_bson(kind: pa.DataType) -> pa.DataType:
