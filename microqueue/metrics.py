@@ -49,7 +49,8 @@ class PrometheusHooks(Hooks):
     """Counts and times what workers do. Any number of them may share one.
 
     - ``microqueue_tasks_total{queue,task,outcome}``: handlers that ended, by what became of
-      the task: ``done``, ``retried``, ``snoozed``, ``failed``, ``released`` or ``lease_lost``.
+      the task: ``done``, ``retried``, ``snoozed``, ``failed``, ``released``, ``cancelled`` or
+      ``lease_lost``.
       A lease found lost only when the result was to be written counts as both.
     - ``microqueue_task_run_seconds{queue,task}``: how long handlers ran.
     - ``microqueue_task_wait_seconds{queue}``: from enqueue to the first claim, by the server's

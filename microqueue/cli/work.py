@@ -114,6 +114,7 @@ def worker(
             concurrency=concurrency,
             grace=grace,
             reload=reload,
+            burst=burst,
         )
         return
     with serving.metrics(metrics_port, own_name()) as hooks:
@@ -170,6 +171,7 @@ def _supervise(
     concurrency: int,
     grace: timedelta,
     reload: bool,
+    burst: bool,
 ) -> None:
     """Run this very command in several processes, and take back what a dead one held."""
     load_handler(handler)  # A wrong name is told once, before anything starts.
@@ -199,6 +201,7 @@ def _supervise(
             on_death=take_back,
             grace_sec=grace.total_seconds(),
             patient=reload,
+            may_end=burst,
         )
         with stopping_by_signal(lambda **_: supervisor.stop()):
             if reload:

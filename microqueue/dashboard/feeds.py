@@ -142,7 +142,10 @@ class ChangeFeed:
         return Change("queue.resumed" if deleted else "queue.paused", queue=queue)
 
     def _of_worker(self, change: Any) -> Change | None:
-        worker_id = change.get("documentKey", {}).get("_id")
+        registration = str(change.get("documentKey", {}).get("_id"))
+        worker_id, _, place = registration.rpartition("@")
+        if place != self._access.collections.name:
+            return None
         if change["operationType"] == "delete":
             gone_at = self._gone_at.pop(worker_id, None)
             gone = gone_at is not None and gone_at <= self._access.core.clock.now()

@@ -10,6 +10,7 @@ from typing import Any
 from bson.errors import BSONError
 from pymongo.errors import (
     AutoReconnect,
+    BulkWriteError,
     ConnectionFailure,
     DocumentTooLarge,
     ExecutionTimeout,
@@ -75,6 +76,8 @@ def retry_options(deadline: timedelta, on_retry: Callable[[], None]) -> dict[str
 
 def translate(error: Exception) -> MicroqueueError:
     """Give the error of ours that stands for a driver's. Addresses and passwords stay out."""
+    if isinstance(error, BulkWriteError):
+        error = _first_of(error)
     if not isinstance(error, PyMongoError) or isinstance(error, DocumentTooLarge):
         return InvalidArgument(f"MongoDB cannot store this: {_first_line(error)}")
     if isinstance(error, OperationFailure) and error.code in TOO_LARGE_CODES:
@@ -91,6 +94,12 @@ def translate(error: Exception) -> MicroqueueError:
     ):
         return ServerUnavailable(f"MongoDB could not complete the call: {_first_line(error)}")
     return OperationFailed(f"MongoDB refused the call: {_first_line(error)}")
+
+
+def _first_of(error: BulkWriteError) -> OperationFailure:
+    """Give the first error of a bulk, which says of itself only that there was one."""
+    found = (error.details or {}).get("writeErrors") or []
+    return OperationFailure(found[0]["errmsg"], found[0]["code"]) if found else error
 
 
 def _first_line(error: Exception) -> str:

@@ -6,7 +6,7 @@ the same pieces here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -53,6 +53,13 @@ def claimed(task: Claim) -> Document:
     """Match the task only while this very claim holds it: the fence of every settlement."""
     token = task.lease.token if task.lease else None
     return {"_id": task.id, "status": PROCESSING, "lease_token": token}
+
+
+def claimed_together(tasks: Sequence[Claim]) -> Document:
+    """Match the tasks that these very claims still hold: no two claims share a token."""
+    tokens = {task.lease.token for task in tasks if task.lease}
+    fence = {"status": PROCESSING, "lease_token": {"$in": sorted(tokens)}}
+    return {**any_of(task.id for task in tasks), **fence}
 
 
 def any_of(ids: Iterable[Any]) -> Document:

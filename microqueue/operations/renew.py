@@ -1,4 +1,4 @@
-"""Renew: move the end of many leases with one write per claim, and see what was taken away."""
+"""Renew: move the end of many leases with one write, and see what was taken away."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ def renew(
 ) -> Operation[list[Task[Any]]]:
     """Renew the leases of tasks in flight; give those that are no longer held.
 
-    Tasks claimed together share a token, and one write renews them all. Safe to repeat: it
-    sets the same instants again.
+    One write renews all that have leases of the same length. Each is claimed under a token
+    that no other claim has, so any of the tokens proves that it is still ours. Safe to repeat:
+    it sets the same instants again.
     """
-    groups: dict[tuple[str, float], list[Task[Any]]] = defaultdict(list)
+    groups: dict[float, list[Task[Any]]] = defaultdict(list)
     for task in tasks:
         if task.lease is not None:
             own = task.visibility_timeout_sec
             seconds = timeout.total_seconds() if own is None else own
-            groups[(task.lease.token, seconds)].append(task)
+            groups[seconds].append(task)
     lost: list[Task[Any]] = []
-    for (_, seconds), group in groups.items():
-        fence = {**filters.claimed(group[0]), **filters.any_of(task.id for task in group)}
+    for seconds, group in groups.items():
+        fence = filters.claimed_together(group)
         expires_at = now + timedelta(seconds=seconds)
         update = {"$set": {"lease_expires_at": expires_at, "updated_at": now}}
         result = yield Call("update_many", fence, update)

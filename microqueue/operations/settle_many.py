@@ -57,7 +57,7 @@ def settle_batch(
 def mark_all_done(
     tasks: Sequence[Claim], *, now: datetime, settings: QueueSettings
 ) -> Operation[list[LeaseLost]]:
-    """Mark many tasks done, with one write for all that were claimed together.
+    """Mark many tasks done: one write for those claimed together, one for all claimed singly.
 
     Returns the leases that were lost; the others are done.
     """
@@ -66,17 +66,23 @@ def mark_all_done(
         # The history entry is the same for every task of a group, so one update serves all.
         token = task.lease.token if task.lease else None
         groups[(token, task.attempts)].append(task)
-    lost: list[LeaseLost] = []
+    settlement = settle.done(now)
+    singly: list[UpdateOne] = []
+    matched = 0
     for group in groups.values():
-        settlement = settle.done(now)
+        fence = {**filters.claimed(group[0]), **filters.any_of({task.id: None for task in group})}
         update = settle.settlement_update(
             group[0], settlement, now=now, history_limit=settings.history_limit
         )
-        ids = filters.any_of({task.id: None for task in group})
-        result = yield Call("update_many", {**filters.claimed(group[0]), **ids}, update)
-        if result.matched_count != len(ids["_id"]["$in"]):
-            lost += yield from _find_lost([(task, settlement) for task in group])
-    return lost
+        if len(group) == 1:
+            singly.append(UpdateOne(fence, update))
+        else:
+            matched += (yield Call("update_many", fence, update)).matched_count
+    if singly:
+        matched += (yield Call("bulk_write", singly, ordered=False)).matched_count
+    if matched == len({(task.id, task.lease and task.lease.token) for task in tasks}):
+        return []
+    return (yield from _find_lost([(task, settlement) for task in tasks]))
 
 
 def _find_lost(endings: Sequence[tuple[Claim, Settlement]]) -> Operation[list[LeaseLost]]:

@@ -46,15 +46,20 @@ class WorkerInfo(Model):
 def beat(info: WorkerInfo) -> Operation[None]:
     """Register a worker, or renew its registration. Safe to repeat: it writes the same again."""
     document = info.model_dump(exclude={"id"})
-    document["gone_at"] = info.gone_at()
-    yield Call(
-        "update_one", {"_id": info.id}, {"$set": document}, upsert=True, target=Target.WORKERS
-    )
+    document |= {"worker_id": info.id, "gone_at": info.gone_at()}
+    own = {"_id": _registration(info.id, info.collection)}
+    yield Call("update_one", own, {"$set": document}, upsert=True, target=Target.WORKERS)
 
 
-def leave(worker_id: str) -> Operation[None]:
+def leave(worker_id: str, collection: str) -> Operation[None]:
     """Take a worker off the list: it ended, and holds nothing."""
-    yield Call("delete_one", {"_id": worker_id}, target=Target.WORKERS)
+    own = {"_id": _registration(worker_id, collection)}
+    yield Call("delete_one", own, target=Target.WORKERS)
+
+
+def _registration(worker_id: str, collection: str) -> str:
+    """Name a registration: a worker of several collections has one for each."""
+    return f"{worker_id}@{collection}"
 
 
 def list_workers(collection: str) -> Operation[list[WorkerInfo]]:
@@ -77,7 +82,7 @@ def reclaim_orphaned(
     dead = yield Call("find", silent, target=Target.WORKERS)
     for document in dead:
         back, out = yield from reclaim_from(
-            document["_id"], now, settings, concurrency=document.get("concurrency") or 1
+            _worker_id(document), now, settings, concurrency=document.get("concurrency") or 1
         )
         reclaimed += back
         buried += out
@@ -148,4 +153,8 @@ def _crash_update(
 
 def _read(document: Document) -> WorkerInfo:
     fields = {name: document.get(name) for name in WorkerInfo.model_fields if name != "id"}
-    return WorkerInfo.trusted(id=document["_id"], **fields)
+    return WorkerInfo.trusted(id=_worker_id(document), **fields)
+
+
+def _worker_id(document: Document) -> str:
+    return str(document.get("worker_id") or document["_id"])

@@ -10,22 +10,19 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from microqueue.async_queue import AsyncQueue
-from microqueue.errors import MicroqueueError
+from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations import workers
 from microqueue.queue import Queue
-from microqueue.worker.base import WorkerCore
-from microqueue.worker.claiming import PAUSE_SEC, Do, Sight, Step
+from microqueue.worker.base import CLOSING_WAIT_SEC, HURRY_SEC, ROOM_WAIT_SEC, WorkerCore
+from microqueue.worker.claiming import Do, Sight, Step
 from microqueue.worker.context import AsyncContext, Context
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import Hooks
-from microqueue.worker.inflight import Held, now_sec
+from microqueue.worker.inflight import PAUSE_SEC, Held, now_sec
 from microqueue.worker.offload import run_in_thread
-from microqueue.worker.settler import Finished, by_queue, commit
+from microqueue.worker.settler import Finished, by_queue, commit, storable
 from microqueue.worker.sleeping import AsyncSleeper
 from microqueue.worker.twin import blocking_twin
-
-ROOM_WAIT_SEC = 0.5
-CLOSING_WAIT_SEC = 0.05
 
 logger = logging.getLogger("microqueue.worker")
 
@@ -53,8 +50,6 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         self._room = Step(Do.AWAIT_ROOM)  # What the claims wait for, when they do.
         self._changed = asyncio.Event()  # There is room, or stop was called.
         self._to_settle = asyncio.Event()
-        self._stopping = False
-        self._hurrying = False
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sleeper: AsyncSleeper | None = None
@@ -69,6 +64,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         """
         self._loop = asyncio.get_running_loop()
         self._closing = False
+        self._handled = 0
         with ExitStack() as opened:
             self._twins = {
                 queue: opened.enter_context(blocking_twin(queue)) for queue in self._queues
@@ -93,11 +89,12 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 await self._finish_running(grace_sec)
                 self._closing = True
                 self._to_settle.set()
-                await settler
-                await asyncio.to_thread(keeper.stop)
-                await self._leave()
-                await asyncio.to_thread(sleeper.wait_closed)
+                if await self._await_settled(settler):
+                    await asyncio.to_thread(keeper.stop)
+                    await self._leave()
+                    await asyncio.to_thread(sleeper.wait_closed)
                 self._stopping = self._hurrying = False
+                self._settle_by = float("inf")
         return self._handled
 
     def stop(self, *, immediately: bool = False) -> None:
@@ -151,7 +148,8 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         try:
             claimed = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            self._waiting.extend(self._take_in(queue, await claiming))  # Handed back at the end.
+            with suppress(MicroqueueError):  # It must not take the place of the cancellation.
+                self._waiting.extend(self._take_in(queue, await claiming))  # Handed back later.
             raise
         self._waiting.extend(self._take_in(queue, claimed))
         self._start_waiting()
@@ -242,26 +240,42 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 self._changed.set()
 
     async def _commit(self, queue: AsyncQueue[Any], batch: list[Finished]) -> None:
-        give_up_at = now_sec() + queue.settings.visibility_timeout.total_seconds()
+        lease_ends = now_sec() + queue.settings.visibility_timeout.total_seconds()
         while True:
             try:
                 lost = await queue.run(commit(queue, batch, await queue.now()))
+            except InvalidArgument as exc:
+                for part in storable(batch, exc, queue.clock.now()):
+                    await self._commit(queue, part)
+                return
             except MicroqueueError as exc:
-                if now_sec() > give_up_at:
-                    logger.error("%d settlements are given up: %s", len(batch), exc)  # noqa: TRY400
-                    lost = []
-                else:
-                    logger.warning("cannot settle; trying again in %s s: %s", PAUSE_SEC, exc)
+                if self._try_again(len(batch), exc, lease_ends):
                     await asyncio.sleep(PAUSE_SEC)
                     continue
+                lost = []
             self._committed(batch, lost)
             return
 
     # End
 
+    async def _await_settled(self, settler: asyncio.Task[None]) -> bool:
+        """Wait until all is settled; who is in a hurry does not wait for a server that is away."""
+        waited_from: float | None = None
+        while not settler.done():
+            await asyncio.wait([settler], timeout=CLOSING_WAIT_SEC)
+            if self._hurrying:
+                waited_from = waited_from or now_sec()
+                if now_sec() - waited_from > HURRY_SEC:
+                    logger.error("ending without an answer; leases are left to expire")
+                    settler.cancel()
+                    return False
+        await settler
+        return True
+
     async def _leave(self) -> None:
         try:
-            await self._queues[0].run(workers.leave(self.worker_id))
+            for _, group in self._by_collection(self._queues):
+                await group[0].run(workers.leave(self.worker_id, group[0].collections.name))
         except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
             logger.warning("the end of this worker could not be told: %s", exc)
 
@@ -269,7 +283,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         """Hand back what has not started, let what runs finish, then hand back the rest."""
         while self._waiting:
             self._settle_later(self._handed_back(self._waiting.popleft()))
-        deadline = now_sec() + grace_sec
+        deadline = self._settle_by = now_sec() + grace_sec
         while self._running and now_sec() < deadline and not self._hurrying:
             await asyncio.wait(self._running, timeout=CLOSING_WAIT_SEC)
         for held in self._in_flight.snapshot():

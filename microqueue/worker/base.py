@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from microqueue.core import QueueCore, worker_name
-from microqueue.errors import InvalidArgument, InvalidPayload, LeaseLost
+from microqueue.errors import InvalidArgument, InvalidPayload, LeaseLost, MicroqueueError
 from microqueue.operations import settle, workers
 from microqueue.operations.workers import WorkerInfo
 from microqueue.payload import check_encodable
@@ -19,13 +19,24 @@ from microqueue.task import Claimed, Outcome, TaskStatus
 from microqueue.worker.claiming import Claiming, Steps
 from microqueue.worker.handlers import Handler, SingleHandler, router_for
 from microqueue.worker.hooks import HookList, Hooks
-from microqueue.worker.inflight import RENEWALS_PER_LEASE, Held, InFlight, Pace, now_sec
+from microqueue.worker.inflight import (
+    PAUSE_SEC,
+    RENEWALS_PER_LEASE,
+    Held,
+    InFlight,
+    Pace,
+    now_sec,
+)
 from microqueue.worker.keeper import LeaseKeeper
 from microqueue.worker.log import logger, tell
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outcomes import Fail, settlement_for
 from microqueue.worker.selection import make_selection
 from microqueue.worker.settler import Finished
+
+ROOM_WAIT_SEC = 0.5
+CLOSING_WAIT_SEC = 0.05
+HURRY_SEC = 2.0
 
 QueueT = TypeVar("QueueT", bound=QueueCore[Any])
 
@@ -66,6 +77,10 @@ class WorkerCore(Generic[QueueT]):
         self._timeout_sec = self.options.timeout.total_seconds() if self.options.timeout else None
         self._verbose = logger.isEnabledFor(logging.DEBUG)
         self._handled = 0
+        # Plain flags: a signal handler must not wait for a lock that its thread holds.
+        self._stopping = False
+        self._hurrying = False
+        self._settle_by = float("inf")
         self._expect: Callable[[float], None] = lambda _due: None
 
     def _keeper(
@@ -76,25 +91,26 @@ class WorkerCore(Generic[QueueT]):
         on_lost: Callable[[Held], None],
     ) -> LeaseKeeper:
         """Register this worker; make the thread that keeps its leases and beats on."""
-        first = twins[self._queues[0]]
-        started_at = first.now()
+        started_at = twins[self._queues[0]].now()
 
         def beat() -> None:
             held = self._in_flight.snapshot()
-            info = WorkerInfo(
-                id=self.worker_id,
-                collection=first.collections.name,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                queues=[queue.name for queue in self._queues],
-                concurrency=self.options.concurrency,
-                running=sum(one.started is not None for one in held),
-                handled=self._handled,
-                started_at=started_at,
-                heartbeat_at=first.now(),
-                heartbeat_sec=self.options.heartbeat.total_seconds(),
-            )
-            first.run(workers.beat(info))
+            for names, group in self._by_collection(self._queues):
+                first = twins[group[0]]
+                info = WorkerInfo(
+                    id=self.worker_id,
+                    collection=first.collections.name,
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                    queues=names,
+                    concurrency=self.options.concurrency,
+                    running=sum(one.started is not None and one.queue in group for one in held),
+                    handled=self._handled,
+                    started_at=started_at,
+                    heartbeat_at=first.now(),
+                    heartbeat_sec=self.options.heartbeat.total_seconds(),
+                )
+                first.run(workers.beat(info))
 
         beat()  # Before the first claim, so that its death is noticed however soon it comes.
         keeper = LeaseKeeper(
@@ -157,7 +173,7 @@ class WorkerCore(Generic[QueueT]):
         """Judge how a handler ended; nothing if somebody else has concluded the task."""
         took_sec = now_sec() - (held.started or now_sec())
         self._pace.learn(took_sec)
-        if not self._in_flight.conclude(held):
+        if not self._in_flight.conclude(held, returned=True):
             tell(logging.INFO, held.task, "the late end of its handler is discarded")
             return None
         settlement = None
@@ -218,6 +234,17 @@ class WorkerCore(Generic[QueueT]):
             return None
         self._hooks.call("on_release", held.task)
         return Finished(held, settle.released(held.queue.clock.now(), front=False))
+
+    def _try_again(self, count: int, error: MicroqueueError, lease_ends: float) -> bool:
+        """Decide whether to write settlements again that did not reach the server.
+
+        Not longer than their leases last; after a stop, not longer than the grace.
+        """
+        if self._hurrying or now_sec() > min(lease_ends, self._settle_by):
+            logger.error("%d settlements are given up: %s", count, error)
+            return False
+        logger.warning("cannot settle; trying again in %g s: %s", PAUSE_SEC, error)
+        return True
 
     def _committed(self, batch: Sequence[Finished], lost: Sequence[LeaseLost]) -> None:
         """Account for a batch that was written."""

@@ -16,11 +16,10 @@ from typing import Any, TypeAlias
 
 from microqueue.errors import MicroqueueError
 from microqueue.operations.glance import Glance
-from microqueue.worker.inflight import InFlight, Pace, now_sec
+from microqueue.worker.inflight import PAUSE_SEC, InFlight, Pace, now_sec
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.selection import Selection
 
-PAUSE_SEC = 1.0  # Between two tries while the server is away.
 NAP_SEC = 0.001
 SOON_SEC = 0.005
 DEAF_SEC = 0.2
@@ -105,6 +104,7 @@ class Claiming:
         self._stopping = stopping
         self._burst = burst
         self._batch = options.flush_limit
+        self._concurrency = options.concurrency
         self._poll_sec = options.poll_interval.total_seconds()
         self._brisk_sec = options.brisk_period.total_seconds()
         self._nap_sec = NAP_SEC * len(queues)
@@ -132,8 +132,13 @@ class Claiming:
         held, unfinished = len(self._in_flight), self._in_flight.unfinished
         most = self._pace.most()
         # Room for a good part of a batch, or for an idle handler, is worth a claim.
-        enough = max(most * 3 // 4, 1)
+        enough = max(most * 3 // 4, self._concurrency)
         too_many = most + UNSETTLED_BATCHES * self._batch
+        if self._burst and unfinished and not held:
+            # Only handlers are left that go on after their time; the end waits for none of them.
+            yield from self._look()
+            if self._asleep:
+                return True
         if unfinished >= enough or held >= too_many:
             yield Step(Do.AWAIT_ROOM, limit=enough, most=too_many)
         elif now_sec() >= self._look_at:

@@ -11,6 +11,7 @@ from microqueue.task import Claimed, Progress, Task
 from microqueue.worker.outcomes import Judgement
 
 RENEWALS_PER_LEASE = 3
+PAUSE_SEC = 1.0  # Between two tries while the server is away.
 
 
 def now_sec() -> float:
@@ -26,6 +27,7 @@ class Held:
     deadline: float | None = None
     judgement = Judgement()
     concluded = False
+    counted = True
     cancelled = False
     was_cancelled = False
     timed_out = False
@@ -75,7 +77,9 @@ class InFlight:
     """A table of what is held, shared by the threads of a worker.
 
     ``unfinished`` counts what waits or runs. What is finished is held until its settlement
-    is written, and does not keep the worker from claiming more.
+    is written, and does not keep the worker from claiming more. A handler that goes on after
+    its task was settled by its timeout, or taken away, counts until it returns: nothing else
+    can run in its place.
     """
 
     def __init__(self) -> None:
@@ -94,19 +98,20 @@ class InFlight:
                 self._held[one.claimed.id] = one
                 self.unfinished += 1
 
-    def conclude(self, held: Held) -> bool:
+    def conclude(self, held: Held, *, returned: bool = False) -> bool:
         """Claim the right to say how a task ended; only the first caller has it.
 
         The handler, its timeout, a lost lease and the end of the worker may all want it.
+        The handler says that it has ``returned``.
         """
         with self._changed:
-            if held.concluded:
-                return False
-            held.concluded = True
-            self.unfinished -= 1
-            if self.unfinished < self._wanted:
-                self._changed.notify_all()
-            return True
+            first, held.concluded = not held.concluded, True
+            if held.counted and (returned or held.started is None):
+                held.counted = False
+                self.unfinished -= 1
+                if self.unfinished < self._wanted:
+                    self._changed.notify_all()
+            return first
 
     def remove(self, held: Iterable[Held]) -> None:
         """Let tasks go that are settled, and wake who waits for room."""

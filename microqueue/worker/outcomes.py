@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from microqueue.arguments import check_code
 from microqueue.durations import Duration, duration_argument
 from microqueue.operations import settle
 from microqueue.operations.settle import Settlement
@@ -21,7 +22,7 @@ class Retry(Exception):
     ) -> None:
         super().__init__(message or "the handler asked for a retry")
         self.delay = duration_argument("delay", delay)
-        self.code = code
+        self.code = check_code(code)
 
 
 class Fail(Exception):
@@ -29,7 +30,7 @@ class Fail(Exception):
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        self.code = check_code(code)
 
 
 class Snooze(Exception):

@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from microqueue.errors import LeaseLost
+from microqueue.errors import InvalidArgument, LeaseLost
+from microqueue.operations import settle
 from microqueue.operations.call import Operation
 from microqueue.operations.settle import Settlement
 from microqueue.operations.settle_many import settle_batch
+from microqueue.task import TaskError
 from microqueue.worker.inflight import Held
+
+UNSTORABLE = "unstorable"
 
 
 class Finished(NamedTuple):
@@ -72,6 +76,21 @@ def by_queue(batch: Sequence[Finished]) -> dict[Any, list[Finished]]:
     for finished in batch:
         groups[finished.held.queue].append(finished)
     return groups
+
+
+def storable(
+    batch: Sequence[Finished], error: InvalidArgument, now: datetime
+) -> list[list[Finished]]:
+    """Say what to write in place of a batch that MongoDB cannot store.
+
+    One by one, so that one does not hold up the others; and for the one that it is, that its
+    outcome could not be stored.
+    """
+    if len(batch) > 1:
+        return [[one] for one in batch]
+    message = f"its outcome could not be stored: {error}"
+    reason = TaskError(message=message, code=UNSTORABLE, at=now)
+    return [[Finished(batch[0].held, settle.failed(now, reason))]]
 
 
 def commit(queue: Any, batch: Sequence[Finished], now: datetime) -> Operation[list[LeaseLost]]:

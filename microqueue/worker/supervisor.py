@@ -50,7 +50,8 @@ class Supervisor:
 
     Each gets its name in the environment. ``on_death`` is called with the name of one that
     ended other than by being told to. A ``patient`` one starts what failed at the next
-    :meth:`restart` only.
+    :meth:`restart` only. Where processes ``may_end`` by themselves, one that does so without an
+    error is through; else it is started anew.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class Supervisor:
         on_death: Callable[[str], None],
         grace_sec: float,
         patient: bool = False,
+        may_end: bool = False,
     ) -> None:
         self._command = list(command)
         self._name = name
         self._on_death = on_death
         self._grace_sec = grace_sec
         self._patient = patient
+        self._may_end = may_end
         self._children = [Child(number) for number in range(1, count + 1)]
         self._signals = 0
         self._forwarded = 0
@@ -140,24 +143,25 @@ class Supervisor:
         logger.info("process %s started with pid %d", child.name, child.process.pid)
 
     def _note_end(self, child: Child, status: int) -> None:
-        if status == 0 and not self._restarting:
-            child.ended = True
-            return
         if status != 0:
             level = logging.INFO if self._signals else logging.WARNING
             how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
             logger.log(level, "process %s ended with %s", child.name, how)
             self._on_death(child.name)
-        if self._signals:
+        if self._signals or (status == 0 and self._may_end and not self._restarting):
             child.ended = True
-            return
-        if status != 0 and self._patient and not self._restarting:
+        elif self._restarting:
+            pass  # Which starts it, and counts nothing.
+        elif status != 0 and self._patient:
             child.start_at = float("inf")  # Its code is being written: until it changes.
-        elif status != 0 and time.monotonic() - child.born_at < SHORT_LIFE_SEC:
-            child.short_lives += 1
-            child.start_at = time.monotonic() + min(2.0**child.short_lives / 4, LONGEST_WAIT_SEC)
-        else:
+        elif time.monotonic() - child.born_at >= SHORT_LIFE_SEC:
             child.short_lives = 0
+        else:
+            # A task may kill its process again and again until it is buried: that is no reason
+            # to give up, as it is if the program itself cannot start.
+            most = MOST_SHORT_LIVES if status > 0 else MOST_SHORT_LIVES - 1
+            child.short_lives = min(child.short_lives + 1, most)
+            child.start_at = time.monotonic() + min(2.0**child.short_lives / 4, LONGEST_WAIT_SEC)
 
     def _pass_on(self) -> None:
         """Forward what signals asked for since the last look."""
@@ -213,7 +217,8 @@ class Supervisor:
         """Make sure that nothing is left running."""
         os.close(self._held_end)
         os.close(self._lifeline)
-        deadline = time.monotonic() + KILL_AFTER_SEC
+        grace_sec = 0.0 if self._signals else self._grace_sec
+        deadline = time.monotonic() + grace_sec + KILL_AFTER_SEC
         self._tell(signal.SIGTERM)
         for child in self._children:
             if child.process is not None:

@@ -12,18 +12,15 @@ from typing import Any
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations import workers
 from microqueue.queue import Queue
-from microqueue.worker.base import WorkerCore
-from microqueue.worker.claiming import PAUSE_SEC, Do, Sight, Step
+from microqueue.worker.base import CLOSING_WAIT_SEC, HURRY_SEC, ROOM_WAIT_SEC, WorkerCore
+from microqueue.worker.claiming import Do, Sight, Step
 from microqueue.worker.context import Context
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import Hooks
-from microqueue.worker.inflight import Held, now_sec
+from microqueue.worker.inflight import PAUSE_SEC, Held, now_sec
 from microqueue.worker.line import Line
-from microqueue.worker.settler import Finished, Outbox, by_queue, commit
+from microqueue.worker.settler import Finished, Outbox, by_queue, commit, storable
 from microqueue.worker.sleeping import SyncSleeper
-
-ROOM_WAIT_SEC = 0.5
-CLOSING_WAIT_SEC = 0.05
 
 logger = logging.getLogger("microqueue.worker")
 
@@ -53,9 +50,6 @@ class Worker(WorkerCore[Queue[Any]]):
             )
         self._line = Line()
         self._outbox = self._new_outbox()
-        # Plain flags: a signal handler must not wait for a lock that this thread holds.
-        self._stopping = False
-        self._hurrying = False
 
     def run(self, *, burst: bool = False) -> int:
         """Work until :meth:`stop`; give how many tasks were handled.
@@ -67,10 +61,20 @@ class Worker(WorkerCore[Queue[Any]]):
             on_timeout=lambda held: self._settle_later(self._timed_out(held)),
             on_lost=self._lose,
         )
-        settler = threading.Thread(target=self._settle_forever, name="microqueue-settler")
+        self._handled = 0
+        self._line, self._outbox = Line(), self._new_outbox()
+        # Daemons: a handler that never returns, or a server that never answers, must not keep
+        # the process alive.
+        settler = threading.Thread(
+            target=self._settle_forever, name="microqueue-settler", daemon=True
+        )
         handlers = [
-            # Daemons: a handler that never returns must not keep the process alive.
-            threading.Thread(target=self._handle_forever, name=f"microqueue-{n}", daemon=True)
+            threading.Thread(
+                target=self._handle_forever,
+                args=[self._line],
+                name=f"microqueue-{n}",
+                daemon=True,
+            )
             for n in range(self.options.concurrency)
         ]
         keeper.start()
@@ -83,12 +87,12 @@ class Worker(WorkerCore[Queue[Any]]):
         finally:
             self._finish_running(handlers)
             self._outbox.close()
-            settler.join()
-            keeper.stop()
-            self._leave()
-            sleeper.wait_closed()
-            self._line, self._outbox = Line(), self._new_outbox()
+            if self._await_settled(settler):
+                keeper.stop()
+                self._leave()
+                sleeper.wait_closed()
             self._stopping = self._hurrying = False
+            self._settle_by = float("inf")
         return self._handled
 
     def stop(self, *, immediately: bool = False) -> None:
@@ -150,8 +154,8 @@ class Worker(WorkerCore[Queue[Any]]):
 
     # Run
 
-    def _handle_forever(self) -> None:
-        while (held := self._line.take()) is not None:
+    def _handle_forever(self, line: Line) -> None:
+        while (held := line.take()) is not None:
             if not held.concluded:  # Its lease may have been lost while it waited.
                 self._handle(held)
 
@@ -182,26 +186,40 @@ class Worker(WorkerCore[Queue[Any]]):
                 self._commit(queue, group)
 
     def _commit(self, queue: Queue[Any], batch: list[Finished]) -> None:
-        give_up_at = now_sec() + queue.settings.visibility_timeout.total_seconds()
+        lease_ends = now_sec() + queue.settings.visibility_timeout.total_seconds()
         while True:
             try:
                 lost = queue.run(commit(queue, batch, queue.now()))
+            except InvalidArgument as exc:
+                for part in storable(batch, exc, queue.clock.now()):
+                    self._commit(queue, part)
+                return
             except MicroqueueError as exc:
-                if now_sec() > give_up_at:
-                    logger.error("%d settlements are given up: %s", len(batch), exc)  # noqa: TRY400
-                    lost = []
-                else:
-                    logger.warning("cannot settle; trying again in %s s: %s", PAUSE_SEC, exc)
+                if self._try_again(len(batch), exc, lease_ends):
                     time.sleep(PAUSE_SEC)
                     continue
+                lost = []
             self._committed(batch, lost)
             return
 
     # End
 
+    def _await_settled(self, settler: threading.Thread) -> bool:
+        """Wait until all is settled; who is in a hurry does not wait for a server that is away."""
+        waited_from: float | None = None
+        while settler.is_alive():
+            settler.join(CLOSING_WAIT_SEC)
+            if self._hurrying:
+                waited_from = waited_from or now_sec()
+                if now_sec() - waited_from > HURRY_SEC:
+                    logger.error("ending without an answer; leases are left to expire")
+                    return False
+        return True
+
     def _leave(self) -> None:
         try:
-            self._queues[0].run(workers.leave(self.worker_id))
+            for _, group in self._by_collection(self._queues):
+                group[0].run(workers.leave(self.worker_id, group[0].collections.name))
         except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
             logger.warning("the end of this worker could not be told: %s", exc)
 
@@ -210,6 +228,7 @@ class Worker(WorkerCore[Queue[Any]]):
         for held in self._line.close():
             self._settle_later(self._handed_back(held))
         deadline = now_sec() + self.options.grace.total_seconds()
+        self._settle_by = deadline
         while any(thread.is_alive() for thread in handlers) and now_sec() < deadline:
             if self._hurrying:
                 break

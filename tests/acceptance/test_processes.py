@@ -397,22 +397,62 @@ def test_supervisor_gives_up_on_processes_that_end_as_soon_as_they_start(
     assert_gone(program, queue)
 
 
+def supervised(code: str, *, lives: int, **options: Any) -> tuple[list[str], int]:
+    """Run a program under a supervisor, and stop it after so many lives."""
+    deaths: list[str] = []
+    born: list[str] = []
+    program = [sys.executable, "-I", "-S", "-c", code]
+    one = Supervisor(program, 1, name="w", on_death=deaths.append, grace_sec=1, **options)
+    start = one._start  # noqa: SLF001 (to count the lives)
+
+    def count(child: supervising.Child) -> None:
+        start(child)
+        born.append(child.name)
+
+    one._start = count  # type: ignore[method-assign]  # noqa: SLF001 (as above)
+    statuses: list[int] = []
+    thread = threading.Thread(target=lambda: statuses.append(one.run()))
+    thread.start()
+    wait_for(lambda: len(born) >= lives or statuses)
+    one.stop()
+    thread.join(30)
+    return deaths, statuses[0]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a supervisor look often, and wait for little."""
+    monkeypatch.setattr(supervising, "TICK_SEC", 0.01)
+    monkeypatch.setattr(supervising, "LONGEST_WAIT_SEC", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
 def test_process_that_lived_for_a_while_is_started_again_whatever_it_died_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervising, "SHORT_LIFE_SEC", 0.0)
-    monkeypatch.setattr(supervising, "TICK_SEC", 0.01)
-    deaths: list[str] = []
-    program = [sys.executable, "-I", "-S", "-c", "raise SystemExit(7)"]
-    one = Supervisor(program, 1, name="w", on_death=deaths.append, grace_sec=1)
-    statuses: list[int] = []
-    thread = threading.Thread(target=lambda: statuses.append(one.run()))
-    thread.start()
-    wait_for(lambda: len(deaths) > supervising.MOST_SHORT_LIVES)
-    one.stop()
-    thread.join(30)
+    lives = supervising.MOST_SHORT_LIVES + 2
+    deaths, status = supervised("raise SystemExit(7)", lives=lives)
     assert deaths[:3] == ["w.1.1", "w.1.2", "w.1.3"]
-    assert statuses == [0]
+    assert (len(deaths) >= lives - 1, status) == (True, 0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_process_that_is_killed_again_and_again_is_started_again() -> None:
+    lives = supervising.MOST_SHORT_LIVES + 2
+    deaths, status = supervised("import os; os.kill(os.getpid(), 9)", lives=lives)
+    assert (len(deaths) >= lives - 1, status) == (True, 0)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("may_end", "lives"), [(True, 1), (False, 3)])
+def test_only_in_a_burst_is_a_process_through_that_ends_without_an_error(
+    tmp_path: Path, may_end: bool, lives: int
+) -> None:
+    ledger = tmp_path / "ledger"
+    supervised(f"open({str(ledger)!r}, 'a').write('x')", lives=3, may_end=may_end)
+    assert len(ledger.read_text()) >= lives
+    assert may_end == (len(ledger.read_text()) == 1)
 
 
 # In a container
@@ -493,6 +533,37 @@ def test_burst_of_two_processes_drains_all_queues_and_logs_json(
         assert line["level"] == ("warning" if task["payload"]["n"] == 0 else "debug")
         assert line["time"].endswith("+00:00")
     assert_gone(program, queues[0])
+
+
+def test_timeout_of_the_command_line_reaches_the_handler(
+    program: Program, queue: Queue[Any]
+) -> None:
+    queue.enqueue({"n": 1}, max_attempts=1)
+    program.start("worker", "app:handle", "--timeout", "300ms", "--grace", "100ms")
+    wait_for(lambda: queue.stats().failed == 1)
+    (task,) = queue.peek(1)
+    assert task.error is not None
+    assert "longer than 0.3 s" in task.error.message
+    program.signal(signal.SIGTERM)
+    assert program.status() == 0
+
+
+@pytest.mark.parametrize("weights", [(), ("--weight", "a=1", "--weight", "b=1")])
+def test_weights_of_the_command_line_mix_the_queues(
+    program: Program, microqueue_database: Any, weights: tuple[str, ...]
+) -> None:
+    for place, name in enumerate("ab"):
+        queue: Queue[Any] = Queue(microqueue_database, name)
+        queue.enqueue_many([{"n": 100 * place + n} for n in range(20)])
+    program.go()
+    options = ("--concurrency", "1", "--prefetch", "1", "--burst")
+    program.start("worker", "app:handle", "--queue", "a", "--queue", "b", *weights, *options)
+    assert program.status() == 0
+    ledger = program.path("ledger").read_text(encoding="utf-8")
+    order = [int(line.split()[1]) for line in ledger.splitlines()]
+    assert len(order) == 40
+    in_turns = order[:20] != list(range(20))
+    assert in_turns == bool(weights)
 
 
 def free_ports(count: int) -> int:

@@ -26,7 +26,7 @@ import microqueue
 from microqueue import BackoffPolicy, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Worker
-from tests.integration.test_worker import KINDS, Rig
+from tests.integration.rig import KINDS, Rig
 
 AT_ONCE = QueueSettings(backoff=BackoffPolicy(base_sec=0, max_sec=0))
 

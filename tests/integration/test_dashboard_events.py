@@ -192,7 +192,7 @@ def test_viewer_hears_of_workers_and_pauses(queue: Queue[Any], live: str) -> Non
         register("stays", heartbeat_sec=60)
         register("dies", heartbeat_sec=0.1)
         viewer.wait_for(lambda: viewer.count("worker.started") == 2)
-        queue.run(leave("stays"))
+        queue.run(leave("stays", "tasks"))
         viewer.wait_for_types("worker.left")
         assert viewer.of("worker.left")[0]["workers"] == ["stays"]
         time.sleep(1)  # Three heartbeats of a tenth of a second are missed, and seen to be.

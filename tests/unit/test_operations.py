@@ -100,7 +100,7 @@ def test_batch_lost_whole_moves_to_another_window() -> None:
         for n in (1, 2)
     ]
     lost = [window, SimpleNamespace(modified_count=0), []]
-    calls, documents = drive(claim.pop_many("q", LEASE, limit=2), iter([*lost * 50, *[[]] * 500]))
+    calls, documents = drive(claim.pop_many("q", LEASE, limit=2), iter([*lost * 300, *[[]] * 500]))
     assert documents == []
     reads = [call.arguments[0] for call in calls if call.options.get("limit")]
     starts = {read["position"]["$gt"] for read in reads if "position" in read}

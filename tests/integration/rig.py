@@ -1,0 +1,96 @@
+"""A worker of each kind on a real server, for tests that hold for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient
+
+from microqueue import AsyncQueue, BackoffPolicy, Queue, QueueSettings
+from microqueue.worker import AsyncWorker, Worker
+
+KINDS = ["threads", "pymongo_async", "motor"]
+
+
+class Rig:
+    """A queue to look at, and a worker of one kind on the same queue."""
+
+    def __init__(self, kind: str, uri: str, database: Any) -> None:
+        self.kind = kind
+        self.uri = uri
+        self.database = database
+        self.settings = QueueSettings(
+            visibility_timeout=60, max_attempts=3, backoff=BackoffPolicy(base_sec=30, jitter="none")
+        )
+        self.worker: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def queue(self) -> Queue[Any]:
+        return Queue(self.database, settings=self.settings)
+
+    def run(
+        self,
+        handler: Callable[..., Any],
+        *,
+        burst: bool = True,
+        names: tuple[str, ...] = ("default",),
+        **options: Any,
+    ) -> int:
+        """Run a worker of this kind until it ends."""
+        if self.kind == "threads":
+            queues = [Queue[Any](self.database, name, settings=self.settings) for name in names]
+            self.worker = Worker(queues, handler, **options)
+            handled: int = self.worker.run(burst=burst)
+            return handled
+        return asyncio.run(self._run(handler, burst=burst, names=names, **options))
+
+    async def _run(
+        self, handler: Any, *, burst: bool, names: tuple[str, ...], **options: Any
+    ) -> int:
+        self._loop = asyncio.get_running_loop()
+        client: Any = (
+            AsyncIOMotorClient(self.uri) if self.kind == "motor" else AsyncMongoClient(self.uri)
+        )
+        database = client[self.database.name]
+        queues = [AsyncQueue[Any](database, name, settings=self.settings) for name in names]
+        self.worker = AsyncWorker(queues, handler, **options)
+        try:
+            handled: int = await self.worker.run(burst=burst)
+            return handled
+        finally:
+            closing = client.close()
+            if inspect.isawaitable(closing):
+                await closing
+
+    def start(self, handler: Callable[..., Any], **options: Any) -> threading.Thread:
+        """Run a worker in a thread of the test, until it is stopped."""
+        thread = threading.Thread(target=lambda: self.run(handler, burst=False, **options))
+        thread.start()
+        return thread
+
+    def stop(self, **options: Any) -> None:
+        wait_for(lambda: self.worker is not None)
+        if self.kind == "threads":
+            self.worker.stop(**options)
+        elif self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: self.worker.stop(**options))
+
+
+def wait_for(condition: Callable[[], Any], limit_sec: float = 30) -> None:
+    deadline = time.monotonic() + limit_sec
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
+def stored(rig: Rig, task: Any) -> Any:
+    found = rig.queue.get(task.id)
+    assert found is not None
+    return found

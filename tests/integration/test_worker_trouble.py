@@ -1,0 +1,317 @@
+"""Workers in trouble: handlers that hang, outcomes that cannot be stored, a server that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from microqueue import AsyncQueue, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
+from microqueue.errors import InvalidArgument, ServerUnavailable
+from microqueue.operations.call import Call
+from microqueue.operations.renew import renew
+from microqueue.testing import FakeClock
+from microqueue.worker import Fail, Retry, Worker
+from microqueue.worker.inflight import Pace
+from tests.integration.rig import Rig, wait_for
+
+MEGABYTE = 1024 * 1024
+
+
+class Code(enum.Enum):
+    """A code as somebody may pass it by mistake."""
+
+    LATE = "late"
+
+
+# Outcomes that cannot be stored
+
+
+@pytest.mark.parametrize("raised", [Fail, Retry])
+@pytest.mark.parametrize("code", [Code.LATE, "half \ud800", 7])
+def test_a_code_that_is_no_text_is_refused_where_it_is_made(raised: Any, code: Any) -> None:
+    with pytest.raises(InvalidArgument, match="code"):
+        raised("x", code=code)
+
+
+def test_an_outcome_that_cannot_be_stored_is_buried_and_holds_up_no_other(rig: Rig) -> None:
+    (large,) = rig.queue.enqueue_many([{"n": 0, "data": b"x" * 9 * MEGABYTE}]).tasks
+    rig.queue.enqueue_many([{"n": n} for n in range(1, 20)])
+
+    def handler(payload: Any) -> Any:
+        return b"y" * 9 * MEGABYTE if payload["n"] == 0 else payload["n"]
+
+    assert rig.run(handler, keep_result=True, concurrency=4) == 20
+    stats = rig.queue.stats()
+    assert (stats.done, stats.failed, stats.processing) == (19, 1, 0)
+    buried = rig.queue.get(large.id)
+    assert buried is not None
+    assert buried.error is not None
+    assert buried.error.code == "unstorable"
+    assert "16 MB" in buried.error.message
+
+
+# Handlers that hang
+
+
+def test_an_idle_handler_gets_a_task_while_another_is_busy(rig: Rig) -> None:
+    rig.queue.enqueue({"n": 0})
+    seen: list[int] = []
+    go = threading.Event()
+
+    def handler(payload: Any) -> None:
+        seen.append(payload["n"])
+        if payload["n"] == 0:
+            go.wait(30)
+
+    thread = rig.start(handler, concurrency=2, prefetch=1)
+    try:
+        wait_for(lambda: seen == [0])
+        rig.queue.enqueue({"n": 1})
+        wait_for(lambda: seen == [0, 1], limit_sec=10)
+    finally:
+        go.set()
+        rig.stop()
+        thread.join(30)
+
+
+def test_a_handler_that_ignores_its_timeout_keeps_its_place(microqueue_queue: Queue[Any]) -> None:
+    queue = microqueue_queue
+    queue.enqueue_many([{"n": n} for n in range(5)])
+    go = threading.Event()
+    started: list[int] = []
+
+    def handler(payload: Any) -> None:
+        started.append(payload["n"])
+        if payload["n"] == 0:
+            go.wait(30)
+
+    worker = Worker(queue, handler, concurrency=1, prefetch=1, timeout=0.2)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_for(lambda: queue.stats().delayed == 1)  # It is to be tried again.
+    time.sleep(0.3)
+    assert queue.stats().processing == 0  # Nobody could run it.
+    assert started == [0]
+    go.set()
+    wait_for(lambda: queue.stats().done == 4)
+    worker.stop()
+    thread.join(30)
+    assert started == [0, 1, 2, 3, 4]
+
+
+def test_a_burst_does_not_wait_for_a_handler_that_ignores_its_timeout(
+    microqueue_queue: Queue[Any],
+) -> None:
+    go = threading.Event()
+    microqueue_queue.enqueue({}, max_attempts=1)
+    worker = Worker(
+        microqueue_queue, lambda _payload: go.wait(30), concurrency=1, timeout=0.2, grace=0.1
+    )
+    began = time.monotonic()
+    worker.run(burst=True)
+    go.set()
+    assert time.monotonic() - began < 20
+    assert microqueue_queue.stats().failed == 1
+
+
+def test_each_run_counts_its_own_tasks(microqueue_queue: Queue[Any]) -> None:
+    worker = Worker(microqueue_queue, lambda _payload: None)
+    for count in (3, 2):
+        microqueue_queue.enqueue_many([{}] * count)
+        assert worker.run(burst=True) == count
+
+
+# A server that is away
+
+
+class Away:
+    """Makes every settlement of a queue fail, as if the server were away, until told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+        self.tries = 0
+        monkeypatch.setattr(f"{module}.commit", self._refuse)
+
+    def _refuse(self, *_: Any) -> Any:
+        self.tries += 1
+        raise ServerUnavailable("away")
+        yield  # So that it is an operation.
+
+
+@pytest.mark.parametrize(
+    ("grace", "immediately"), [(300, True), (0.3, False)], ids=["in a hurry", "after the grace"]
+)
+def test_a_stop_does_not_wait_for_a_server_that_is_away(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, grace: float, immediately: bool
+) -> None:
+    module = "threads" if rig.kind == "threads" else "asynchronous"
+    away = Away(monkeypatch, f"microqueue.worker.{module}")
+    rig.queue.enqueue({})
+    thread = rig.start(lambda _payload: None, grace=grace)
+    wait_for(lambda: away.tries)
+    rig.stop(immediately=immediately)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert rig.queue.stats().processing == 1  # Its lease will expire.
+
+
+def test_cancelling_a_worker_holds_although_its_claim_fails(microqueue_database: Any) -> None:
+    from microqueue.worker import AsyncWorker  # noqa: PLC0415 (only here)
+
+    async def run() -> None:
+        from pymongo import AsyncMongoClient  # noqa: PLC0415 (as above)
+
+        client: Any = AsyncMongoClient(*microqueue_database.client.address)
+        queue: AsyncQueue[Any] = AsyncQueue(client[microqueue_database.name])
+        claiming = asyncio.Event()
+
+        async def claim_slowly(operation: Any) -> Any:
+            if operation.gi_code.co_name != "claim_batch":
+                return await plain_run(operation)
+            claiming.set()
+            await asyncio.sleep(0.2)
+            raise ServerUnavailable("away")
+
+        plain_run = queue.run
+        queue.run = claim_slowly  # type: ignore[method-assign]
+        await queue.enqueue({})
+        working = asyncio.create_task(AsyncWorker(queue, lambda _payload: None).run())
+        await claiming.wait()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(working, 20)
+        await client.close()
+
+    asyncio.run(run())
+
+
+# Leases
+
+
+def test_one_write_renews_all_leases_of_the_same_length(microqueue_queue: Queue[Any]) -> None:
+    queue = microqueue_queue
+    queue.enqueue_many([{}] * 5)
+    tasks: list[Any] = [queue.pop() for _ in range(5)]
+    now = queue.now()
+    writes: list[Call] = []
+
+    def counted() -> Any:
+        operation = renew(tasks, now=now, timeout=queue.settings.visibility_timeout)
+        reply = None
+        while True:
+            try:
+                call = operation.send(reply)
+            except StopIteration as end:
+                return end.value
+            if call.method.startswith("update"):
+                writes.append(call)
+            reply = yield call
+
+    assert queue.run(counted()) == []
+    assert len(writes) == 1
+    queue.mark_done(tasks[0])
+    assert [task.id for task in queue.run(counted())] == [tasks[0].id]
+
+
+def test_a_handler_that_computes_in_python_keeps_its_lease(
+    microqueue_database: Any, microqueue_server: Any
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(visibility_timeout=2))
+    queue.enqueue({})
+
+    def compute(_payload: Any) -> None:
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            sum(range(1000))
+
+    sweeper = Sweeper(queue)
+    worker = Worker(queue, compute, concurrency=1)
+    thread = threading.Thread(target=worker.run, kwargs={"burst": True})
+    thread.start()
+    while thread.is_alive():
+        assert sweeper.reclaim_stuck() == 0
+        thread.join(0.2)
+    (task,) = queue.peek(1)
+    assert (task.status, task.attempts) == (TaskStatus.DONE, 1)
+
+
+def test_a_dead_worker_of_two_collections_is_found_in_both(
+    microqueue_database: Any, microqueue_clock: FakeClock
+) -> None:
+    settings = QueueSettings(visibility_timeout=3600)
+    queues: list[Queue[Any]] = [
+        Queue(microqueue_database[name], settings=settings, clock=microqueue_clock)
+        for name in ("x", "y")
+    ]
+    for queue in queues:
+        queue.enqueue({})
+    go = threading.Event()
+    worker = Worker(queues, lambda _payload: go.wait(30), worker_id="w", concurrency=2, heartbeat=2)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_for(lambda: all(queue.stats().processing for queue in queues))
+    assert [[one.id for one in queue.workers()] for queue in queues] == [["w"], ["w"]]
+    microqueue_database["microqueue_workers"].update_many(
+        {}, {"$set": {"gone_at": microqueue_clock.now()}}
+    )
+    for queue in queues:
+        assert Sweeper(queue).reclaim_orphaned() == 1
+        (task,) = queue.peek(1)
+        assert task.history[-1].outcome is Outcome.CRASHED
+    go.set()
+    worker.stop()
+    thread.join(30)
+    assert [queue.workers() for queue in queues] == [[], []]
+
+
+# How much is held
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "took_sec", "most"),
+    [
+        (1, 0.001, 4),  # Nothing beyond what runs.
+        (500, None, 8),  # Without experience: one more for each.
+        (500, 0.001, 504),
+        (500, 1.0, 64),  # A quarter of a minute: fifteen each, of a second.
+        (500, 15.0, 8),
+        (500, 1000.0, 4),
+    ],
+)
+def test_the_prefetch_is_what_can_start_within_a_quarter_of_the_lease(
+    prefetch: int, took_sec: float | None, most: int
+) -> None:
+    pace = Pace(concurrency=4, prefetch=prefetch, lease_sec=60)
+    if took_sec is not None:
+        pace.learn(took_sec)
+    assert pace.most() == most
+
+
+@pytest.mark.parametrize(
+    ("options", "largest"),
+    [({"flush_interval": 0}, 1), ({"flush_limit": 4}, 4), ({}, 12)],
+    ids=["each at once", "four at most", "all"],
+)
+def test_settlements_share_as_many_writes_as_the_options_say(
+    rig: Rig, options: dict[str, Any], largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from microqueue.worker import settler  # noqa: PLC0415 (only here)
+
+    sizes: list[int] = []
+
+    def counted(queue: Any, batch: Any, now: Any) -> Any:
+        sizes.append(len(batch))
+        return settler.commit(queue, batch, now)
+
+    module = "threads" if rig.kind == "threads" else "asynchronous"
+    monkeypatch.setattr(f"microqueue.worker.{module}.commit", counted)
+    rig.queue.enqueue_many([{}] * 12)
+    together = threading.Barrier(12)
+    options = {"flush_interval": 2, **options}
+    rig.run(lambda _payload: together.wait(30), concurrency=12, prefetch=1, **options)
+    assert sum(sizes) == 12
+    assert max(sizes) == largest
