@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from bson import ObjectId
 from microqueue.arguments import check_count, refused
 from microqueue.async_queue import AsyncQueue
 from microqueue.core import QueueCore
+from microqueue.durations import Duration, check_duration
 from microqueue.minutes import Minutes
 from microqueue.operations import (
     browse,
@@ -34,6 +35,7 @@ from microqueue.operations import (
 from microqueue.operations.call import Document, Operation
 from microqueue.operations.dead_letters import DeadLetterFilter
 from microqueue.operations.insights import MinuteCounts, QueueOverview, RunningTask
+from microqueue.operations.latency import Latency, latency
 from microqueue.operations.matching import TaskFilter
 from microqueue.operations.time import read_clock
 from microqueue.overview import (
@@ -49,7 +51,7 @@ from microqueue.queue import Queue
 from microqueue.sweeper import SweepReport
 
 __all__ = [
-    "AsyncInsights", "Held", "Insights", "MinuteCounts", "Overview", "QueueOverview",
+    "AsyncInsights", "Held", "Insights", "Latency", "MinuteCounts", "Overview", "QueueOverview",
     "RunningTask", "TaskFilter", "TaskPage", "WorkerView",
 ]  # fmt: skip
 
@@ -105,6 +107,11 @@ class _InsightOperations:
         now = yield from self._now()
         found = yield from insights.running(queue, now, limit=check_count("limit", limit))
         return now, found
+
+    def _latency(self, since: Duration, queue: str | None) -> Operation[list[Latency]]:
+        period = check_duration("since", since)
+        now = yield from self._now()
+        return (yield from latency(now - period, queue))
 
     def _sweeps(self) -> Operation[tuple[SweepReport | None, SweepReport | None]]:
         last, active = yield from sweep_report.read(self._core.collections.name)
@@ -169,6 +176,15 @@ class Insights(_InsightOperations):
         """Read the tasks that workers hold, those whose lease ends soonest first."""
         return self._run(self._running(queue, limit))[1]
 
+    def latency(
+        self, queue: str | None = None, *, since: Duration = timedelta(hours=1)
+    ) -> list[Latency]:
+        """Measure what the tasks took that were done in the last hour, or another period.
+
+        One group by MongoDB itself, which sends a few numbers, right to within 6 %.
+        """
+        return self._run(self._latency(since, queue))
+
     def last_sweeps(self) -> tuple[SweepReport | None, SweepReport | None]:
         """Read the report of the last sweep, and of the last that moved something."""
         return self._run(self._sweeps())
@@ -211,6 +227,12 @@ class AsyncInsights(_InsightOperations):
     async def running(self, queue: str | None = None, *, limit: int = 200) -> Sequence[RunningTask]:
         """See :meth:`Insights.running`."""
         return (await self._run(self._running(queue, limit)))[1]
+
+    async def latency(
+        self, queue: str | None = None, *, since: Duration = timedelta(hours=1)
+    ) -> list[Latency]:
+        """See :meth:`Insights.latency`."""
+        return await self._run(self._latency(since, queue))
 
     async def last_sweeps(self) -> tuple[SweepReport | None, SweepReport | None]:
         """See :meth:`Insights.last_sweeps`."""
