@@ -89,8 +89,9 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 await self._finish_running(grace_sec)
                 self._closing = True
                 self._to_settle.set()
-                if await self._await_settled(settler):
-                    await asyncio.to_thread(keeper.stop)
+                settled = await self._await_settled(settler)
+                await asyncio.to_thread(keeper.stop, wait=settled)
+                if settled:
                     await self._leave()
                     await asyncio.to_thread(sleeper.wait_closed)
                 self._stopping = self._hurrying = False

@@ -65,11 +65,12 @@ class LeaseKeeper:
         if due < self._next_look:
             self._wake.set()
 
-    def stop(self) -> None:
-        """End, and wait for a renewal under way."""
+    def stop(self, *, wait: bool = True) -> None:
+        """End, and wait for a renewal under way, unless nobody can tell when that ends."""
         self._stopping = True
         self._wake.set()
-        self._thread.join()
+        if wait:
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping:

@@ -56,12 +56,12 @@ class Worker(WorkerCore[Queue[Any]]):
 
         With ``burst``, end when nothing is ready and nothing is running.
         """
+        self._handled = 0
         keeper = self._keeper(
             {queue: queue for queue in self._queues},
             on_timeout=lambda held: self._settle_later(self._timed_out(held)),
             on_lost=self._lose,
         )
-        self._handled = 0
         self._line, self._outbox = Line(), self._new_outbox()
         # Daemons: a handler that never returns, or a server that never answers, must not keep
         # the process alive.
@@ -87,8 +87,9 @@ class Worker(WorkerCore[Queue[Any]]):
         finally:
             self._finish_running(handlers)
             self._outbox.close()
-            if self._await_settled(settler):
-                keeper.stop()
+            settled = self._await_settled(settler)
+            keeper.stop(wait=settled)
+            if settled:
                 self._leave()
                 sleeper.wait_closed()
             self._stopping = self._hurrying = False

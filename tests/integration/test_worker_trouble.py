@@ -157,6 +157,32 @@ def test_a_stop_does_not_wait_for_a_server_that_is_away(
     thread.join(20)
     assert not thread.is_alive()
     assert rig.queue.stats().processing == 1  # Its lease will expire.
+    assert not [one for one in threading.enumerate() if one.name == "microqueue-leases"]
+
+
+def test_a_hurry_does_not_wait_for_an_answer_that_does_not_come(
+    microqueue_queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def never(*_: Any) -> Any:
+        asked.set()
+        answered.wait(60)
+        raise ServerUnavailable("away")
+        yield  # So that it is an operation.
+
+    monkeypatch.setattr("microqueue.worker.threads.commit", never)
+    microqueue_queue.enqueue({})
+    worker = Worker(microqueue_queue, lambda _payload: None, grace=300)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert asked.wait(30)
+    worker.stop(immediately=True)
+    thread.join(30)
+    ended = not thread.is_alive()
+    wait_for(lambda: not [one for one in threading.enumerate() if "leases" in one.name])
+    answered.set()
+    assert ended
 
 
 def test_cancelling_a_worker_holds_although_its_claim_fails(microqueue_database: Any) -> None:
