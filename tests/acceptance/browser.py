@@ -133,7 +133,7 @@ class Watched:
             for problem in self.problems
             if not any(expected in problem for expected in self.ignored)
         ]
-        assert unexpected == []
+        assert not unexpected, f"the page complained: {unexpected}"
 
 
 def is_live(page: Page) -> None:

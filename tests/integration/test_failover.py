@@ -28,6 +28,12 @@ def wait_for(condition: Any, limit_sec: float = 60) -> None:
         time.sleep(0.05)
 
 
+def connect(port: int) -> MongoClient[Any]:
+    """Connect to this member alone."""
+    uri = f"mongodb://127.0.0.1:{port}/?directConnection=true"
+    return MongoClient(uri, serverSelectionTimeoutMS=60_000)
+
+
 @pytest.fixture
 def trio(tmp_path: Path) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
     """Three mongods in one replica set, by their ports."""
@@ -46,9 +52,10 @@ def trio(tmp_path: Path) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
             running.callback(process.wait)
             running.callback(process.kill)
             members[port] = process
-        first = next(iter(members))
-        uri = f"mongodb://127.0.0.1:{first}/?directConnection=true"
-        with MongoClient[Any](uri, serverSelectionTimeoutMS=30_000) as client:
+        for port in members:  # All must answer before one is told of the others.
+            with connect(port) as client:
+                client.admin.command("ping")
+        with connect(port) as client:
             hosts = [{"_id": n, "host": f"127.0.0.1:{port}"} for n, port in enumerate(members)]
             config = {"_id": "trio", "members": hosts, "settings": {"electionTimeoutMillis": 2000}}
             client.admin.command("replSetInitiate", config)
