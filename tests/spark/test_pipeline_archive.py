@@ -12,7 +12,7 @@ from bson import DatetimeMS, Decimal128, ObjectId, Regex
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument, MicroqueueError, QueueSettings
-from microqueue.spark.pipelines import archive_direct, archive_files, archive_purge, documents
+from microqueue.spark.pipelines import archive_direct, archive_purge, documents
 from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.archive_files import ArchiveDamaged
 from microqueue.spark.pipelines.archive_log import ArchiveConflict, ArchiveLog, Entry
@@ -392,16 +392,6 @@ def test_a_number_in_the_log_can_be_taken_once(spark: SparkSession, tmp_path: Pa
     (entry,) = (tmp_path / "_log").glob("*.json")
     assert json.loads(entry.read_text())["run"] == "one"
     assert not list((tmp_path / "_log").glob("*.draft"))
-
-
-def test_files_that_are_not_the_archives_are_never_swept(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "_staging").mkdir()
-    (tmp_path / "_staging" / "rest.parquet").write_text("of a killed run")
-    archive_files.sweep(Storage(spark, tmp_path), ArchiveLog(Storage(spark, tmp_path)).state)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize("statuses", [["pending"], ["done", "processing"], []])

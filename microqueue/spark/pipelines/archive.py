@@ -146,6 +146,7 @@ def _run(
 ) -> ArchiveSummary:
     identity = _identity(job)
     _check_unpurged(job, identity)
+    archive_files.check_log(job.storage, job.log.state)
     job.tell(Step("begin", "Taking over the archive"))
     job.log.commit(Entry(kind="begun", run=job.run, at=server_now(job.place), place=identity))
     archive_files.sweep(job.storage, job.log.state)

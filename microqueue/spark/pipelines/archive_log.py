@@ -83,6 +83,7 @@ class ArchiveState:
     """What all entries together say."""
 
     number: int = 0
+    runs: set[str] = field(default_factory=set)
     files: dict[str, ArchivedFile] = field(default_factory=dict)
     unpurged: dict[str, Entry] = field(default_factory=dict)
     superseded: set[Version] = field(default_factory=set)
@@ -98,6 +99,7 @@ class ArchiveState:
     def add(self, entry: Entry) -> None:
         """Take one more entry in."""
         self.number += 1
+        self.runs.add(entry.run)
         for name in entry.removed:
             self.files.pop(name, None)
         self.files.update({file.name: file for file in entry.files})

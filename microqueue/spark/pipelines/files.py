@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,13 @@ class Storage:
             status = found.next()
             full = status.getPath().toString()
             yield FileInfo(full.removeprefix(f"{self.root}/"), int(status.getLen()))
+
+    def children(self, under: str) -> Sequence[str]:
+        """Name the files and directories that lie directly in a directory, if it exists."""
+        top = self._path(under)
+        if not self._system.exists(top):
+            return []
+        return [f"{under}/{status.getPath().getName()}" for status in self._system.listStatus(top)]
 
     def read(self, name: str) -> str:
         """Read a whole text file."""

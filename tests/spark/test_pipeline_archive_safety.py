@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from microqueue import MicroqueueError
+from microqueue.spark.pipelines import archive_files
+from microqueue.spark.pipelines.archive import archive
+from microqueue.spark.pipelines.archive_log import ArchiveLog, Entry
+from microqueue.spark.pipelines.archive_reader import read_archive
+from microqueue.spark.pipelines.files import Storage
+from tests.spark.past import Past
+
+HOUR = timedelta(hours=1)
+
+
+def test_a_run_that_stalls_before_it_sweeps_spares_the_files_of_a_later_one(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.enqueue(4)
+    past.work(4)
+    sweep = archive_files.sweep
+
+    def stall(storage: Storage, state: Any) -> int:
+        monkeypatch.setattr(archive_files, "sweep", sweep)
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+        return sweep(storage, state)
+
+    monkeypatch.setattr(archive_files, "sweep", stall)
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    assert read_archive(spark, tmp_path).count() == 4
+    assert microqueue_database.tasks.count_documents({}) == 0
+
+
+def test_only_what_killed_runs_left_behind_is_swept(spark: SparkSession, tmp_path: Path) -> None:
+    storage = Storage(spark, tmp_path)
+    log = ArchiveLog(storage)
+    log.commit(Entry(kind="begun", run="killed", at=datetime.now(UTC)))
+    ours = [
+        "day=1/queue=q/killed-00000.parquet",
+        "_staging/killed/day=1/x",
+        "_staging/killed-merged/x",
+    ]
+    others = ["notes.txt", "day=1/queue=q/part-00000.parquet", "day=1/queue=q/later-00000.parquet"]
+    others += ["_staging/later/day=1/x"]
+    for name in [*ours, *others]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    archive_files.sweep(storage, log.state)
+    left = {info.name for info in storage.list() if not info.name.startswith("_log/")}
+    assert left == set(others)
+
+
+def test_an_archive_without_its_log_is_left_alone(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.enqueue(1)
+    past.work(1)
+    (tmp_path / "day=2026-01-01").mkdir()
+    foreign = tmp_path / "day=2026-01-01" / "x.parquet"
+    foreign.write_text("mine")
+    with pytest.raises(MicroqueueError, match="no _log"):
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    assert foreign.read_text() == "mine"
+    assert not (tmp_path / "_log").exists()
+    assert microqueue_database.tasks.count_documents({}) == 1
