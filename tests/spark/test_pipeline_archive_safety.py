@@ -8,10 +8,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from microqueue import MicroqueueError
-from microqueue.spark.pipelines import archive_files
+from microqueue.spark.pipelines import archive_files, files
 from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.archive_log import ArchiveLog, Entry
 from microqueue.spark.pipelines.archive_reader import read_archive
+from microqueue.spark.pipelines.compaction import compact
 from microqueue.spark.pipelines.files import Storage
 from tests.spark.past import Past
 
@@ -74,3 +75,37 @@ def test_an_archive_without_its_log_is_left_alone(
     assert foreign.read_text() == "mine"
     assert not (tmp_path / "_log").exists()
     assert microqueue_database.tasks.count_documents({}) == 1
+
+
+def test_the_disk_holds_files_and_directories_before_the_log_names_them(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = Past(microqueue_database, ago=timedelta(hours=30))
+    synced: set[Path] = set()
+    unsafe: list[str] = []
+    sync, commit = files.sync, ArchiveLog.commit
+
+    def note(path: Path) -> None:
+        synced.add(path)
+        sync(path)
+
+    def check(log: ArchiveLog, entry: Entry) -> None:
+        for file in entry.files:
+            place = tmp_path / file.name
+            ways = {place, *place.parents[:4]}  # The queue's, the day's, the root, and above.
+            unsafe.extend(map(str, ways - synced))
+        synced.clear()
+        commit(log, entry)
+
+    monkeypatch.setattr(files, "sync", note)
+    monkeypatch.setattr(ArchiveLog, "commit", check)
+    for _ in range(2):
+        past.enqueue(2)
+        past.work(2)
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, compact=False)
+    assert compact(spark, tmp_path).removed == 2
+    assert not unsafe

@@ -77,6 +77,7 @@ def move(storage: Storage, staging: str, names: Sequence[str], run: str) -> list
         directory = name.removeprefix(f"{staging}/").rpartition("/")[0]
         moved.append(f"{directory}/{run}-{number:05}.parquet")
         storage.move(name, moved[-1])
+    storage.secure(moved)  # What they stand for is deleted soon.
     storage.delete(staging)
     return moved
 
