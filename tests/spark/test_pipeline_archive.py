@@ -400,24 +400,3 @@ def test_only_finished_tasks_can_be_archived(
 ) -> None:
     with pytest.raises(InvalidArgument, match="statuses"):
         archive(spark, tmp_path, uri=database_uri, statuses=statuses)
-
-
-def test_documents_become_columns_the_same_fast_and_exactly() -> None:
-    at = datetime(2026, 5, 1, 12, 0, 0, 123000, tzinfo=UTC)
-    plain = {"_id": ObjectId(), "queue": "q", "status": "done", "created_at": at, "attempts": 1}
-    attempt = {"attempt": 1, "worker_id": "w", "started_at": at, "ended_at": at}
-    attempt |= {"outcome": "retried", "error": {"message": "m", "code": None, "at": at}}
-    full = {**plain, "_id": "own", "history": [attempt, {**attempt, "error": None}]}
-    full |= {"error": {"message": "m", "code": "c", "at": at}, "priority": 3}
-    drifted = {**plain, "_id": 7, "attempts": "many"}
-    fast = to_batch(encoded(plain) + encoded(full)).to_pylist()
-    exact = to_batch(encoded(plain) + encoded(full) + encoded(drifted)).to_pylist()
-    assert fast == exact[:2]
-    assert fast[0]["error"] is None
-    assert fast[0]["history"] is None
-    assert [one["error"] for one in fast[1]["history"]] == [
-        {"message": "m", "code": None, "at": at},
-        None,
-    ]
-    assert [row["id_type"] for row in exact] == ["objectId", "string", "int"]
-    assert exact[2]["attempts"] is None

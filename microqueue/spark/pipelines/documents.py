@@ -6,6 +6,7 @@ what archives keep and replays bring back.
 
 from __future__ import annotations
 
+import re
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,13 +22,30 @@ from bson.raw_bson import RawBSONDocument
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # It has no stub.
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from microqueue.operations import export
 from microqueue.operations.call import Document
 from microqueue.operations.export import IdRange
 from microqueue.spark.columns import KNOWN
-from microqueue.spark.exact import Drift, reader_of
+from microqueue.spark.convert import (
+    BSON_ARRAY,
+    BSON_BOOLEAN,
+    BSON_NULL,
+    MILLISECONDS,
+    Unfit,
+    check_dates,
+    has_other_type,
+)
+from microqueue.spark.exact import LARGEST_EXACT, Drift, reader_of
 from microqueue.spark.extended import to_json
 from microqueue.spark.ids import id_type
 from microqueue.spark.options import PlaceOptions
@@ -56,8 +74,26 @@ CODEC: CodecOptions[Any] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
 OUTLINE: CodecOptions[Any] = CODEC.with_options(document_class=RawBSONDocument)
+HISTORY = "history"
 OBJECT_ID_FIRST = b"\x07_id\x00"
 LENGTH = struct.Struct("<i")
+
+
+def _numbers(kind: DataType, name: str) -> Iterator[str]:
+    """Name the fields that hold numbers, however deep."""
+    if isinstance(kind, StructType):
+        for field in kind:
+            yield from _numbers(field.dataType, field.name)
+    elif isinstance(kind, ArrayType):
+        yield from _numbers(kind.elementType, name)
+    elif isinstance(kind, NumericType):
+        yield name
+
+
+FLAGS = re.compile(
+    bytes([BSON_BOOLEAN]) + b"(?:%s)\0" % "|".join(sorted(set(_numbers(SCHEMA, "")))).encode()
+)
+"""True or false where a number should be. Text may look so, too."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +145,7 @@ def to_batch(raw: bytes) -> pa.RecordBatch:
     ids = [identify(raw, start) for start in starts]
     try:
         columns = _fast_columns(raw)
-    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+    except (Unfit, ValueError, TypeError, OverflowError, pa.ArrowException):
         # Something has another type than its column: read one by one, and null what drifted.
         columns = _exact_columns(documents.to_pylist())
     columns["id"] = pa.array([text for text, _ in ids], pa.string())
@@ -152,6 +188,9 @@ def outline(document: bytes) -> dict[str, Any]:
 
 def _fast_columns(raw: bytes) -> dict[str, pa.Array]:
     """Have pymongoarrow read the columns; raises where a value is not as expected."""
+    # What it would take for a number, or for an empty array, in silence.
+    if FLAGS.search(raw) or has_other_type(raw, HISTORY, (BSON_ARRAY, BSON_NULL)):
+        raise Unfit
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # It warns of pandas, which is not used.
         from pymongoarrow.api import Schema  # noqa: PLC0415 (slow to load)
@@ -165,15 +204,18 @@ def _fast_columns(raw: bytes) -> dict[str, pa.Array]:
         context = PyMongoArrowContext(Schema(wanted), codec_options=CODEC)
         context.process_bson_stream(raw)
         table = context.finish()
-    return {name: _whole(table.column(name)).cast(ARROW_SCHEMA.field(name).type) for name in wanted}
+    columns = {name: _whole(table.column(name)) for name in wanted}
+    for column in columns.values():
+        _check_exact(column)
+    return {name: column.cast(ARROW_SCHEMA.field(name).type) for name, column in columns.items()}
 
 
 def _in_bson(kind: pa.DataType) -> pa.DataType:
     """Give the type as which pymongoarrow reads what Spark wants as another."""
     if pa.types.is_timestamp(kind):
-        return pa.timestamp("ms", tz="UTC")
+        return MILLISECONDS
     if pa.types.is_integer(kind):
-        return pa.int64()
+        return pa.float64()  # A fraction then shows, when it is cast.
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _in_bson(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -202,18 +244,33 @@ def _null_absent(array: pa.Array) -> pa.Array:
     return array
 
 
+def _check_exact(array: pa.Array) -> None:
+    """Refuse numbers that a double may have rounded, and dates that are none for Spark."""
+    if pa.types.is_timestamp(array.type):
+        check_dates(array)
+    elif pa.types.is_floating(array.type):
+        largest = pc.max(pc.abs(array)).as_py()
+        if largest is not None and largest > LARGEST_EXACT:
+            raise Unfit
+    elif pa.types.is_struct(array.type) or pa.types.is_list(array.type):
+        inner = array.flatten()
+        for child in inner if isinstance(inner, list) else [inner]:
+            _check_exact(child)
+
+
 def _exact_columns(documents: Sequence[bytes]) -> dict[str, pa.Array]:
     """Read the columns value by value; what does not fit is null."""
     drift = Drift(strict=False)
     fields = [field for field in SCHEMA if field.name not in {*IDENTITY, "document"}]
     readers = [(field.name, reader_of(field.dataType, field.name)) for field in fields]
     decoded = [decode(document) for document in documents]
-    return {
-        name: pa.array(
-            [read(document.get(name), drift) for document in decoded], ARROW_SCHEMA.field(name).type
-        )
-        for name, read in readers
-    }
+    columns = {}
+    for name, read in readers:
+        values = [read(document.get(name), drift) for document in decoded]
+        # As pymongoarrow does it: what is not a number is null, and so is a struct of nulls.
+        array = pa.array(values, ARROW_SCHEMA.field(name).type, from_pandas=True)
+        columns[name] = _null_absent(array)
+    return columns
 
 
 def with_payload(frame: DataFrame) -> DataFrame:
