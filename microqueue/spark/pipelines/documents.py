@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import struct
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -48,6 +47,7 @@ from microqueue.spark.convert import (
 from microqueue.spark.exact import LARGEST_EXACT, Drift, reader_of
 from microqueue.spark.extended import to_json
 from microqueue.spark.ids import id_type
+from microqueue.spark.mongoarrow import PyMongoArrowContext, Schema
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.spread import spread, tasks_for
 from microqueue.spark.place import place_of
@@ -191,19 +191,14 @@ def _fast_columns(raw: bytes) -> dict[str, pa.Array]:
     # What it would take for a number, or for an empty array, in silence.
     if FLAGS.search(raw) or has_other_type(raw, HISTORY, (BSON_ARRAY, BSON_NULL)):
         raise Unfit
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It warns of pandas, which is not used.
-        from pymongoarrow.api import Schema  # noqa: PLC0415 (slow to load)
-        from pymongoarrow.context import PyMongoArrowContext  # noqa: PLC0415 (as above)
-
-        wanted = {
-            field.name: _in_bson(field.type)
-            for field in ARROW_SCHEMA
-            if field.name not in {*IDENTITY, "document"}
-        }
-        context = PyMongoArrowContext(Schema(wanted), codec_options=CODEC)
-        context.process_bson_stream(raw)
-        table = context.finish()
+    wanted = {
+        field.name: _in_bson(field.type)
+        for field in ARROW_SCHEMA
+        if field.name not in {*IDENTITY, "document"}
+    }
+    context = PyMongoArrowContext(Schema(wanted), codec_options=CODEC)
+    context.process_bson_stream(raw)
+    table = context.finish()
     columns = {name: _whole(table.column(name)) for name in wanted}
     for column in columns.values():
         _check_exact(column)
