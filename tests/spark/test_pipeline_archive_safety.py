@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from microqueue import MicroqueueError
+from microqueue import MicroqueueError, QueueSettings, Sweeper
 from microqueue.spark.pipelines import archive_files, files
 from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.archive_log import ArchiveLog, Entry
 from microqueue.spark.pipelines.archive_reader import read_archive
 from microqueue.spark.pipelines.compaction import compact
 from microqueue.spark.pipelines.files import Storage
+from microqueue.spark.pipelines.steps import Step
 from tests.spark.past import Past
 
 HOUR = timedelta(hours=1)
@@ -109,3 +110,49 @@ def test_the_disk_holds_files_and_directories_before_the_log_names_them(
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR, compact=False)
     assert compact(spark, tmp_path).removed == 2
     assert not unsafe
+
+
+def test_a_letter_whose_replay_is_refused_meanwhile_is_archived_by_the_next_run(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    settings = QueueSettings(retention=None, dead_letters="collection")
+    past = Past(microqueue_database, ago=2 * HOUR, settings=settings)
+    past.queue.enqueue({}, task_id="letter", dedupe_key="key")
+    past.enqueue(1)
+    past.fail(["boom"] * 2)
+
+    def meddle(step: Step) -> None:
+        if step.name == "verify":
+            past.queue.enqueue({}, dedupe_key="key")
+            assert past.queue.dead_letters.replay("letter").replayed == 0
+
+    first = archive(
+        spark, tmp_path, uri=database_uri, older_than=HOUR, settings=settings, tell=meddle
+    )
+    assert (first.archived, first.deleted, first.superseded) == (2, 1, 1)
+    Sweeper(past.queue).move_dead_letters()
+    again = archive(
+        spark, tmp_path, uri=database_uri, older_than=HOUR, settings=settings, compact=False
+    )
+    assert (again.archived, again.deleted, again.superseded) == (1, 1, 0)
+    assert read_archive(spark, tmp_path).where("id = 'letter'").count() == 1
+    assert compact(spark, tmp_path).removed == 2
+    assert read_archive(spark, tmp_path).where("id = 'letter'").count() == 1
+    assert read_archive(spark, tmp_path).count() == 2
+
+
+def test_a_task_that_lives_on_hides_none_whose_id_only_looks_the_same(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.queue.enqueue({}, task_id=5)
+    past.queue.enqueue({}, task_id="5")
+    past.fail(["boom"] * 2)  # At the same instant.
+
+    def meddle(step: Step) -> None:
+        if step.name == "verify":
+            past.queue.dead_letters.replay(5)
+
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=meddle)
+    (row,) = read_archive(spark, tmp_path).collect()
+    assert (row["id"], row["id_type"]) == ("5", "string")

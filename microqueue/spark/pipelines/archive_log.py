@@ -86,7 +86,8 @@ class ArchiveState:
     runs: set[str] = field(default_factory=set)
     files: dict[str, ArchivedFile] = field(default_factory=dict)
     unpurged: dict[str, Entry] = field(default_factory=dict)
-    superseded: set[Version] = field(default_factory=set)
+    superseded: set[tuple[str, Version]] = field(default_factory=set)
+    """Versions that do not count in the files of the run that archived them; they do in others."""
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> ArchiveState:
@@ -103,7 +104,7 @@ class ArchiveState:
         for name in entry.removed:
             self.files.pop(name, None)
         self.files.update({file.name: file for file in entry.files})
-        self.superseded.update(entry.superseded)
+        self.superseded.update((entry.run, version) for version in entry.superseded)
         if entry.kind == "archived":
             self.unpurged[entry.run] = entry
         elif entry.kind == "purged":
