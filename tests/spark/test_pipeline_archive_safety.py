@@ -8,13 +8,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from microqueue import MicroqueueError, QueueSettings, Sweeper
-from microqueue.spark.pipelines import archive_files, files
+from microqueue.spark.pipelines import archive_direct, archive_files, files
 from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.archive_log import ArchiveLog, Entry
 from microqueue.spark.pipelines.archive_reader import read_archive
 from microqueue.spark.pipelines.compaction import compact
 from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.steps import Step
+from tests.spark.faults import WritesElsewhere
 from tests.spark.past import Past
 
 HOUR = timedelta(hours=1)
@@ -156,3 +157,19 @@ def test_a_task_that_lives_on_hides_none_whose_id_only_looks_the_same(
     archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=meddle)
     (row,) = read_archive(spark, tmp_path).collect()
     assert (row["id"], row["id_type"]) == ("5", "string")
+
+
+def test_a_disk_that_machines_do_not_share_is_refused_by_name(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.enqueue(2)
+    past.work(2)
+    monkeypatch.setattr(archive_direct, "PartWriter", WritesElsewhere)
+    with pytest.raises(MicroqueueError, match="the same disk on all machines"):
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    assert microqueue_database.tasks.count_documents({}) == 2

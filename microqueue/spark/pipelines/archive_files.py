@@ -70,6 +70,17 @@ def staged(storage: Storage, staging: str) -> list[str]:
     return sorted(info.name for info in storage.list(staging) if info.name.endswith(".parquet"))
 
 
+def check_shared(storage: Storage, staging: str, names: Iterable[str]) -> None:
+    """Refuse to go on if executors wrote files on disks that the driver does not see."""
+    seen = {info.name for info in storage.list(staging)}
+    if unseen := sorted(set(names) - seen):
+        raise MicroqueueError(
+            f"executors wrote {len(unseen):,} files, {unseen[0]} among them, that the driver does "
+            f"not see in {storage.root}: give a path that is the same disk on all machines, or one "
+            "in HDFS or an object store. Nothing was deleted from MongoDB"
+        )
+
+
 def move(storage: Storage, staging: str, names: Sequence[str], run: str) -> list[str]:
     """Move files to their places, under names of this run, and give the names in this order."""
     moved = []
