@@ -3,8 +3,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from bson.binary import UuidRepresentation
+from bson.codec_options import CodecOptions
 from pyspark.sql import SparkSession
 
 from microqueue import MicroqueueError, QueueSettings, Sweeper
@@ -173,3 +176,25 @@ def test_a_disk_that_machines_do_not_share_is_refused_by_name(
     with pytest.raises(MicroqueueError, match="the same disk on all machines"):
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert microqueue_database.tasks.count_documents({}) == 2
+
+
+def test_a_task_whose_id_is_an_old_uuid_is_known_again_when_it_lives_on(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    options = CodecOptions[Any](uuid_representation=UuidRepresentation.PYTHON_LEGACY)
+    past = Past(microqueue_database.with_options(codec_options=options), ago=2 * HOUR)
+    stays, goes = UUID(int=1), UUID(int=2)
+    for task_id in (stays, goes):
+        past.queue.enqueue({}, task_id=task_id)
+    past.fail(["boom"] * 2)
+
+    def meddle(step: Step) -> None:
+        if step.name == "verify":
+            past.queue.dead_letters.replay(stays)
+
+    uri = f"{database_uri}&uuidRepresentation=pythonLegacy"
+    summary = archive(spark, tmp_path, uri=uri, older_than=HOUR, tell=meddle)
+    assert (summary.archived, summary.deleted, summary.superseded) == (2, 1, 1)
+    (row,) = read_archive(spark, tmp_path).collect()
+    assert (row["id"], row["id_type"]) == (str(goes), "uuid")
+    assert past.queue.get(stays) is not None

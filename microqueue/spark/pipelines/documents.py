@@ -73,7 +73,6 @@ CODEC: CodecOptions[Any] = CodecOptions(
     uuid_representation=bson.binary.UuidRepresentation.STANDARD,
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
-OUTLINE: CodecOptions[Any] = CODEC.with_options(document_class=RawBSONDocument)
 HISTORY = "history"
 OBJECT_ID_FIRST = b"\x07_id\x00"
 LENGTH = struct.Struct("<i")
@@ -133,16 +132,17 @@ def read_parts(spark: SparkSession, parts: Sequence[Part]) -> DataFrame:
 def batches_of(part: Part) -> Iterator[pa.RecordBatch]:
     """Read one part."""
     reading = export.read_part(part.matching, (), part.range, batch_rows=BATCH_ROWS)
-    with quickened(place_of(part.place).run(reading)) as cursor:
+    here = place_of(part.place)
+    with quickened(here.run(reading)) as cursor:
         for raw in cursor:
             if raw:
-                yield to_batch(raw)
+                yield to_batch(raw, here.collections.codec_options)
 
 
-def to_batch(raw: bytes) -> pa.RecordBatch:
+def to_batch(raw: bytes, codec_options: CodecOptions[Any] = CODEC) -> pa.RecordBatch:
     """Turn documents that stand one behind the other into a batch of rows."""
     starts, documents = split(raw)
-    ids = [identify(raw, start) for start in starts]
+    ids = [identify(raw, start, codec_options) for start in starts]
     try:
         columns = _fast_columns(raw)
     except (Unfit, ValueError, TypeError, OverflowError, pa.ArrowException):
@@ -167,23 +167,24 @@ def split(raw: bytes) -> tuple[list[int], pa.BinaryArray]:
     return offsets[:-1], pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
-def identify(raw: bytes, start: int) -> tuple[str, str | None]:
+def identify(raw: bytes, start: int, codec_options: CodecOptions[Any]) -> tuple[str, str | None]:
     """Read a task's id as text, and its type, without decoding the rest if it can be helped."""
     if raw[start + 4 : start + 9] == OBJECT_ID_FIRST:
         return raw[start + 9 : start + 21].hex(), "objectId"
     (length,) = LENGTH.unpack_from(raw, start)
-    task_id = decode(raw[start : start + length])["_id"]
+    task_id = decode(raw[start : start + length], codec_options)["_id"]
     return str(task_id), id_type(task_id)
 
 
-def decode(document: bytes) -> dict[str, Any]:
+def decode(document: bytes, codec_options: CodecOptions[Any] = CODEC) -> dict[str, Any]:
     """Read a document as the queue does."""
-    return bson.decode(document, CODEC)
+    return bson.decode(document, codec_options)
 
 
-def outline(document: bytes) -> dict[str, Any]:
-    """Read a document's own fields, and leave what lies deeper as it is: twice as fast."""
-    return dict(RawBSONDocument(document, OUTLINE))
+def outlines(documents: pa.BinaryArray, codec_options: CodecOptions[Any]) -> list[dict[str, Any]]:
+    """Read documents' own fields, and leave what lies deeper as it is: twice as fast."""
+    options = codec_options.with_options(document_class=RawBSONDocument)
+    return [dict(RawBSONDocument(value.as_py(), options)) for value in documents]
 
 
 def _fast_columns(raw: bytes) -> dict[str, pa.Array]:
