@@ -41,13 +41,41 @@ def insert_chunk(
         firsts = sorted({document["_id"]: place for place, document in backwards}.values())
         chosen = [documents[place] for place in firsts]
         encoded = [encoded[place] for place in firsts]
-    left_out = yield from produce.enqueue_many(chosen, stored=encoded, settings=settings)
-    if hold is not None and left_out:
-        ids = [chosen[place]["_id"] for place in left_out]
-        selection = {**filters.any_of(ids), **HELD, "held": {"$exists": True}}
-        yield Call("update_many", selection, {"$addToSet": {"held.by": hold}})
-    inserted = len(chosen) - len(left_out)
+    inserted = 0
+    while chosen:
+        left_out = yield from produce.enqueue_many(chosen, stored=encoded, settings=settings)
+        inserted += len(chosen) - len(left_out)
+        if hold is None or not left_out:
+            break
+        met = [chosen[place] for place in left_out]
+        gone = yield from _take_part(met, hold=hold, settings=settings)
+        places = [place for place in sorted(left_out) if chosen[place]["_id"] in gone]
+        chosen, encoded = [chosen[one] for one in places], [encoded[one] for one in places]
     return inserted, len(documents) - inserted
+
+
+def _take_part(
+    documents: Sequence[Document], *, hold: str, settings: QueueSettings
+) -> Operation[set[Any]]:
+    """Hold what stands in the way of tasks; give the ids for which nothing is left to hold.
+
+    A load that is given up takes away what it alone holds, at any time before this.
+    """
+    met = produce.in_the_way(documents)
+    ours = {"$addToSet": {"held.by": hold}}
+    yield Call("update_many", {**met, **HELD, "held": {"$exists": True}}, ours)
+    # What another load has put there since then is not ours yet: it counts as gone.
+    theirs = {**HELD, "held": {"$exists": True}, "held.by": {"$ne": hold}}
+    found = yield Call("find", {**met, "$nor": [theirs]}, {"queue": 1, "dedupe_key": 1})
+    ids = yield from produce.taken_by_letters(documents, settings)
+    ids |= {one["_id"] for one in found}
+    keys = {(one["queue"], one["dedupe_key"]) for one in found if "dedupe_key" in one}
+    return {
+        document["_id"]
+        for document in documents
+        if document["_id"] not in ids
+        and (document["queue"], document.get("dedupe_key")) not in keys
+    }
 
 
 def held(document: Document, load: str) -> Document:

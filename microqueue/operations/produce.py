@@ -90,7 +90,7 @@ def enqueue(
 
     Safe to repeat: the id is fixed before, and tells our own insert.
     """
-    if (yield from _taken_by_letters([document], settings, session)):
+    if (yield from taken_by_letters([document], settings, session)):
         raise _duplicate(document, existing_id=document["_id"])
     try:
         yield Call("insert_one", stored, session=session)
@@ -124,7 +124,7 @@ def enqueue_many(
     Safe to repeat for the same reason as :func:`enqueue`. Inside a transaction a duplicate
     is an error, because it aborts the transaction.
     """
-    taken = yield from _taken_by_letters(documents, settings, session)
+    taken = yield from taken_by_letters(documents, settings, session)
     places: Sequence[int] = range(len(documents))
     chunk, left_out = stored, set[int]()
     if taken:
@@ -156,8 +156,8 @@ def enqueue_many(
     return left_out
 
 
-def _taken_by_letters(
-    documents: Sequence[Document], settings: QueueSettings, session: Any
+def taken_by_letters(
+    documents: Sequence[Document], settings: QueueSettings, session: Any = None
 ) -> Operation[set[Any]]:
     """Find ids of the caller's own that dead letters have, in their own collection."""
     own = [document["_id"] for document in documents if "insert_token" in document]
@@ -192,5 +192,19 @@ def _same_insert(stored: Document, document: Document) -> bool:
 
 
 def _live_with_key(document: Document) -> Document:
-    key = {"$eq": document.get("dedupe_key"), **filters.DEDUPED["dedupe_key"]}
-    return {"queue": document["queue"], **filters.DEDUPED, "dedupe_key": key}
+    return _live_with_keys(document["queue"], {"$eq": document.get("dedupe_key")})
+
+
+def _live_with_keys(queue: str, condition: Document) -> Document:
+    key = {**condition, **filters.DEDUPED["dedupe_key"]}
+    return {"queue": queue, **filters.DEDUPED, "dedupe_key": key}
+
+
+def in_the_way(documents: Sequence[Document]) -> Document:
+    """Match the tasks for which the server refuses these: by their ids, or by dedupe keys."""
+    keys: dict[str, list[str]] = {}
+    for document in documents:
+        if "dedupe_key" in document:
+            keys.setdefault(document["queue"], []).append(document["dedupe_key"])
+    ids = filters.any_of(document["_id"] for document in documents)
+    return {"$or": [ids, *(_live_with_keys(queue, {"$in": some}) for queue, some in keys.items())]}

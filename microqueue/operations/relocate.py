@@ -115,7 +115,7 @@ def discard(document: Document, now: datetime) -> Operation[bool]:
         return False
     letter = {**document, "version": _version(document)}
     buried = yield from _entomb(letter, {"replaying": None}, now)
-    if buried:
+    if buried or (yield from _is_buried(letter)):  # Perhaps by one who died half way.
         # A copy that a killed mover left behind in ``tasks``; stalled movers meet the tombstone.
         yield Call("delete_one", _unchanged(document))
     return buried
@@ -189,6 +189,13 @@ def _entomb(letter: Document, condition: Document, now: datetime) -> Operation[b
         repeatable=False,
     )
     return bool(result.matched_count)
+
+
+def _is_buried(letter: Document) -> Operation[bool]:
+    """Tell whether the tombstone of this very letter is in the copy's place."""
+    grave = {"_id": letter["_id"], **_life(letter), "version": letter["version"] + 1}
+    found = yield Call("find_one", grave, {"_id": 1}, target=Target.DEAD_LETTERS)
+    return found is not None
 
 
 def _complete(letter: Document) -> Operation[None]:

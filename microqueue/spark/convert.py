@@ -50,7 +50,7 @@ FLAT: dict[DataType, pa.DataType] = {
     ERROR: pa.struct({"message": pa.string(), "code": pa.string(), "at": MILLISECONDS}),
 }
 
-BSON_STRING, BSON_DOCUMENT, BSON_OBJECT_ID, BSON_BOOLEAN, BSON_NULL = 2, 3, 7, 8, 10
+BSON_STRING, BSON_DOCUMENT, BSON_ARRAY, BSON_OBJECT_ID, BSON_BOOLEAN, BSON_NULL = 2, 3, 4, 7, 8, 10
 ID_TYPE_AT = 4  # Behind the document's length: MongoDB keeps _id in front.
 FAST_IDS = {
     BSON_STRING: (pa.string(), ids.STRING),
@@ -132,7 +132,7 @@ class BatchConverter:
         """Look for types that pymongoarrow would accept in silence. May be wrong to say yes."""
         for name in self._flat:
             kind = self._types[name]
-            if kind == ERROR and _has_other_type(raw, name, (BSON_DOCUMENT, BSON_NULL)):
+            if kind == ERROR and has_other_type(raw, name, (BSON_DOCUMENT, BSON_NULL)):
                 return True
             numeric = isinstance(kind, IntegerType | LongType | DoubleType)
             if numeric and raw.find(bytes([BSON_BOOLEAN]) + name.encode() + b"\0") >= 0:
@@ -210,7 +210,7 @@ def by_id_type(raw: bytes) -> list[bytes]:
     return [b"".join(documents) for documents in groups.values()]
 
 
-def _has_other_type(raw: bytes, name: str, expected: tuple[int, ...]) -> bool:
+def has_other_type(raw: bytes, name: str, expected: tuple[int, ...]) -> bool:
     """Tell whether a field may have another type. Text that ends in the name may look so, too."""
     key = name.encode() + b"\0"
     known = {0x01, 0x02, 0x03, 0x04, 0x05, 0x07, 0x08, 0x09, 0x0A, 0x10, 0x12, 0x13} - set(expected)
@@ -222,10 +222,15 @@ def _has_other_type(raw: bytes, name: str, expected: tuple[int, ...]) -> bool:
     return False
 
 
-def _microseconds(array: pa.Array) -> pa.Array:
+def check_dates(array: pa.Array) -> None:
+    """Refuse dates that Python or Spark cannot hold."""
     bounds = pc.min_max(array.cast(pa.int64())).as_py()
     if bounds["min"] is not None and (bounds["min"] < FIRST_MS or bounds["max"] > LAST_MS):
         raise Unfit
+
+
+def _microseconds(array: pa.Array) -> pa.Array:
+    check_dates(array)
     return array.cast(MICROSECONDS)
 
 

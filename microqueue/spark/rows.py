@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from decimal import Decimal, DecimalException
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -126,10 +127,10 @@ class RowReader:
         for row in rows:
             key = None
             try:
+                key = self._key(row)
                 for name, convert in self._converters.items():
                     row[name] = convert(row[name])
                 queue = self._options.queue or row[QUEUE]
-                key = self._key(row)
                 yield self._task(row, queue, key)
             except InvalidArgument as exc:
                 where = "a row" if key is None else f"the row with key {shorten(key)}"
@@ -219,12 +220,11 @@ def _parsed(text: str | None) -> Any:
 
 
 def _is_free(kind: DataType) -> bool:
-    """Tell whether a column may hold names that BSON does not take."""
+    """Tell whether a column may hold names that BSON does not take, or far more bytes there."""
     if isinstance(kind, StructType):
         return any(_is_free(field.dataType) for field in kind.fields)
-    if isinstance(kind, ArrayType):
-        return _is_free(kind.elementType)
-    return isinstance(kind, MapType)
+    # BSON numbers the items of an array, each by a name.
+    return isinstance(kind, MapType | ArrayType)
 
 
 def _to_bson(path: str, kind: DataType) -> Converter | None:
@@ -247,10 +247,17 @@ def _to_bson(path: str, kind: DataType) -> Converter | None:
             lambda pairs: {key: inner(item) if inner else item for key, item in pairs}
         )
     if isinstance(kind, DecimalType):
-        return _skipping_null(Decimal128)
+        return _skipping_null(lambda value: _decimal(path, value))
     if isinstance(kind, DateType):
         return _skipping_null(lambda day: day.isoformat())
     raise refused(path, kind.simpleString(), "MongoDB has no such type; cast the column")
+
+
+def _decimal(path: str, value: Decimal) -> Decimal128:
+    try:
+        return Decimal128(value)
+    except DecimalException as exc:
+        raise refused(path, value, "MongoDB's decimals have 34 digits; round it") from exc
 
 
 def _converted(value: dict[str, Any], fields: dict[str, Converter]) -> dict[str, Any]:

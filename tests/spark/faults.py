@@ -53,3 +53,10 @@ class FailsAfterWriting(PartWriter):
         if context.attemptNumber() == 0:
             raise RuntimeError("the first attempt dies here")
         yield from written
+
+
+class WritesElsewhere(PartWriter):
+    """Writes the files of a part on a disk of its own, as where machines share none."""
+
+    def __call__(self, part: Any) -> Iterator[Any]:
+        return PartWriter(f"{self.disk}/_elsewhere", self.staging)(part)

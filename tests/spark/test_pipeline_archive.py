@@ -12,7 +12,7 @@ from bson import DatetimeMS, Decimal128, ObjectId, Regex
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument, MicroqueueError, QueueSettings
-from microqueue.spark.pipelines import archive_direct, archive_files, archive_purge, documents
+from microqueue.spark.pipelines import archive_direct, archive_purge, documents
 from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.archive_files import ArchiveDamaged
 from microqueue.spark.pipelines.archive_log import ArchiveConflict, ArchiveLog, Entry
@@ -394,40 +394,9 @@ def test_a_number_in_the_log_can_be_taken_once(spark: SparkSession, tmp_path: Pa
     assert not list((tmp_path / "_log").glob("*.draft"))
 
 
-def test_files_that_are_not_the_archives_are_never_swept(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "_staging").mkdir()
-    (tmp_path / "_staging" / "rest.parquet").write_text("of a killed run")
-    archive_files.sweep(Storage(spark, tmp_path), ArchiveLog(Storage(spark, tmp_path)).state)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
 @pytest.mark.parametrize("statuses", [["pending"], ["done", "processing"], []])
 def test_only_finished_tasks_can_be_archived(
     spark: SparkSession, tmp_path: Path, database_uri: str, statuses: list[str]
 ) -> None:
     with pytest.raises(InvalidArgument, match="statuses"):
         archive(spark, tmp_path, uri=database_uri, statuses=statuses)
-
-
-def test_documents_become_columns_the_same_fast_and_exactly() -> None:
-    at = datetime(2026, 5, 1, 12, 0, 0, 123000, tzinfo=UTC)
-    plain = {"_id": ObjectId(), "queue": "q", "status": "done", "created_at": at, "attempts": 1}
-    attempt = {"attempt": 1, "worker_id": "w", "started_at": at, "ended_at": at}
-    attempt |= {"outcome": "retried", "error": {"message": "m", "code": None, "at": at}}
-    full = {**plain, "_id": "own", "history": [attempt, {**attempt, "error": None}]}
-    full |= {"error": {"message": "m", "code": "c", "at": at}, "priority": 3}
-    drifted = {**plain, "_id": 7, "attempts": "many"}
-    fast = to_batch(encoded(plain) + encoded(full)).to_pylist()
-    exact = to_batch(encoded(plain) + encoded(full) + encoded(drifted)).to_pylist()
-    assert fast == exact[:2]
-    assert fast[0]["error"] is None
-    assert fast[0]["history"] is None
-    assert [one["error"] for one in fast[1]["history"]] == [
-        {"message": "m", "code": None, "at": at},
-        None,
-    ]
-    assert [row["id_type"] for row in exact] == ["objectId", "string", "int"]
-    assert exact[2]["attempts"] is None

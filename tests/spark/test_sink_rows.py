@@ -14,7 +14,9 @@ from pydantic import BaseModel
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
+    BooleanType,
     CalendarIntervalType,
+    DataType,
     DateType,
     DecimalType,
     DoubleType,
@@ -249,6 +251,28 @@ def test_a_row_that_is_no_task_is_refused_by_name(
         options["queue"] = "orders"
     with pytest.raises(InvalidPayload, match=says):
         Sink(schema, SinkOptions.of(options)).write(batches)
+    assert make_queue("orders").stats().pending == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"),
+    [
+        (ArrayType(BooleanType()), [True] * 2_000_000, "at most [0-9,]* fit"),
+        (
+            StructType([StructField("x", ArrayType(LongType()))]),
+            {"x": [1] * 2_000_000},
+            "at most [0-9,]* fit",
+        ),
+        (DecimalType(38, 0), Decimal("1234567890" * 3 + "12345678"), "key '1'.*has=.*34 digits"),
+    ],
+)
+def test_a_row_that_is_larger_in_mongodb_than_in_spark_is_refused(
+    kind: DataType, value: Any, says: str, database_uri: str, make_queue: Any
+) -> None:
+    schema = StructType([StructField("order", LongType()), StructField("has", kind)])
+    batches, _ = frame([{"order": 1, "has": value}], schema)
+    with pytest.raises(InvalidPayload, match=says):
+        sink(database_uri, schema).write(batches)
     assert make_queue("orders").stats().pending == 0
 
 

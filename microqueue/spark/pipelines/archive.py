@@ -146,6 +146,7 @@ def _run(
 ) -> ArchiveSummary:
     identity = _identity(job)
     _check_unpurged(job, identity)
+    archive_files.check_log(job.storage, job.log.state)
     job.tell(Step("begin", "Taking over the archive"))
     job.log.commit(Entry(kind="begun", run=job.run, at=server_now(job.place), place=identity))
     archive_files.sweep(job.storage, job.log.state)
@@ -224,8 +225,10 @@ def _directly(job: _Job, disk: str, parts: Sequence[Part]) -> list[ArchivedFile]
     staging, written = archive_direct.write(job.spark, disk, parts, job.run)
     if not written:
         return []
+    found = [file.name for file in written]
+    archive_files.check_shared(job.storage, staging, found)
     job.tell(_moving(sum(file.rows for file in written)))
-    names = archive_files.move(job.storage, staging, [file.name for file in written], job.run)
+    names = archive_files.move(job.storage, staging, found, job.run)
     job.tell(VERIFYING)
     placed = [replace(file, name=name) for file, name in zip(written, names, strict=True)]
     return archive_direct.verify(job.spark, job.storage, disk, placed)

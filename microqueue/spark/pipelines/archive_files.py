@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 from microqueue.errors import MicroqueueError
-from microqueue.spark.pipelines.archive_log import DIRECTORY, ArchivedFile, ArchiveState
+from microqueue.spark.pipelines.archive_log import DAY, DIRECTORY, ArchivedFile, ArchiveState
 from microqueue.spark.pipelines.archive_reader import ARCHIVE_SCHEMA, read_files
 from microqueue.spark.pipelines.files import Storage
 
@@ -70,6 +70,17 @@ def staged(storage: Storage, staging: str) -> list[str]:
     return sorted(info.name for info in storage.list(staging) if info.name.endswith(".parquet"))
 
 
+def check_shared(storage: Storage, staging: str, names: Iterable[str]) -> None:
+    """Refuse to go on if executors wrote files on disks that the driver does not see."""
+    seen = {info.name for info in storage.list(staging)}
+    if unseen := sorted(set(names) - seen):
+        raise MicroqueueError(
+            f"executors wrote {len(unseen):,} files, {unseen[0]} among them, that the driver does "
+            f"not see in {storage.root}: give a path that is the same disk on all machines, or one "
+            "in HDFS or an object store. Nothing was deleted from MongoDB"
+        )
+
+
 def move(storage: Storage, staging: str, names: Sequence[str], run: str) -> list[str]:
     """Move files to their places, under names of this run, and give the names in this order."""
     moved = []
@@ -77,6 +88,7 @@ def move(storage: Storage, staging: str, names: Sequence[str], run: str) -> list
         directory = name.removeprefix(f"{staging}/").rpartition("/")[0]
         moved.append(f"{directory}/{run}-{number:05}.parquet")
         storage.move(name, moved[-1])
+    storage.secure(moved)  # What they stand for is deleted soon.
     storage.delete(staging)
     return moved
 
@@ -125,14 +137,27 @@ def _last(path: str) -> str:
 
 
 def sweep(storage: Storage, state: ArchiveState) -> int:
-    """Delete what killed runs left behind; safe once this run has begun in the log."""
-    orphans = [
-        info.name
-        for info in storage.list()
-        if info.name not in state.files and not info.name.startswith(f"{DIRECTORY}/")
-    ]
-    kept = [name for name in orphans if name.startswith((STAGING, "day="))]
-    for name in kept:
+    """Delete what killed runs left behind; safe once this run has begun in the log.
+
+    A run that the log does not name came later: its files may be committed by now, and their
+    tasks gone from MongoDB. Files of no run at all are not the archive's.
+    """
+    orphans = [name for name in _placed_files(storage) if name not in state.files]
+    orphans += storage.children(STAGING)
+    of_killed = [name for name in orphans if _last(name).partition("-")[0] in state.runs]
+    for name in of_killed:
         storage.delete(name)
-    storage.delete(STAGING)
-    return len(kept)
+    return len(of_killed)
+
+
+def check_log(storage: Storage, state: ArchiveState) -> None:
+    """Refuse a directory whose files no log explains: they may be an archive without its log."""
+    if not state.number and (found := next(_placed_files(storage), None)):
+        raise MicroqueueError(
+            f"{storage.root} holds {found}, but no {DIRECTORY} that says which files count; bring "
+            f"{DIRECTORY} back if it was lost, or give a directory of its own to this archive"
+        )
+
+
+def _placed_files(storage: Storage) -> Iterator[str]:
+    return (info.name for info in storage.list() if info.name.startswith(DAY))

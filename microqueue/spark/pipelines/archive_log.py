@@ -83,9 +83,11 @@ class ArchiveState:
     """What all entries together say."""
 
     number: int = 0
+    runs: set[str] = field(default_factory=set)
     files: dict[str, ArchivedFile] = field(default_factory=dict)
     unpurged: dict[str, Entry] = field(default_factory=dict)
-    superseded: set[Version] = field(default_factory=set)
+    superseded: set[tuple[str, Version]] = field(default_factory=set)
+    """Versions that do not count in the files of the run that archived them; they do in others."""
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> ArchiveState:
@@ -98,10 +100,11 @@ class ArchiveState:
     def add(self, entry: Entry) -> None:
         """Take one more entry in."""
         self.number += 1
+        self.runs.add(entry.run)
         for name in entry.removed:
             self.files.pop(name, None)
         self.files.update({file.name: file for file in entry.files})
-        self.superseded.update(entry.superseded)
+        self.superseded.update((entry.run, version) for version in entry.superseded)
         if entry.kind == "archived":
             self.unpurged[entry.run] = entry
         elif entry.kind == "purged":

@@ -17,7 +17,7 @@ from microqueue.spark.ids import id_type
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.archive_log import ArchivedFile, ArchiveLog, Entry, Version
 from microqueue.spark.pipelines.archive_reader import read_files
-from microqueue.spark.pipelines.documents import outline
+from microqueue.spark.pipelines.documents import outlines
 from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.place import server_now
 from microqueue.spark.pipelines.steps import Step, Tell
@@ -99,8 +99,10 @@ class _Purger:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         here = place_of(self.place)
+        # Ids are to be equal to those that the queue's own reads give, UUIDs above all.
+        options = here.collections.codec_options
         for batch in batches:
-            documents = [outline(value.as_py()) for value in batch.column("document")]
+            documents = outlines(batch.column("document"), options)
             for start in range(0, len(documents), DELETE_ROWS):
                 some = documents[start : start + DELETE_ROWS]
                 yield _batch(here.run(operations.purge(some, now=self.now, settings=self.settings)))

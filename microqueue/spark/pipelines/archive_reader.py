@@ -14,6 +14,9 @@ from microqueue.spark.pipelines.archive_log import ArchivedFile, ArchiveLog, Arc
 from microqueue.spark.pipelines.documents import SCHEMA
 from microqueue.spark.pipelines.files import Storage
 
+NUMBERED = r"-\d+\.parquet$"
+"""What follows the run, or the merge, in the name of a file."""
+
 ARCHIVE_SCHEMA = StructType([*SCHEMA.fields, StructField("day", StringType())])
 
 
@@ -62,21 +65,26 @@ def _micros(instant: datetime) -> int:
 def live_rows(
     spark: SparkSession, storage: Storage, state: ArchiveState, files: Iterable[ArchivedFile]
 ) -> DataFrame:
-    """Load files without the versions that later ones have taken the place of."""
+    """Load files without the versions of tasks that lived on after they were archived.
+
+    A letter whose replay is refused lives on as the very version that it was: its next archive
+    counts. Merged files have only rows that count, and are of no run that archived.
+    """
+    files = list(files)
     frame = read_files(spark, storage, files)
-    if not state.superseded:
+    if not state.superseded or not files:
         return frame
     versions = superseded_frame(spark, state.superseded)
-    same = (frame["id"] == versions["id"]) & (
-        f.unix_millis(frame["updated_at"]) == versions["updated_ms"]
-    )
-    return frame.join(f.broadcast(versions), same, "left_anti")
+    run = f.regexp_replace("_metadata.file_name", NUMBERED, "")
+    frame = frame.withColumns({"run": run, "updated_ms": f.unix_millis("updated_at")})
+    same = [frame[name].eqNullSafe(versions[name]) for name in versions.columns]
+    return frame.join(f.broadcast(versions), same, "left_anti").drop("run", "updated_ms")
 
 
-def superseded_frame(spark: SparkSession, versions: Iterable[Version]) -> DataFrame:
-    """Make a small frame of archived versions."""
-    rows = [(version.id, version.updated_ms) for version in versions]
-    return spark.createDataFrame(rows, "id string, updated_ms long")
+def superseded_frame(spark: SparkSession, versions: Iterable[tuple[str, Version]]) -> DataFrame:
+    """Make a small frame of archived versions, each with the run that archived it."""
+    rows = [(run, one.id, one.id_type, one.updated_ms) for run, one in versions]
+    return spark.createDataFrame(rows, "run string, id string, id_type string, updated_ms long")
 
 
 def read_files(spark: SparkSession, storage: Storage, files: Iterable[ArchivedFile]) -> DataFrame:

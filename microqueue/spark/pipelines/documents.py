@@ -6,8 +6,8 @@ what archives keep and replays bring back.
 
 from __future__ import annotations
 
+import re
 import struct
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,15 +21,33 @@ from bson.raw_bson import RawBSONDocument
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # It has no stub.
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from microqueue.operations import export
 from microqueue.operations.call import Document
 from microqueue.operations.export import IdRange
 from microqueue.spark.columns import KNOWN
-from microqueue.spark.exact import Drift, reader_of
+from microqueue.spark.convert import (
+    BSON_ARRAY,
+    BSON_BOOLEAN,
+    BSON_NULL,
+    MILLISECONDS,
+    Unfit,
+    check_dates,
+    has_other_type,
+)
+from microqueue.spark.exact import LARGEST_EXACT, Drift, reader_of
 from microqueue.spark.extended import to_json
 from microqueue.spark.ids import id_type
+from microqueue.spark.mongoarrow import PyMongoArrowContext, Schema
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.spread import spread, tasks_for
 from microqueue.spark.place import place_of
@@ -55,9 +73,26 @@ CODEC: CodecOptions[Any] = CodecOptions(
     uuid_representation=bson.binary.UuidRepresentation.STANDARD,
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
-OUTLINE: CodecOptions[Any] = CODEC.with_options(document_class=RawBSONDocument)
+HISTORY = "history"
 OBJECT_ID_FIRST = b"\x07_id\x00"
 LENGTH = struct.Struct("<i")
+
+
+def _numbers(kind: DataType, name: str) -> Iterator[str]:
+    """Name the fields that hold numbers, however deep."""
+    if isinstance(kind, StructType):
+        for field in kind:
+            yield from _numbers(field.dataType, field.name)
+    elif isinstance(kind, ArrayType):
+        yield from _numbers(kind.elementType, name)
+    elif isinstance(kind, NumericType):
+        yield name
+
+
+FLAGS = re.compile(
+    bytes([BSON_BOOLEAN]) + b"(?:%s)\0" % "|".join(sorted(set(_numbers(SCHEMA, "")))).encode()
+)
+"""True or false where a number should be. Text may look so, too."""
 
 
 @dataclass(frozen=True)
@@ -97,19 +132,20 @@ def read_parts(spark: SparkSession, parts: Sequence[Part]) -> DataFrame:
 def batches_of(part: Part) -> Iterator[pa.RecordBatch]:
     """Read one part."""
     reading = export.read_part(part.matching, (), part.range, batch_rows=BATCH_ROWS)
-    with quickened(place_of(part.place).run(reading)) as cursor:
+    here = place_of(part.place)
+    with quickened(here.run(reading)) as cursor:
         for raw in cursor:
             if raw:
-                yield to_batch(raw)
+                yield to_batch(raw, here.collections.codec_options)
 
 
-def to_batch(raw: bytes) -> pa.RecordBatch:
+def to_batch(raw: bytes, codec_options: CodecOptions[Any] = CODEC) -> pa.RecordBatch:
     """Turn documents that stand one behind the other into a batch of rows."""
     starts, documents = split(raw)
-    ids = [identify(raw, start) for start in starts]
+    ids = [identify(raw, start, codec_options) for start in starts]
     try:
         columns = _fast_columns(raw)
-    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+    except (Unfit, ValueError, TypeError, OverflowError, pa.ArrowException):
         # Something has another type than its column: read one by one, and null what drifted.
         columns = _exact_columns(documents.to_pylist())
     columns["id"] = pa.array([text for text, _ in ids], pa.string())
@@ -131,49 +167,51 @@ def split(raw: bytes) -> tuple[list[int], pa.BinaryArray]:
     return offsets[:-1], pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
-def identify(raw: bytes, start: int) -> tuple[str, str | None]:
+def identify(raw: bytes, start: int, codec_options: CodecOptions[Any]) -> tuple[str, str | None]:
     """Read a task's id as text, and its type, without decoding the rest if it can be helped."""
     if raw[start + 4 : start + 9] == OBJECT_ID_FIRST:
         return raw[start + 9 : start + 21].hex(), "objectId"
     (length,) = LENGTH.unpack_from(raw, start)
-    task_id = decode(raw[start : start + length])["_id"]
+    task_id = decode(raw[start : start + length], codec_options)["_id"]
     return str(task_id), id_type(task_id)
 
 
-def decode(document: bytes) -> dict[str, Any]:
+def decode(document: bytes, codec_options: CodecOptions[Any] = CODEC) -> dict[str, Any]:
     """Read a document as the queue does."""
-    return bson.decode(document, CODEC)
+    return bson.decode(document, codec_options)
 
 
-def outline(document: bytes) -> dict[str, Any]:
-    """Read a document's own fields, and leave what lies deeper as it is: twice as fast."""
-    return dict(RawBSONDocument(document, OUTLINE))
+def outlines(documents: pa.BinaryArray, codec_options: CodecOptions[Any]) -> list[dict[str, Any]]:
+    """Read documents' own fields, and leave what lies deeper as it is: twice as fast."""
+    options = codec_options.with_options(document_class=RawBSONDocument)
+    return [dict(RawBSONDocument(value.as_py(), options)) for value in documents]
 
 
 def _fast_columns(raw: bytes) -> dict[str, pa.Array]:
     """Have pymongoarrow read the columns; raises where a value is not as expected."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # It warns of pandas, which is not used.
-        from pymongoarrow.api import Schema  # noqa: PLC0415 (slow to load)
-        from pymongoarrow.context import PyMongoArrowContext  # noqa: PLC0415 (as above)
-
-        wanted = {
-            field.name: _in_bson(field.type)
-            for field in ARROW_SCHEMA
-            if field.name not in {*IDENTITY, "document"}
-        }
-        context = PyMongoArrowContext(Schema(wanted), codec_options=CODEC)
-        context.process_bson_stream(raw)
-        table = context.finish()
-    return {name: _whole(table.column(name)).cast(ARROW_SCHEMA.field(name).type) for name in wanted}
+    # What it would take for a number, or for an empty array, in silence.
+    if FLAGS.search(raw) or has_other_type(raw, HISTORY, (BSON_ARRAY, BSON_NULL)):
+        raise Unfit
+    wanted = {
+        field.name: _in_bson(field.type)
+        for field in ARROW_SCHEMA
+        if field.name not in {*IDENTITY, "document"}
+    }
+    context = PyMongoArrowContext(Schema(wanted), codec_options=CODEC)
+    context.process_bson_stream(raw)
+    table = context.finish()
+    columns = {name: _whole(table.column(name)) for name in wanted}
+    for column in columns.values():
+        _check_exact(column)
+    return {name: column.cast(ARROW_SCHEMA.field(name).type) for name, column in columns.items()}
 
 
 def _in_bson(kind: pa.DataType) -> pa.DataType:
     """Give the type as which pymongoarrow reads what Spark wants as another."""
     if pa.types.is_timestamp(kind):
-        return pa.timestamp("ms", tz="UTC")
+        return MILLISECONDS
     if pa.types.is_integer(kind):
-        return pa.int64()
+        return pa.float64()  # A fraction then shows, when it is cast.
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _in_bson(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -202,18 +240,33 @@ def _null_absent(array: pa.Array) -> pa.Array:
     return array
 
 
+def _check_exact(array: pa.Array) -> None:
+    """Refuse numbers that a double may have rounded, and dates that are none for Spark."""
+    if pa.types.is_timestamp(array.type):
+        check_dates(array)
+    elif pa.types.is_floating(array.type):
+        largest = pc.max(pc.abs(array)).as_py()
+        if largest is not None and largest > LARGEST_EXACT:
+            raise Unfit
+    elif pa.types.is_struct(array.type) or pa.types.is_list(array.type):
+        inner = array.flatten()
+        for child in inner if isinstance(inner, list) else [inner]:
+            _check_exact(child)
+
+
 def _exact_columns(documents: Sequence[bytes]) -> dict[str, pa.Array]:
     """Read the columns value by value; what does not fit is null."""
     drift = Drift(strict=False)
     fields = [field for field in SCHEMA if field.name not in {*IDENTITY, "document"}]
     readers = [(field.name, reader_of(field.dataType, field.name)) for field in fields]
     decoded = [decode(document) for document in documents]
-    return {
-        name: pa.array(
-            [read(document.get(name), drift) for document in decoded], ARROW_SCHEMA.field(name).type
-        )
-        for name, read in readers
-    }
+    columns = {}
+    for name, read in readers:
+        values = [read(document.get(name), drift) for document in decoded]
+        # As pymongoarrow does it: what is not a number is null, and so is a struct of nulls.
+        array = pa.array(values, ARROW_SCHEMA.field(name).type, from_pandas=True)
+        columns[name] = _null_absent(array)
+    return columns
 
 
 def with_payload(frame: DataFrame) -> DataFrame:

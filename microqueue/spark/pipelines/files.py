@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,13 @@ class Storage:
             full = status.getPath().toString()
             yield FileInfo(full.removeprefix(f"{self.root}/"), int(status.getLen()))
 
+    def children(self, under: str) -> Sequence[str]:
+        """Name the files and directories that lie directly in a directory, if it exists."""
+        top = self._path(under)
+        if not self._system.exists(top):
+            return []
+        return [f"{under}/{status.getPath().getName()}" for status in self._system.listStatus(top)]
+
     def read(self, name: str) -> str:
         """Read a whole text file."""
         stream = self._system.open(self._path(name))
@@ -71,6 +79,18 @@ class Storage:
         self._system.mkdirs(destination.getParent())
         if not self._system.rename(self._path(source), destination):
             raise FileExistsError(f"cannot move {source} to {target} in {self.root}")
+
+    def secure(self, names: Iterable[str]) -> None:
+        """Have a disk hold files and the way to them; other file systems see to it themselves."""
+        if self.disk is None:
+            return
+        files = [Path(self._local(name)) for name in names]
+        for file in files:
+            sync(file)
+        for directory in {parent for file in files for parent in file.parents}:
+            # One that cannot be read was there before: nobody made it just now.
+            with suppress(PermissionError):
+                sync(directory)
 
     def delete(self, name: str) -> None:
         """Delete a file or a directory with all that is in it; it may be gone already."""
@@ -100,7 +120,7 @@ class Storage:
                 os.link(place, self._local(name))
             except FileExistsError:
                 return False
-            sync(place.parent)
+            self.secure([name])
             return True
         return bool(self._system.rename(self._path(draft), self._path(name)))
 

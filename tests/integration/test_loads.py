@@ -1,0 +1,87 @@
+"""Held loads that meet: what one gives up in between, the other still brings in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+from pymongo.errors import PyMongoError
+
+from microqueue import NewTask, Queue
+from microqueue.operations import load
+from microqueue.operations.call import Operation
+from microqueue.operations.produce import new_document
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+NAME = "orders"
+
+
+def rows(queue: Queue[Any], by: str, **options: Any) -> list[dict[str, Any]]:
+    documents = [
+        new_document(
+            NewTask[Any](payload={"n": number}, **_options(number, by, **options)),
+            queue=NAME,
+            payload={"n": number},
+            settings=queue.settings,
+            now=NOW,
+            position=number,
+            insert_token=by,
+        )
+        for number in range(3)
+    ]
+    return [load.held(document, by) for document in documents]
+
+
+def _options(number: int, by: str, *, keyed: bool) -> dict[str, Any]:
+    if keyed:
+        return {"task_id": f"row-{number}"}
+    return {"task_id": f"{by}-{number}", "dedupe_key": f"row-{number}"}
+
+
+def loading(queue: Queue[Any], by: str, **options: Any) -> Operation[tuple[int, int]]:
+    return load.insert_chunk(rows(queue, by, **options), settings=queue.settings, hold=by)
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["ids", "dedupe keys"])
+@pytest.mark.parametrize("before", ["update_many", "find", None])
+def test_a_load_that_is_given_up_takes_no_row_of_another_away(
+    microqueue_database: Any, keyed: bool, before: str | None
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database, NAME)
+    queue.ensure_indexes()
+    assert queue.run(loading(queue, "given up", keyed=keyed)) == (3, 0)
+
+    def meddled() -> Operation[tuple[int, int]]:
+        """Load the same rows, and have the other load given up before some call."""
+        operation = loading(queue, "other", keyed=keyed)
+        call, refused = next(operation), False
+        try:
+            while True:
+                if refused and call.method == before:
+                    queue.run(load.abandon([NAME], "given up"))
+                    refused = False
+                try:
+                    reply = yield call
+                except PyMongoError as exc:  # The driver throws it here, for the operation.
+                    refused = True
+                    call = operation.throw(exc)
+                else:
+                    call = operation.send(reply)
+        except StopIteration as ended:
+            return cast("tuple[int, int]", ended.value)
+
+    inserted, known = queue.run(meddled())
+    assert inserted + known == 3
+    queue.run(load.abandon([NAME], "given up"))
+    assert queue.run(load.release([NAME], "other", NOW)) == 3
+    assert sorted(task.payload["n"] for task in queue.pop_many(9)) == [0, 1, 2]
+
+
+def test_rows_whose_keys_are_taken_stay_out(microqueue_database: Any) -> None:
+    queue: Queue[Any] = Queue(microqueue_database, NAME)
+    queue.enqueue({"n": 0}, dedupe_key="row-0")
+    queue.enqueue({"n": 1}, dedupe_key="row-1")
+    assert queue.run(loading(queue, "load", keyed=False)) == (1, 2)
+    assert queue.run(loading(queue, "load", keyed=False)) == (1, 2)
+    assert queue.run(load.release([NAME], "load", NOW)) == 1

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from bson.binary import UuidRepresentation
+from bson.codec_options import CodecOptions
+from pyspark.sql import SparkSession
+
+from microqueue import MicroqueueError, QueueSettings, Sweeper
+from microqueue.spark.pipelines import archive_direct, archive_files, files
+from microqueue.spark.pipelines.archive import archive
+from microqueue.spark.pipelines.archive_log import ArchiveLog, Entry
+from microqueue.spark.pipelines.archive_reader import read_archive
+from microqueue.spark.pipelines.compaction import compact
+from microqueue.spark.pipelines.files import Storage
+from microqueue.spark.pipelines.steps import Step
+from tests.spark.faults import WritesElsewhere
+from tests.spark.past import Past
+
+HOUR = timedelta(hours=1)
+
+
+def test_a_run_that_stalls_before_it_sweeps_spares_the_files_of_a_later_one(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.enqueue(4)
+    past.work(4)
+    sweep = archive_files.sweep
+
+    def stall(storage: Storage, state: Any) -> int:
+        monkeypatch.setattr(archive_files, "sweep", sweep)
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+        return sweep(storage, state)
+
+    monkeypatch.setattr(archive_files, "sweep", stall)
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    assert read_archive(spark, tmp_path).count() == 4
+    assert microqueue_database.tasks.count_documents({}) == 0
+
+
+def test_only_what_killed_runs_left_behind_is_swept(spark: SparkSession, tmp_path: Path) -> None:
+    storage = Storage(spark, tmp_path)
+    log = ArchiveLog(storage)
+    log.commit(Entry(kind="begun", run="killed", at=datetime.now(UTC)))
+    ours = [
+        "day=1/queue=q/killed-00000.parquet",
+        "_staging/killed/day=1/x",
+        "_staging/killed-merged/x",
+    ]
+    others = ["notes.txt", "day=1/queue=q/part-00000.parquet", "day=1/queue=q/later-00000.parquet"]
+    others += ["_staging/later/day=1/x"]
+    for name in [*ours, *others]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    archive_files.sweep(storage, log.state)
+    left = {info.name for info in storage.list() if not info.name.startswith("_log/")}
+    assert left == set(others)
+
+
+def test_an_archive_without_its_log_is_left_alone(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.enqueue(1)
+    past.work(1)
+    (tmp_path / "day=2026-01-01").mkdir()
+    foreign = tmp_path / "day=2026-01-01" / "x.parquet"
+    foreign.write_text("mine")
+    with pytest.raises(MicroqueueError, match="no _log"):
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    assert foreign.read_text() == "mine"
+    assert not (tmp_path / "_log").exists()
+    assert microqueue_database.tasks.count_documents({}) == 1
+
+
+def test_the_disk_holds_files_and_directories_before_the_log_names_them(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = Past(microqueue_database, ago=timedelta(hours=30))
+    synced: set[Path] = set()
+    unsafe: list[str] = []
+    sync, commit = files.sync, ArchiveLog.commit
+
+    def note(path: Path) -> None:
+        synced.add(path)
+        sync(path)
+
+    def check(log: ArchiveLog, entry: Entry) -> None:
+        for file in entry.files:
+            place = tmp_path / file.name
+            ways = {place, *place.parents[:4]}  # The queue's, the day's, the root, and above.
+            unsafe.extend(map(str, ways - synced))
+        synced.clear()
+        commit(log, entry)
+
+    monkeypatch.setattr(files, "sync", note)
+    monkeypatch.setattr(ArchiveLog, "commit", check)
+    for _ in range(2):
+        past.enqueue(2)
+        past.work(2)
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, compact=False)
+    assert compact(spark, tmp_path).removed == 2
+    assert not unsafe
+
+
+def test_a_letter_whose_replay_is_refused_meanwhile_is_archived_by_the_next_run(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    settings = QueueSettings(retention=None, dead_letters="collection")
+    past = Past(microqueue_database, ago=2 * HOUR, settings=settings)
+    past.queue.enqueue({}, task_id="letter", dedupe_key="key")
+    past.enqueue(1)
+    past.fail(["boom"] * 2)
+
+    def meddle(step: Step) -> None:
+        if step.name == "verify":
+            past.queue.enqueue({}, dedupe_key="key")
+            assert past.queue.dead_letters.replay("letter").replayed == 0
+
+    first = archive(
+        spark, tmp_path, uri=database_uri, older_than=HOUR, settings=settings, tell=meddle
+    )
+    assert (first.archived, first.deleted, first.superseded) == (2, 1, 1)
+    Sweeper(past.queue).move_dead_letters()
+    again = archive(
+        spark, tmp_path, uri=database_uri, older_than=HOUR, settings=settings, compact=False
+    )
+    assert (again.archived, again.deleted, again.superseded) == (1, 1, 0)
+    assert read_archive(spark, tmp_path).where("id = 'letter'").count() == 1
+    assert compact(spark, tmp_path).removed == 2
+    assert read_archive(spark, tmp_path).where("id = 'letter'").count() == 1
+    assert read_archive(spark, tmp_path).count() == 2
+
+
+def test_a_task_that_lives_on_hides_none_whose_id_only_looks_the_same(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.queue.enqueue({}, task_id=5)
+    past.queue.enqueue({}, task_id="5")
+    past.fail(["boom"] * 2)  # At the same instant.
+
+    def meddle(step: Step) -> None:
+        if step.name == "verify":
+            past.queue.dead_letters.replay(5)
+
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=meddle)
+    (row,) = read_archive(spark, tmp_path).collect()
+    assert (row["id"], row["id_type"]) == ("5", "string")
+
+
+def test_a_disk_that_machines_do_not_share_is_refused_by_name(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.enqueue(2)
+    past.work(2)
+    monkeypatch.setattr(archive_direct, "PartWriter", WritesElsewhere)
+    with pytest.raises(MicroqueueError, match="the same disk on all machines"):
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    assert microqueue_database.tasks.count_documents({}) == 2
+
+
+def test_a_task_whose_id_is_an_old_uuid_is_known_again_when_it_lives_on(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    options = CodecOptions[Any](uuid_representation=UuidRepresentation.PYTHON_LEGACY)
+    past = Past(microqueue_database.with_options(codec_options=options), ago=2 * HOUR)
+    stays, goes = UUID(int=1), UUID(int=2)
+    for task_id in (stays, goes):
+        past.queue.enqueue({}, task_id=task_id)
+    past.fail(["boom"] * 2)
+
+    def meddle(step: Step) -> None:
+        if step.name == "verify":
+            past.queue.dead_letters.replay(stays)
+
+    uri = f"{database_uri}&uuidRepresentation=pythonLegacy"
+    summary = archive(spark, tmp_path, uri=uri, older_than=HOUR, tell=meddle)
+    assert (summary.archived, summary.deleted, summary.superseded) == (2, 1, 1)
+    (row,) = read_archive(spark, tmp_path).collect()
+    assert (row["id"], row["id_type"]) == (str(goes), "uuid")
+    assert past.queue.get(stays) is not None
