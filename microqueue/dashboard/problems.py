@@ -82,9 +82,12 @@ def status_of(error: MicroqueueError) -> int:
 def install(app: FastAPI) -> None:
     """Have the app tell all errors this way."""
 
-    async def own(_request: Request, exc: Exception) -> JSONResponse:
+    async def own(request: Request, exc: Exception) -> JSONResponse:
         error = exc if isinstance(exc, MicroqueueError) else MicroqueueError(str(exc))
-        return problem(status_of(error), str(error), type(error).__name__)
+        status = status_of(error)
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            log_failure(request, error)
+        return problem(status, str(error), type(error).__name__)
 
     async def invalid(_request: Request, exc: Exception) -> JSONResponse:
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, _first_problem(exc), "InvalidArgument")
@@ -96,18 +99,19 @@ def install(app: FastAPI) -> None:
         return problem(status, detail, HTTPStatus(status).phrase.replace(" ", ""), headers)
 
     async def unexpected(request: Request, exc: Exception) -> JSONResponse:
-        logger.error(
-            "%s %s failed: %s",
-            request.method,
-            request.url.path,
-            without_fragments(repr(exc)),
-        )
+        log_failure(request, exc)
         return problem(500, "something went wrong; the log says what", "InternalError")
 
     app.add_exception_handler(MicroqueueError, own)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, unexpected)
+
+
+def log_failure(request: Request, error: Exception) -> None:
+    """Log what nobody could foresee; the reply does not say it all."""
+    text = without_fragments(repr(error))
+    logger.error("%s %s failed: %s", request.method, request.url.path, text)
 
 
 def _first_problem(exc: Exception) -> str:

@@ -26,8 +26,11 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Served]]:
-    """Serve dashboards of a queue, with any of their options, until the test ends."""
+def serve(microqueue_database: Any) -> Iterator[Callable[..., Served]]:
+    """Serve dashboards of a queue, with any of their options, until the test ends.
+
+    The database is dropped after that, not while a page still looks at it.
+    """
     with ExitStack() as stack:
 
         def start(queue: Queue[Any], **options: Any) -> Served:
