@@ -65,6 +65,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._handled = 0
+        self._settle_by = float("inf")
         with ExitStack() as opened:
             self._twins = {
                 queue: opened.enter_context(blocking_twin(queue)) for queue in self._queues
@@ -95,7 +96,6 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                     await self._leave()
                     await asyncio.to_thread(sleeper.wait_closed)
                 self._stopping = self._hurrying = False
-                self._settle_by = float("inf")
         return self._handled
 
     def stop(self, *, immediately: bool = False) -> None:
@@ -246,9 +246,12 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             try:
                 lost = await queue.run(commit(queue, batch, await queue.now()))
             except InvalidArgument as exc:
-                for part in storable(batch, exc, queue.clock.now()):
-                    await self._commit(queue, part)
-                return
+                if parts := storable(batch, exc, queue.clock.now()):
+                    for part in parts:
+                        await self._commit(queue, part)
+                    return
+                logger.error("a task is left to its lease: %s", exc)  # noqa: TRY400 (one line)
+                lost = []
             except MicroqueueError as exc:
                 if self._try_again(len(batch), exc, lease_ends):
                     await asyncio.sleep(PAUSE_SEC)

@@ -84,10 +84,13 @@ def storable(
     """Say what to write in place of a batch that MongoDB cannot store.
 
     One by one, so that one does not hold up the others; and for the one that it is, that its
-    outcome could not be stored.
+    outcome could not be stored. Nothing, if not even that can be.
     """
     if len(batch) > 1:
         return [[one] for one in batch]
+    settlement = batch[0].settlement
+    if settlement and settlement.error and settlement.error.code == UNSTORABLE:
+        return []
     message = f"its outcome could not be stored: {error}"
     reason = TaskError(message=message, code=UNSTORABLE, at=now)
     return [[Finished(batch[0].held, settle.failed(now, reason))]]

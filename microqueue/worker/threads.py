@@ -57,6 +57,7 @@ class Worker(WorkerCore[Queue[Any]]):
         With ``burst``, end when nothing is ready and nothing is running.
         """
         self._handled = 0
+        self._settle_by = float("inf")
         keeper = self._keeper(
             {queue: queue for queue in self._queues},
             on_timeout=lambda held: self._settle_later(self._timed_out(held)),
@@ -93,7 +94,6 @@ class Worker(WorkerCore[Queue[Any]]):
                 self._leave()
                 sleeper.wait_closed()
             self._stopping = self._hurrying = False
-            self._settle_by = float("inf")
         return self._handled
 
     def stop(self, *, immediately: bool = False) -> None:
@@ -192,9 +192,12 @@ class Worker(WorkerCore[Queue[Any]]):
             try:
                 lost = queue.run(commit(queue, batch, queue.now()))
             except InvalidArgument as exc:
-                for part in storable(batch, exc, queue.clock.now()):
-                    self._commit(queue, part)
-                return
+                if parts := storable(batch, exc, queue.clock.now()):
+                    for part in parts:
+                        self._commit(queue, part)
+                    return
+                logger.error("a task is left to its lease: %s", exc)  # noqa: TRY400 (one line)
+                lost = []
             except MicroqueueError as exc:
                 if self._try_again(len(batch), exc, lease_ends):
                     time.sleep(PAUSE_SEC)
@@ -214,6 +217,7 @@ class Worker(WorkerCore[Queue[Any]]):
                 waited_from = waited_from or now_sec()
                 if now_sec() - waited_from > HURRY_SEC:
                     logger.error("ending without an answer; leases are left to expire")
+                    self._settle_by = now_sec()  # When there is an answer, it is the last.
                     return False
         return True
 

@@ -55,6 +55,24 @@ def test_an_outcome_that_cannot_be_stored_is_buried_and_holds_up_no_other(rig: R
     assert "16 MB" in buried.error.message
 
 
+def test_a_task_that_cannot_even_be_buried_is_left_to_its_lease(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def refuse(_queue: Any, batch: Any, _now: Any) -> Any:
+        tries.append(len(batch))
+        raise InvalidArgument("MongoDB cannot store this")
+        yield  # So that it is an operation.
+
+    module = "threads" if rig.kind == "threads" else "asynchronous"
+    monkeypatch.setattr(f"microqueue.worker.{module}.commit", refuse)
+    rig.queue.enqueue({})
+    rig.run(lambda _payload: None)
+    assert tries == [1, 1]
+    assert rig.queue.stats().processing == 1
+
+
 # Handlers that hang
 
 
@@ -182,6 +200,7 @@ def test_a_hurry_does_not_wait_for_an_answer_that_does_not_come(
     ended = not thread.is_alive()
     wait_for(lambda: not [one for one in threading.enumerate() if "leases" in one.name])
     answered.set()
+    wait_for(lambda: not [one for one in threading.enumerate() if "settler" in one.name])
     assert ended
 
 
