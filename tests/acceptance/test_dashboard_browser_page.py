@@ -71,6 +71,7 @@ def test_a_page_whose_login_has_ended_asks_again_and_comes_back(
         expect(page.get_by_label("Status")).to_have_value("failed")
         page.context.clear_cookies()
         page.keyboard.press("r")
+    expect(page).to_have_title(re.compile("Log in"))  # none closes while it goes elsewhere
 
 
 def test_a_read_only_page_has_no_button_that_acts(visit: Visit, queue: Any) -> None:
