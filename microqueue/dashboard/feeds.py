@@ -13,7 +13,7 @@ from pymongo.errors import PyMongoError
 
 from microqueue.dashboard.access import Access
 from microqueue.drivers.asynchronous import settled
-from microqueue.operations import changes, control, examine, workers
+from microqueue.operations import changes, control, examine, watch, workers
 from microqueue.operations.changes import Change
 from microqueue.overview import read_report
 from microqueue.sweeper import SweepReport
@@ -51,15 +51,20 @@ class ChangeFeed:
         selection = changes.pipeline(
             [self._tasks, self._letters, self._workers, self._locks, self._pauses]
         )
-        options = {"max_await_time_ms": int(STREAM_WAIT_SEC * 1000)}
         places = access.collections
         database = places.database.with_options(codec_options=places.codec_options)
         try:
-            self._stream = await access.call(database.watch, selection, **options)
+            begin = watch.from_now_on(await access.call(database.command, "hello"))
+            self._stream = begin and await access.call(
+                database.watch,
+                selection,
+                max_await_time_ms=int(STREAM_WAIT_SEC * 1000),
+                start_at_operation_time=begin,
+            )
         except PyMongoError as exc:
             logger.info("no change stream, polling instead: %s", type(exc).__name__)
             return False
-        return True
+        return self._stream is not None
 
     async def close(self) -> None:
         """Close the stream."""

@@ -40,9 +40,9 @@ class _Wakeup:
         self._stream: Any = None
         self._tried_at: float | None = None
 
-    def _watch(self) -> Any:
+    def _watch(self, **options: Any) -> Any:
         return self._collections.tasks.watch(
-            self._pipeline, max_await_time_ms=int(STREAM_WAIT_SEC * 1000)
+            self._pipeline, max_await_time_ms=int(STREAM_WAIT_SEC * 1000), **options
         )
 
     def _may_open(self) -> bool:
@@ -111,7 +111,9 @@ class AsyncWakeup(_Wakeup):
         if self._may_open():
             self._tried_at = time.monotonic()
             try:
-                self._stream = await settled(self._watch())
+                hello = await settled(self._collections.database.command("hello"))
+                begin = watch.from_now_on(hello)
+                self._stream = await settled(self._watch(start_at_operation_time=begin))
             except PyMongoError as exc:
                 self._gone(exc)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from bson import Timestamp
 
 from microqueue.operations import filters
 
@@ -27,3 +29,12 @@ def new_work(queues: Sequence[str]) -> list[dict[str, Any]]:
         },
         {"$project": {"_id": 1}},
     ]
+
+
+def from_now_on(hello: Mapping[str, Any]) -> Timestamp | None:
+    """Read where a stream has to begin that is opened later; nothing if there are no streams.
+
+    Motor opens a stream when it is first read, and would not tell what happened until then.
+    """
+    last = hello.get("operationTime")
+    return Timestamp(last.time, last.inc + 1) if isinstance(last, Timestamp) else None

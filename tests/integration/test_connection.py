@@ -13,6 +13,8 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 
 from microqueue import AsyncQueue, InvalidArgument, Queue, QueueSettings, ServerUnavailable
+from microqueue.drivers.asynchronous import settled
+from microqueue.drivers.wakeup import AsyncWakeup
 from microqueue.embedded import EmbeddedServer, running
 
 
@@ -176,6 +178,19 @@ async def test_waiting_pop_is_woken_in_asyncio(
         await queue.mark_done(task)
     motor.close()
     await client.close()
+
+
+@pytest.mark.parametrize("make", [AsyncMongoClient, AsyncIOMotorClient])
+async def test_task_that_comes_after_the_last_look_and_before_the_wait_ends_it(
+    make: Any, microqueue_server: EmbeddedServer, microqueue_database: Any
+) -> None:
+    client = make(microqueue_server.uri)
+    queue: AsyncQueue[Any] = AsyncQueue(client[microqueue_database.name])
+    wakeup = AsyncWakeup(queue.collections, [queue.name], poll_interval_sec=60)
+    async with asyncio.timeout(40), wakeup:
+        await queue.enqueue({"n": 1})
+        await wakeup.sleep(60)
+    await settled(client.close())
 
 
 def test_standalone_server_without_change_streams_is_polled() -> None:

@@ -20,9 +20,11 @@ from microqueue import AsyncQueue, BackoffPolicy, Queue, QueueSettings, Sweeper
 from microqueue.dashboard import events, feeds
 from microqueue.dashboard.access import Access
 from microqueue.dashboard.events import EventHub, Message, Viewer
+from microqueue.dashboard.feeds import ChangeFeed
 from microqueue.dashboard.options import DashboardOptions
 from microqueue.dashboard.serving import DashboardServer
 from microqueue.dashboard.shared import SharedReads
+from microqueue.drivers.asynchronous import settled
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations.workers import WorkerInfo, beat, leave
 from microqueue.task import Task
@@ -472,6 +474,32 @@ async def test_asynchronous_queue_is_listened_to_as_well(
     closing = client.close()
     if closing is not None:
         await closing
+
+
+@pytest.mark.parametrize("driver", ["pymongo", "motor"])
+async def test_what_happens_between_opening_and_reading_is_told(
+    queue: Queue[Any], microqueue_server: EmbeddedServer, driver: str
+) -> None:
+    make: Any = AsyncMongoClient if driver == "pymongo" else AsyncIOMotorClient
+    client = make(microqueue_server.uri)
+    feed = ChangeFeed(Access(AsyncQueue(client[queue.collections.database.name])))
+    await asyncio.to_thread(queue.enqueue, {}, task_id="before")
+    assert await feed.open()
+    await asyncio.to_thread(queue.enqueue, {}, task_id="between")
+    told: list[Any] = []
+    async with asyncio.timeout(40):
+        while not told:
+            told += await feed.read(0.0)
+    assert [change.id for change in told] == ["between"]
+    await feed.close()
+    await settled(client.close())
+
+
+async def test_motor_has_no_change_stream_where_the_server_has_none(tmp_path: Any) -> None:
+    with EmbeddedServer.start(tmp_path, replica_set=False) as server:
+        client: Any = AsyncIOMotorClient(server.uri)
+        assert not await ChangeFeed(Access(AsyncQueue(client.standalone))).open()
+        client.close()
 
 
 def test_server_without_change_streams_is_polled(tmp_path: Any) -> None:
