@@ -1,26 +1,26 @@
-"""How fast Spark reads and fills a queue, beside one process: ``python -m benchmarks.spark``.
+"""How fast Spark reads, fills and archives a queue: ``python -m benchmarks.spark``.
 
 Every figure stands beside the same work done by one pymongo process in the same run, as one
 would write it by hand: the same columns as rows, the same documents inserted in batches of
-5,000. Machines differ, and grow slow for a moment, but both then do. Spark is warm before the
-clock runs.
+5,000, the same tasks read whole. Machines differ, and grow slow for a moment, but both then do.
+Spark is warm before the clock runs. ``--only archive`` measures a part.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from bson import ObjectId
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
 
+from benchmarks.spark_archive import archives
+from benchmarks.spark_bench import TEXT, Bench, insert_all, timed
 from microqueue import Queue, QueueSettings
 from microqueue.embedded import EmbeddedServer
 from microqueue.spark import key_id, read_tasks, session, write_tasks
@@ -38,8 +38,8 @@ THIRTEEN = (
     "worker_id",
     "error",
 )
-TEXT = "x" * 200
-CHUNK = 5_000
+GOALS = {FOUR: 2.0, THIRTEEN: 1.3}
+LOAD_GOAL = 1.6
 WARM_READS, WARM_LOADS, WARM_ROWS = 3, 2, 50_000
 CACHE = ["--wiredTigerCacheSizeGB", "2"]
 
@@ -84,20 +84,6 @@ def with_a_past(document: dict[str, Any], n: int) -> dict[str, Any]:
     return document
 
 
-def insert_all(queue: Queue[Any], made: Iterator[dict[str, Any]]) -> int:
-    """Insert with one pymongo process, a chunk at a time."""
-    queue.ensure_indexes()
-    total, chunk = 0, []
-    for document in made:
-        chunk.append(document)
-        if len(chunk) == CHUNK:
-            queue.collections.tasks.insert_many(chunk, ordered=False)
-            total, chunk = total + len(chunk), []
-    if chunk:
-        queue.collections.tasks.insert_many(chunk, ordered=False)
-    return total + len(chunk)
-
-
 def loop(queue: Queue[Any], columns: tuple[str, ...]) -> int:
     """Read with one pymongo process: the same columns, as rows."""
     stored = [name for name in columns if name != "id"]
@@ -113,42 +99,16 @@ def read_all(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def timed(work: Callable[[], Any]) -> float:
-    """Time a piece of work in seconds."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+class SourceAndSink:
+    """Full reads and bulk loads."""
 
-
-class Bench:
-    """One server, one session, and the figures that come of them."""
-
-    def __init__(self, spark: SparkSession, uri: str, *, tasks: int, rounds: int) -> None:
-        self.spark = spark
-        self.uri = uri
-        self.tasks = tasks
-        self.rounds = rounds
-        self.results: list[dict[str, Any]] = []
-
-    def queue(self, collection: str) -> Queue[Any]:
-        """Open a collection."""
-        return Queue[Any].from_uri(self.uri, "bench", collection=collection)
-
-    def record(self, name: str, plain: list[float], spark: list[float]) -> None:
-        """Keep the rates of both, and the ratio: the median of each round's own."""
-        ratios = [one / other for one, other in zip(plain, spark, strict=True)]
-        self.results.append(
-            {
-                "what": name,
-                "pymongo_per_sec": round(self.tasks / statistics.median(plain)),
-                "spark_per_sec": round(self.tasks / statistics.median(spark)),
-                "ratio": round(statistics.median(ratios), 2),
-            }
-        )
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.spark, self.uri, self.tasks = bench.spark, bench.uri, bench.tasks
 
     def reads(self) -> None:
         """Measure full reads of few and of many columns."""
-        with self.queue("bench_read") as queue:
+        with self.bench.queue("bench_read") as queue:
             queue.collections.tasks.drop()
             made = documents(self.tasks, queue.now(), keyed=False)
             insert_all(queue, (with_a_past(document, n) for n, document in enumerate(made)))
@@ -156,10 +116,12 @@ class Bench:
                 plain, spark = [], []
                 for _ in range(WARM_READS):  # The caches of both, and Java's compiler.
                     self.read(columns)
-                for _ in range(self.rounds):
+                for _ in range(self.bench.rounds):
                     plain.append(timed(partial(loop, queue, columns)))
                     spark.append(timed(partial(self.read, columns)))
-                self.record(f"read {len(columns)} columns", plain, spark)
+                self.bench.record(
+                    f"read {len(columns)} columns", plain, spark, ratio=GOALS[columns]
+                )
             queue.collections.tasks.drop()
 
     def read(self, columns: tuple[str, ...]) -> None:
@@ -174,16 +136,16 @@ class Bench:
         which cost MongoDB less, but do not know a row again.
         """
         keyed, plain, spark = [], [], []
-        with self.queue("bench_load") as queue:
+        with self.bench.queue("bench_load") as queue:
             for _ in range(WARM_LOADS):
                 self.load(queue, WARM_ROWS)
-            for _ in range(self.rounds):
+            for _ in range(self.bench.rounds):
                 keyed.append(timed(partial(self.insert, queue, keyed=True)))
                 spark.append(timed(partial(self.load, queue, self.tasks)))
                 plain.append(timed(partial(self.insert, queue, keyed=False)))
             queue.collections.tasks.drop()
-        self.record("bulk enqueue", keyed, spark)
-        self.record("bulk enqueue, against plain ids", plain, spark)
+        self.bench.record("bulk enqueue", keyed, spark, ratio=LOAD_GOAL)
+        self.bench.record("bulk enqueue, against plain ids", plain, spark)
 
     def insert(self, queue: Queue[Any], *, keyed: bool) -> None:
         """Load with one process."""
@@ -208,7 +170,7 @@ def main() -> None:
     parser.add_argument("--uri", help="a MongoDB server; without it, the embedded one")
     parser.add_argument("--tasks", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=["reads", "loads"])
+    parser.add_argument("--only", choices=["reads", "loads", "archive"])
     parser.add_argument("--master", help="a Spark master; without it, local[*]")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -218,10 +180,15 @@ def main() -> None:
     spark.sparkContext.setLogLevel("ERROR")
     try:
         bench = Bench(spark, uri, tasks=options.tasks, rounds=options.rounds)
-        if options.only != "loads":
-            bench.reads()
-        if options.only != "reads":
-            bench.loads()
+        plain = SourceAndSink(bench)
+        parts: dict[str, Callable[[], None]] = {
+            "reads": plain.reads,
+            "loads": plain.loads,
+            "archive": partial(archives, bench),
+        }
+        for name, measure in parts.items():
+            if options.only in {None, name}:
+                measure()
     finally:
         spark.stop()
         if server is not None:
@@ -229,13 +196,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({"tasks": options.tasks, "results": bench.results}))
         return
-    print(f"| {options.tasks:,} tasks | one pymongo process | Spark | ratio |")
-    print("|---|---|---|---|")
-    for one in bench.results:
-        print(
-            f"| {one['what']} | {one['pymongo_per_sec']:,}/s "
-            f"| {one['spark_per_sec']:,}/s | {one['ratio']} |"
-        )
+    print(bench.table())
 
 
 if __name__ == "__main__":

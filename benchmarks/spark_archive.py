@@ -1,37 +1,38 @@
-"""How fast finished tasks are archived: ``python -m benchmarks.spark_archive``.
+"""How fast finished tasks are archived, deleted, and their files merged.
 
-Archives tasks with a history and a payload: read whole, written to Parquet, read back and
-compared, committed, and then deleted. Beside it, in the same run, one process that reads with
-pymongo and writes Parquet with pyarrow, without reading back. Spark is warm before the clock runs.
+The tasks have a history and a payload. They are read whole, written to Parquet, read back and
+compared, and committed: that is the archive's rate. Beside it, one process reads the same tasks
+whole with pymongo, and once more reads and writes Parquet with pyarrow, without reading back.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
 from bson import ObjectId
-from pymongo import MongoClient
 
-from microqueue import Queue, QueueSettings
-from microqueue.embedded import EmbeddedServer
-from microqueue.spark import session
-from microqueue.spark.pipelines.archive import ArchiveSummary, archive
+from benchmarks.spark_bench import CHUNK, TEXT, Bench, insert_all, timed
+from microqueue import QueueSettings
+from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.archive_reader import read_archive
+from microqueue.spark.pipelines.compaction import compact
 
-CHUNK = 5_000
-WARM_UP = 20_000
-TEXT = "x" * 200
-CACHE = ["--wiredTigerCacheSizeGB", "2"]
+COLLECTION = "bench_archive"
+WARM_ROWS = 20_000
 GOAL_PER_SEC = 40_000
+KEPT = QueueSettings(retention=None)
+"""MongoDB must not delete old tasks by itself."""
+
 FIELDS = ("queue", "status", "attempts", "created_at", "updated_at", "finished_at", "worker_id")
 
 
@@ -65,75 +66,58 @@ def finished(total: int, now: datetime) -> Iterator[dict[str, Any]]:
         }
 
 
-def fill(tasks: Any, total: int) -> None:
-    """Insert tasks in chunks."""
-    chunk: list[dict[str, Any]] = []
-    for document in finished(total, datetime.now(UTC)):
-        chunk.append(document)
-        if len(chunk) == CHUNK:
-            tasks.insert_many(chunk, ordered=False)
-            chunk = []
-    if chunk:
-        tasks.insert_many(chunk, ordered=False)
+def loop(tasks: Any) -> int:
+    """Read with one process."""
+    return sum("payload" in document for document in tasks.find())
 
 
-def plain_loop(tasks: Any, directory: Path) -> float:
-    """Export with one process, and give the rows per second."""
-    started, rows, batch = time.perf_counter(), 0, []
-    for document in tasks.find():
-        row = {name: document.get(name) for name in FIELDS}
-        row |= {"id": str(document["_id"]), "history": document["history"]}
-        row["payload"] = json.dumps(document["payload"])
-        batch.append(row)
-        if len(batch) == CHUNK:
-            table = pa.Table.from_pylist(batch)
-            pyarrow.parquet.write_table(table, directory / f"{rows}.parquet", compression="zstd")
-            rows += len(batch)
-            batch = []
-    return rows / (time.perf_counter() - started)
+def export(tasks: Any, directory: Path) -> None:
+    """Read and write Parquet with one process."""
+    directory.mkdir()
+    found, number = iter(tasks.find()), 0
+    while documents := list(islice(found, CHUNK)):
+        rows = [_row(document) for document in documents]
+        file = directory / f"{number}.parquet"
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), file, compression="zstd")
+        number += 1
 
 
-def measure(total: int) -> tuple[ArchiveSummary, float]:
-    """Warm up, and measure both on the same tasks."""
-    spark = session(config={"spark.log.level": "ERROR"})
+def _row(document: dict[str, Any]) -> dict[str, Any]:
+    row = {name: document.get(name) for name in FIELDS}
+    row |= {"id": str(document["_id"]), "history": document["history"]}
+    return {**row, "payload": json.dumps(document["payload"])}
+
+
+def archives(bench: Bench) -> None:
+    """Measure the steps of an archive, each round on new tasks."""
+    options: dict[str, Any] = {"uri": bench.uri, "collection": COLLECTION, "older_than": 3600}
+    options |= {"settings": KEPT, "compact": False}
+    reads, exports, writes, purges, merges = [], [], [], [], []
     with (
         tempfile.TemporaryDirectory(prefix="microqueue-") as directory,
-        EmbeddedServer.start(f"{directory}/mongodb", arguments=CACHE) as server,
-        MongoClient[Any](server.uri) as client,
+        bench.queue(COLLECTION, KEPT) as queue,
     ):
-        database = client.get_database("microqueue")
-        Queue(database, settings=QueueSettings(retention=None)).ensure_indexes()
-        options: dict[str, Any] = {"uri": server.uri, "older_than": 3600, "compact": False}
-        fill(database.tasks, WARM_UP)
-        archive(spark, f"{directory}/warm", **options)
-        fill(database.tasks, total)
-        plain = Path(directory, "plain")
-        plain.mkdir()
-        plain_per_sec = plain_loop(database.tasks, plain)
-        summary = archive(spark, f"{directory}/archive", **options)
-        if read_archive(spark, f"{directory}/archive").count() != total:
-            raise SystemExit("the archive does not hold what was archived")
-    spark.stop()
-    return summary, plain_per_sec
-
-
-def main() -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=1_000_000)
-    total = parser.parse_args().tasks
-    summary, plain_per_sec = measure(total)
-    written = summary.archived / summary.write_sec
-    purged = summary.deleted / summary.purge_sec
-    together = summary.archived / (summary.write_sec + summary.purge_sec)
-    print(f"{'tasks':32}{total:>12,}")
-    print(f"{'archived and read back':32}{written:>12,.0f} /s   goal {GOAL_PER_SEC:,} /s")
-    print(f"{'one process, not read back':32}{plain_per_sec:>12,.0f} /s")
-    print(f"{'ratio':32}{written / plain_per_sec:>12.1f}")
-    print(f"{'deleted':32}{purged:>12,.0f} /s")
-    print(f"{'all together':32}{together:>12,.0f} /s")
-    print(f"{'bytes per task':32}{summary.size / summary.archived:>12.0f}")
-
-
-if __name__ == "__main__":
-    main()
+        tasks = queue.collections.tasks
+        tasks.drop()
+        insert_all(queue, finished(WARM_ROWS, queue.now()))
+        archive(bench.spark, f"{directory}/warm", **options)
+        compact(bench.spark, f"{directory}/warm")
+        for number in range(bench.rounds):
+            path = f"{directory}/archive-{number}"
+            insert_all(queue, finished(bench.tasks, queue.now()))
+            reads.append(timed(partial(loop, tasks)))
+            exports.append(timed(partial(export, tasks, Path(directory, f"plain-{number}"))))
+            summary = archive(bench.spark, path, **options)
+            writes.append(summary.write_sec)
+            purges.append(summary.purge_sec)
+            begun = time.perf_counter()
+            merged = compact(bench.spark, path)
+            merges.append(time.perf_counter() - begun)
+            kept = read_archive(bench.spark, path).count()
+            assert (kept, summary.deleted) == (bench.tasks, bench.tasks)
+        tasks.drop()
+    bench.record("archive, against reading alone", reads, writes, per_sec=GOAL_PER_SEC)
+    bench.record("archive, against reading and writing", exports, writes)
+    bench.record("delete what is archived", None, purges)
+    if merged.removed:  # A small archive has one file for each day and queue as it is.
+        bench.record("merge the files of an archive", None, merges)

@@ -8,6 +8,10 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+import bson
+from bson.binary import UuidRepresentation
+from bson.codec_options import CodecOptions
+
 from microqueue.operations import filters, relocate
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.dead_letters import targets
@@ -16,6 +20,8 @@ from microqueue.settings import QueueSettings
 FINISHED_STATUSES = (filters.DONE, filters.FAILED)
 LIFE = {"created_at": 1, "insert_token": 1, "retired_at": 1}
 """What tells tasks of one id apart, and a tombstone from a letter."""
+
+LIFE_CODEC = CodecOptions[Any](uuid_representation=UuidRepresentation.STANDARD)
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,13 @@ def _superseded(archived: Sequence[Document], settings: QueueSettings) -> Operat
     return [document for document in archived if _life(document) in alive]
 
 
-def _life(document: Document) -> tuple[Any, ...]:
-    return document["_id"], document.get("created_at"), document.get("insert_token")
+def _life(document: Document) -> tuple[Any, ...] | bytes:
+    life = document["_id"], document.get("created_at"), document.get("insert_token")
+    try:
+        hash(life)
+    except TypeError:  # An id that is a document itself.
+        return bson.encode({"life": life}, codec_options=LIFE_CODEC)
+    return life
 
 
 def count_finished(

@@ -12,7 +12,10 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from microqueue.spark.pipelines.archive import archive
+from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.steps import Step
+
+DIRECTLY, THROUGH_SPARK = "directly", "through spark"
 
 
 def join() -> SparkSession:
@@ -25,9 +28,16 @@ def join() -> SparkSession:
     return SparkSession(SparkContext(gateway=gateway, jsc=java_context))
 
 
+def see_no_disk() -> None:
+    """Have Spark write the files, as where Python does not see them."""
+    Storage.disk = None  # type: ignore[assignment,method-assign]
+
+
 def main() -> None:
-    path, uri, deadly, count = sys.argv[1:]
+    path, uri, way, deadly, count = sys.argv[1:]
     seen = 0
+    if way == THROUGH_SPARK:
+        see_no_disk()
 
     def tell(step: Step) -> None:
         nonlocal seen

@@ -2,86 +2,54 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pymongo import MongoClient
 from pyspark.sql import SparkSession
 
+from microqueue.embedded import EmbeddedServer
 from microqueue.errors import JavaNotFound
 from microqueue.spark import session
 
-ROOT = Path(__file__).parents[2]
-
-JOB = """
-import sys
-
-from microqueue import Queue
-from microqueue.spark import read_tasks, session, write_tasks
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.triage import triage
-
-uri, done, place = sys.argv[1:]
-spark = session(
-    master="local-cluster[2,1,1024]",
-    config={
-        "spark.executor.memory": "512m",
-        "spark.driver.memory": "512m",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    },
-)
-spark.sparkContext.setLogLevel("OFF")
-frame = spark.range(0, 400, numPartitions=4).selectExpr("id as order")
-report = write_tasks(frame, uri=uri, queue="orders", key="order")
-assert (report.inserted, report.duplicates) == (400, 0), report
+HERE = Path(__file__).parent
+DATABASE = "cluster"
 
 
-def where(batches):
-    import os
+@dataclass(frozen=True)
+class Ran:
+    """What the job said, what it left on the disk, and the tasks in MongoDB."""
 
-    import pyarrow as pa
+    facts: dict[str, Any]
+    root: Path
+    tasks: Any
 
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([{"executor": os.getppid(), "rows": batch.num_rows}])
-
-
-tasks = read_tasks(spark, uri=uri, columns="id", payload="order bigint", partitions=4)
-found = tasks.mapInArrow(where, "executor bigint, rows bigint").collect()
-assert sum(row.rows for row in found) == 400, found
-executors = {row.executor for row in found}
-# Installed, the format is known without being registered.
-assert "status" in spark.newSession().read.format("microqueue").options(uri=uri).load().columns
-
-# Pipelines: executors write the archive, delete from MongoDB, and read what was archived.
-with Queue.from_uri(uri, "orders") as queue:
-    queue.mark_done_many(queue.pop_many(40))
-    for task in queue.pop_many(5):
-        queue.mark_failure(task, f"order {task.payload['order']} not found", code="E")
-summary = archive(spark, place, uri=uri, older_than=0.001)
-assert (summary.archived, summary.deleted) == (45, 45), summary
-assert read_archive(spark, place).count() == 45
-(kind,) = triage(spark, archive=place, uri=uri).clusters
-assert kind.count == 5, kind
-open(done, "w").write(str(len(executors)))
-spark.stop()
-"""
+    def attempts(self, name: str) -> set[str]:
+        """Name the attempts at parts of a job, each by part and number."""
+        return {file.name for file in (self.root / name).iterdir()}
 
 
-@pytest.mark.timeout(600)  # Five JVMs start one after the other.
-def test_executors_of_a_cluster_find_all_that_they_need(
-    database_uri: str, make_queue: Any, tmp_path: Path
-) -> None:
-    script, done = tmp_path / "job.py", tmp_path / "done"
-    script.write_text(JOB)
+@pytest.fixture(scope="module")
+def ran(
+    microqueue_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ran]:
+    """Run the job once, for all tests: five JVMs start one after the other."""
+    root = tmp_path_factory.mktemp("cluster")
+    for name in ("cluster_job.py", "slow_parts.py"):
+        shutil.copy(HERE / name, root / name)
+    uri = microqueue_server.uri.replace("/?", f"/{DATABASE}?")
     environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
     result = subprocess.run(
-        [sys.executable, str(script), database_uri, str(done), str(tmp_path / "archive")],
-        cwd=tmp_path,  # Away from the code: executors must not find it by luck.
+        [sys.executable, str(root / "cluster_job.py"), uri, str(root)],
+        cwd=root,  # Away from the code: executors must not find it by luck.
         env=environment,
         capture_output=True,
         text=True,
@@ -89,8 +57,29 @@ def test_executors_of_a_cluster_find_all_that_they_need(
         check=False,
     )
     assert result.returncode == 0, result.stderr[-4000:]
-    assert int(done.read_text()) == 2
-    assert make_queue("orders").stats().ready == 355
+    with MongoClient[Any](uri) as client:
+        yield Ran(json.loads((root / "facts.json").read_text()), root, client[DATABASE].tasks)
+        client.drop_database(DATABASE)
+
+
+def test_executors_of_a_cluster_find_all_that_they_need(ran: Ran) -> None:
+    assert ran.facts["executors"] == 2
+    assert ran.tasks.count_documents({"queue": "orders", "status": "pending"}) == 355
+
+
+def test_a_part_of_which_spark_runs_a_copy_is_written_once(ran: Ran) -> None:
+    assert ran.attempts("sink") >= {"0-0", "0-1"}
+    assert ran.facts["report"] == [400, 0]
+    waiting = [task["payload"]["order"] for task in ran.tasks.find({"queue": "twice"})]
+    assert len(waiting) == 340
+    assert sorted([*waiting, *ran.facts["kept"]]) == list(range(400))
+
+
+@pytest.mark.parametrize("way", ["direct", "spark"])
+def test_a_part_of_which_spark_runs_a_copy_is_archived_once(ran: Ran, way: str) -> None:
+    assert ran.attempts(way) == {"0-0", "0-1"}
+    assert ran.facts[way] == 30
+    assert len(set(ran.facts["kept"])) == len(ran.facts["kept"]) == 60
 
 
 def test_a_session_that_runs_already_is_taken(spark: SparkSession) -> None:

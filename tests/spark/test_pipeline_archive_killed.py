@@ -16,8 +16,10 @@ from microqueue.spark.pipelines import archive_purge
 from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.archive_reader import read_archive
 from microqueue.spark.pipelines.documents import decode
+from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.history import all_tasks
 from microqueue.spark.pipelines.place import locate
+from tests.spark.archive_victim import DIRECTLY, THROUGH_SPARK
 from tests.spark.past import Past, encoded
 
 HOUR = timedelta(hours=1)
@@ -36,7 +38,9 @@ def filled(database: Any) -> tuple[Past, Past, list[bytes]]:
     return mail, other, sorted(map(encoded, finished))
 
 
-def kill_archive(spark: SparkSession, path: Path, uri: str, step: str, count: int) -> None:
+def kill_archive(
+    spark: SparkSession, path: Path, uri: str, way: str, step: str, count: int
+) -> None:
     """Run an archive in another process that joins this Java, until it is killed."""
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 (there is no other way)
     parameters = gateway.gateway_parameters
@@ -45,7 +49,8 @@ def kill_archive(spark: SparkSession, path: Path, uri: str, step: str, count: in
         "PYSPARK_GATEWAY_PORT": str(parameters.port),
         "PYSPARK_GATEWAY_SECRET": parameters.auth_token,
     }
-    command = [sys.executable, "-m", "tests.spark.archive_victim", str(path), uri, step, str(count)]
+    command = [sys.executable, "-m", "tests.spark.archive_victim"]
+    command += [str(path), uri, way, step, str(count)]
     ended = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SEC, check=False
     )
@@ -65,12 +70,21 @@ STEPS = [
 ]
 
 
+@pytest.fixture(params=[DIRECTLY, THROUGH_SPARK])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who writes the files, here as in the process that is killed."""
+    if request.param == THROUGH_SPARK:
+        monkeypatch.setattr(Storage, "disk", None)
+    return str(request.param)
+
+
 @pytest.mark.parametrize(("step", "count"), STEPS)
 def test_an_archive_killed_at_any_step_loses_and_doubles_nothing(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
     tmp_path: Path,
+    way: str,
     step: str,
     count: int,
 ) -> None:
@@ -92,7 +106,7 @@ def test_an_archive_killed_at_any_step_loses_and_doubles_nothing(
                 )
             ]
         )
-    kill_archive(spark, tmp_path, database_uri, step, count)
+    kill_archive(spark, tmp_path, database_uri, way, step, count)
 
     whole = all_tasks(spark, live=locate(database_uri), archive=tmp_path)
     finished_ids = whole.where("status in ('done', 'failed')").select("id")
@@ -141,11 +155,20 @@ def test_an_archive_killed_while_it_deletes_finishes_later(
     assert kept == finished
 
 
+COMMANDS = {
+    DIRECTLY: "from microqueue.cli import main; main()",
+    THROUGH_SPARK: (
+        "from microqueue.cli import main; from tests.spark.archive_victim import see_no_disk; "
+        "see_no_disk(); main()"
+    ),
+}
+
+
 def test_spark_and_all_killed_in_the_middle_of_writing_leave_a_sound_archive(
-    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path, way: str
 ) -> None:
     _, _, finished = filled(microqueue_database)
-    command = [sys.executable, "-m", "microqueue.cli", "pipeline", "archive", str(tmp_path)]
+    command = [sys.executable, "-c", COMMANDS[way], "pipeline", "archive", str(tmp_path)]
     command += ["--older-than", "1h", "--uri", database_uri, "--master", "local[1]"]
     process = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from microqueue import BackoffPolicy, InvalidArgument
 from microqueue.cli.app import app
-from microqueue.cli.pipeline import read_policy
+from microqueue.cli.pipeline_questions import read_policy
 from microqueue.cli.spark_progress import explain
 from tests.spark.past import Past
 

@@ -3,8 +3,11 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from bson.binary import Binary, UuidRepresentation
+from bson.codec_options import CodecOptions
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument, MicroqueueError, QueueSettings
@@ -147,6 +150,35 @@ def test_letters_of_their_own_collection_come_back_once(
     assert (sent.letters, sent.skipped) == (3, 0)
     assert past.queue.dead_letters.stats().total == 0
     assert past.queue.stats().pending == 3
+
+
+@pytest.mark.parametrize("stored", [UuidRepresentation.STANDARD, UuidRepresentation.PYTHON_LEGACY])
+def test_uuids_come_back_as_they_were_stored_whatever_the_caller_reads(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    stored: int,
+) -> None:
+    options = CodecOptions[Any](uuid_representation=stored)
+    past = Past(microqueue_database.with_options(codec_options=options), ago=3 * HOUR)
+    payload = {"standard": Binary(bytes(16), 4), "legacy": Binary(bytes(16), 3)}
+    past.queue.enqueue(payload, task_id=UUID(int=1))
+    past.fail(["boom"])
+    uri = f"{database_uri}&uuidRepresentation=pythonLegacy"
+    archive(spark, tmp_path, uri=uri, older_than=2 * HOUR)
+    past.queue.enqueue(payload, task_id=UUID(int=2))
+    past.fail(["boom"])
+
+    sent = replay(spark, where="true", archive=tmp_path, uri=uri)
+
+    assert (sent.archived, sent.letters, sent.skipped) == (1, 1, 0)
+    # As the bytes are: without a representation, a UUID is what it is stored as.
+    copy, letter = microqueue_database.tasks.find({}, sort=[("headers", -1)])
+    assert copy["payload"] == letter["payload"] == payload
+    assert letter["_id"] == Binary.from_uuid(UUID(int=2), stored)
+    if stored == UuidRepresentation.PYTHON_LEGACY:
+        assert copy["headers"]["replayed_from"] == str(UUID(int=1))
 
 
 @pytest.mark.parametrize("where", ["no such column = 1", "selekt", "missing = 1"])

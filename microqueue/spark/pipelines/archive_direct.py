@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from microqueue.spark.pipelines import archive_files
 from microqueue.spark.pipelines.archive_files import NO_DAY, NO_QUEUE, ArchiveDamaged
 from microqueue.spark.pipelines.archive_log import DAY, QUEUE, ArchivedFile
+from microqueue.spark.pipelines.archive_names import escaped, shortened
 from microqueue.spark.pipelines.digest import digest
 from microqueue.spark.pipelines.documents import Part, batches_of
 from microqueue.spark.pipelines.files import Storage, sync
@@ -31,23 +32,35 @@ BYTES_HELD = 96 * 1024 * 1024
 """How much an executor reads before it writes, into one file for each day and queue."""
 
 ROWS_PER_GROUP = 50_000
-EMPTY = "__HIVE_DEFAULT_PARTITION__"
-"""How Spark writes an empty name in a path."""
-
-ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
-"""What Spark escapes in the names of directories, and nothing else."""
-
-DESCRIBED = pa.schema([("name", pa.string()), ("rows", pa.int64()), ("digest", pa.string())])
-DESCRIBED_DDL = "name string, rows long, digest string"
+DESCRIBED = pa.schema(
+    [
+        ("name", pa.string()),
+        ("rows", pa.int64()),
+        ("digest", pa.string()),
+        ("long_queue", pa.string()),
+    ]
+)
+DESCRIBED_DDL = "name string, rows long, digest string, long_queue string"
 
 
 @dataclass(frozen=True)
 class Described:
-    """A file: its name from the root of the archive, its rows, and their digest."""
+    """A file: its name from the root of the archive, its rows, and their digest.
+
+    The queue is named only where the path has its name shortened.
+    """
 
     name: str
     rows: int
     digest: str
+    long_queue: str | None
+
+    @classmethod
+    def of(cls, name: str, rows: pa.Table) -> Described:
+        """Describe rows that are, or will be, in a file."""
+        first = rows["document"][0].as_py() if rows.num_rows else None
+        queue = archive_files.long_queue(name, first)
+        return cls(name, rows.num_rows, digest(rows), queue)
 
 
 def write(
@@ -74,7 +87,10 @@ def verify(
                 "it again"
             )
     sizes = archive_files.sizes(storage, names)
-    return [ArchivedFile(name=one.name, rows=one.rows, size=sizes[one.name]) for one in written]
+    return [
+        ArchivedFile(name=one.name, rows=one.rows, size=sizes[one.name], long_queue=one.long_queue)
+        for one in written
+    ]
 
 
 class PartWriter:
@@ -114,7 +130,7 @@ class PartWriter:
             use_dictionary=[column for column in rows.column_names if column != "document"],
         )
         sync(place)
-        return Described(name, rows.num_rows, digest(rows))
+        return Described.of(name, rows)
 
 
 class FileReader:
@@ -127,7 +143,7 @@ class FileReader:
         """Give what the file holds."""
         with pq.ParquetFile(Path(self.disk, name)) as file:
             rows = file.read(use_threads=False)
-        yield _batch([Described(name, rows.num_rows, digest(rows))])
+        yield _batch([Described.of(name, rows)])
 
 
 def _batch(files: Iterable[Described]) -> pa.RecordBatch:
@@ -144,7 +160,7 @@ def by_directory(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     rows = rows.drop_columns("queue").take(order)
     for start, end in pairwise(_edges(places)):
         day, queue = (column[start].as_py() for column in places.columns)
-        yield f"{DAY}{day}/{QUEUE}{escaped(queue)}", rows.slice(start, end - start)
+        yield f"{DAY}{day}/{QUEUE}{escaped(shortened(queue))}", rows.slice(start, end - start)
 
 
 def _edges(places: pa.Table) -> list[int]:
@@ -154,9 +170,3 @@ def _edges(places: pa.Table) -> list[int]:
         values = column.combine_chunks()
         changed |= pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
     return [0, *(numpy.flatnonzero(changed) + 1).tolist(), len(places)]
-
-
-def escaped(queue: str) -> str:
-    """Write the name of a queue as Spark writes it in a path, and reads it."""
-    text = "".join(f"%{ord(letter):02X}" if letter in ESCAPED else letter for letter in queue)
-    return text or EMPTY

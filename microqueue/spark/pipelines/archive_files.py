@@ -11,7 +11,9 @@ from pyspark.sql import functions as f
 
 from microqueue.errors import MicroqueueError
 from microqueue.spark.pipelines.archive_log import DAY, DIRECTORY, ArchivedFile, ArchiveState
+from microqueue.spark.pipelines.archive_names import is_shortened, shortened_column
 from microqueue.spark.pipelines.archive_reader import ARCHIVE_SCHEMA, read_files
+from microqueue.spark.pipelines.documents import decode
 from microqueue.spark.pipelines.files import Storage
 
 STAGING = "_staging"
@@ -45,12 +47,15 @@ def totals() -> tuple[Column, Column]:
 
 
 def placed(frame: DataFrame) -> DataFrame:
-    """Add the day on which a task finished, in UTC; every row gets a day and a queue."""
+    """Add the day on which a task finished, in UTC; every row gets a day and a queue.
+
+    The queue is named as in a path, which may be shorter.
+    """
     # Text made by Spark's own clock would follow the session's timezone.
     day = f.date_format(
         f.date_from_unix_date((f.unix_seconds("finished_at") / 86_400).cast("int")), "yyyy-MM-dd"
     )
-    queue = f.coalesce("queue", f.lit(NO_QUEUE))
+    queue = shortened_column(f.coalesce("queue", f.lit(NO_QUEUE)))
     return frame.withColumns({"day": f.coalesce(day, f.lit(NO_DAY)), "queue": queue})
 
 
@@ -110,19 +115,35 @@ def verify(
             f"{found.checksum:x}) where {expected.rows:,} ({expected.checksum:x}) were written; "
             "nothing was deleted from MongoDB. Look at the disk, and run it again"
         )
-    by_name = {_last(row["file"]): int(row["rows"]) for row in rows}
+    by_name = {_last(row["file"]): row for row in rows}
     return [
-        file.model_copy(update={"rows": by_name[_last(file.name)]})
+        _described(file, by_name[_last(file.name)])
         for file in unknown
         if _last(file.name) in by_name
     ]
+
+
+def _described(file: ArchivedFile, row: Row) -> ArchivedFile:
+    queue = long_queue(file.name, row.asDict().get("document"))
+    return file.model_copy(update={"rows": int(row["rows"]), "long_queue": queue})
+
+
+def long_queue(name: str, document: bytes | None) -> str | None:
+    """Read the queue's whole name in a task of a file whose path has it shortened."""
+    file = ArchivedFile(name=name, rows=0, size=0)
+    if document is None or not is_shortened(file.queue_in_path):
+        return None
+    return str(decode(document)["queue"])
 
 
 def _totals_by_file(
     spark: SparkSession, storage: Storage, files: Sequence[ArchivedFile]
 ) -> list[Row]:
     by_file = f.col("_metadata.file_path").alias("file")
-    return read_files(spark, storage, files).groupBy(by_file).agg(*totals()).collect()
+    wanted = list(totals())
+    if any(is_shortened(file.queue_in_path) for file in files):
+        wanted.append(f.any_value("document").alias("document"))
+    return read_files(spark, storage, files).groupBy(by_file).agg(*wanted).collect()
 
 
 def sizes(storage: Storage, names: Iterable[str]) -> dict[str, int]:

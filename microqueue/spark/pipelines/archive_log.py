@@ -39,6 +39,8 @@ class ArchivedFile(Model):
     name: str
     rows: int
     size: int
+    long_queue: str | None = None
+    """The queue's whole name, where the path has it shortened."""
 
     @property
     def day(self) -> str:
@@ -47,7 +49,12 @@ class ArchivedFile(Model):
 
     @property
     def queue(self) -> str:
-        """The queue of its tasks, as in its path."""
+        """The queue of its tasks."""
+        return self.queue_in_path if self.long_queue is None else self.long_queue
+
+    @property
+    def queue_in_path(self) -> str:
+        """The queue's name in the path, which may be shortened."""
         return _part(self.name, QUEUE)
 
 

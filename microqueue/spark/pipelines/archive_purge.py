@@ -1,19 +1,27 @@
-"""Take archived tasks out of MongoDB, by what the committed files hold."""
+"""Take archived tasks out of MongoDB, by what the committed files hold.
+
+A few columns say which version of which task was archived. Only where they do not say all of it,
+the whole document is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from bson.codec_options import CodecOptions
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from microqueue.operations import archive as operations
 from microqueue.operations.call import Document
+from microqueue.operations.filters import FAILED
 from microqueue.positions import microseconds
 from microqueue.settings import QueueSettings
-from microqueue.spark.ids import id_type
+from microqueue.spark.ids import INTEGER, OBJECT_ID, STRING, id_type, typed_id
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.archive_log import ArchivedFile, ArchiveLog, Entry, Version
 from microqueue.spark.pipelines.archive_reader import read_files
@@ -27,15 +35,26 @@ DELETE_ROWS = 1000
 ROWS_PER_STEP = 250_000
 """How many archived tasks are taken out between two steps that can be seen."""
 
+PLAIN_IDS = (OBJECT_ID, STRING, INTEGER)
+"""Ids that are the same whoever reads them. A UUID may be stored in several ways."""
+
+KNOWN = ("status", "created_at", "updated_at")
+COLUMNS = ("id", "id_type", *KNOWN, "insert_token")
+"""What tells a version of a task from all others."""
+
 PURGED = pa.schema(
     [
         ("deleted", pa.int64()),
+        ("left", pa.int64()),
         ("id", pa.string()),
         ("id_type", pa.string()),
         ("updated_ms", pa.int64()),
     ]
 )
-PURGED_DDL = "deleted long, id string, id_type string, updated_ms long"
+PURGED_DDL = "deleted long, left long, id string, id_type string, updated_ms long"
+
+Reader: TypeAlias = Callable[[pa.RecordBatch, CodecOptions[Any]], list[Document]]
+"""Makes documents of rows; it may leave some over."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +91,29 @@ class Purge:
         self.log.commit(entry)
         return entry
 
-    def _purge(self, files: Sequence[ArchivedFile]) -> Iterator[Document]:
-        purger = _Purger(self.place, self.settings, server_now(self.place))
-        documents = read_files(self.spark, self.storage, files).select("document")
-        for row in documents.mapInArrow(purger, PURGED_DDL).collect():
-            yield row.asDict()
+    def _purge(self, files: Sequence[ArchivedFile]) -> list[Document]:
+        """Delete by columns, and what they leave over by documents."""
+        now = server_now(self.place)
+        frame = read_files(self.spark, self.storage, files).withColumn("plain", self._plain())
+        rows = self._run(frame.select("plain", *COLUMNS), now, _plain_documents)
+        if any(row["left"] for row in rows):
+            others = frame.where("not plain").select("document")
+            rows += self._run(others, now, _whole_documents)
+        return rows
+
+    def _run(self, frame: DataFrame, now: datetime, read: Reader) -> list[Document]:
+        purger = _Purger(self.place, self.settings, now, read)
+        return [row.asDict() for row in frame.mapInArrow(purger, PURGED_DDL).collect()]
+
+    def _plain(self) -> Column:
+        """Say of which tasks the columns tell all: a value that did not fit is null there."""
+        plain = f.col("id_type").isin(*PLAIN_IDS)
+        for name in KNOWN:
+            plain &= f.col(name).isNotNull()
+        if self.settings.dead_letters == "collection":
+            # There, more of a letter has to be as it was.
+            plain &= f.col("status") != FAILED
+        return f.coalesce(plain, f.lit(False))  # noqa: FBT003 (a value)
 
 
 def _groups(files: Sequence[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
@@ -91,26 +128,39 @@ def _groups(files: Sequence[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
         yield group
 
 
-class _Purger:
-    """Deletes the documents that it is given: what Spark sends to its executors."""
+def _plain_documents(batch: pa.RecordBatch, _options: CodecOptions[Any]) -> list[Document]:
+    """Make of columns what a purge looks at, of the tasks of which they tell all."""
+    plain = batch.filter(batch.column("plain")).select(COLUMNS)
+    return [{**row, "_id": typed_id(row["id"], row["id_type"])} for row in plain.to_pylist()]
 
-    def __init__(self, place: PlaceOptions, settings: QueueSettings, now: datetime) -> None:
-        self.place, self.settings, self.now = place, settings, now
+
+def _whole_documents(batch: pa.RecordBatch, options: CodecOptions[Any]) -> list[Document]:
+    return outlines(batch.column("document"), options)
+
+
+class _Purger:
+    """Deletes the tasks of the rows that it is given: what Spark sends to its executors."""
+
+    def __init__(
+        self, place: PlaceOptions, settings: QueueSettings, now: datetime, read: Reader
+    ) -> None:
+        self.place, self.settings, self.now, self.read = place, settings, now, read
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         here = place_of(self.place)
         # Ids are to be equal to those that the queue's own reads give, UUIDs above all.
         options = here.collections.codec_options
         for batch in batches:
-            documents = outlines(batch.column("document"), options)
+            documents = self.read(batch, options)
+            yield _batch(operations.Purged(), left=batch.num_rows - len(documents))
             for start in range(0, len(documents), DELETE_ROWS):
                 some = documents[start : start + DELETE_ROWS]
                 yield _batch(here.run(operations.purge(some, now=self.now, settings=self.settings)))
 
 
-def _batch(purged: operations.Purged) -> pa.RecordBatch:
-    rows: list[Document] = [{"deleted": purged.deleted}]
-    rows += [{"deleted": 0, **_version(document)} for document in purged.superseded]
+def _batch(purged: operations.Purged, *, left: int = 0) -> pa.RecordBatch:
+    rows: list[Document] = [{"deleted": purged.deleted, "left": left}]
+    rows += [{"deleted": 0, "left": 0, **_version(document)} for document in purged.superseded]
     return pa.RecordBatch.from_pylist(rows, schema=PURGED)
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
 from microqueue.spark.pipelines.archive_log import ArchivedFile, ArchiveLog, ArchiveState, Version
+from microqueue.spark.pipelines.archive_names import full_column
 from microqueue.spark.pipelines.documents import SCHEMA
 from microqueue.spark.pipelines.files import Storage
 
@@ -88,10 +89,18 @@ def superseded_frame(spark: SparkSession, versions: Iterable[tuple[str, Version]
 
 
 def read_files(spark: SparkSession, storage: Storage, files: Iterable[ArchivedFile]) -> DataFrame:
-    """Load the rows of some files, all of them, with the day and the queue of their paths."""
+    """Load the rows of some files, all of them, with their days and queues.
+
+    What the log does not say of a file is as in its path.
+    """
+    files = list(files)
     paths = [storage.path(file.name) for file in files]
     if not paths:
         return spark.createDataFrame([], ARCHIVE_SCHEMA)
     # The base tells Spark where the part of a path begins that names the day and the queue.
     reader = spark.read.schema(ARCHIVE_SCHEMA).option("basePath", storage.root)
-    return reader.parquet(*paths)
+    frame = reader.parquet(*paths)
+    names = {file.queue_in_path: file.long_queue for file in files if file.long_queue is not None}
+    if names:
+        frame = frame.withColumn("queue", full_column(frame["queue"], names))
+    return frame

@@ -75,7 +75,7 @@ def compact_files(
     if not old:
         return 0
     tell(Step("compact", f"Merging {len(old):,} small files"))
-    frame = live_rows(spark, storage, log.state, old)
+    frame = archive_files.placed(live_rows(spark, storage, log.state, old))
     row = frame.agg(*archive_files.totals()).collect()[0]
     expected = archive_files.Totals.of(row.asDict())
     spread = frame.repartition(min(len(groups), 200), *archive_files.PARTITIONS)

@@ -227,12 +227,14 @@ class _Sender:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         now = server_now(self.place)
+        # As they are written again: a UUID that is read in another way would be another one.
+        options = place_of(self.place).collections.codec_options
         for batch in batches:
             rows = batch.to_pylist()
             for start in range(0, len(rows), CHUNK):
                 some = rows[start : start + CHUNK]
-                archived = [decode(row["document"]) for row in some if row["archived"]]
-                letters = [decode(row["document"]) for row in some if not row["archived"]]
+                archived = [decode(row["document"], options) for row in some if row["archived"]]
+                letters = [decode(row["document"], options) for row in some if not row["archived"]]
                 added, left = self._add(archived, now)
                 returned = self._return(letters, now)
                 counts = [added, returned, left + len(letters) - returned]

@@ -1,0 +1,19 @@
+"""What an archive holds, as tests look at it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from microqueue.spark.pipelines.archive_reader import read_archive
+from microqueue.spark.pipelines.documents import decode
+
+HOUR = timedelta(hours=1)
+
+
+def documents_of(spark: SparkSession, path: Path) -> list[dict[str, Any]]:
+    """Give the archived tasks as they were."""
+    return [decode(row["document"]) for row in read_archive(spark, path).collect()]

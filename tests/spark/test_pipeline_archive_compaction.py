@@ -1,0 +1,53 @@
+"""Small files of an archive become large ones."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from microqueue.spark.pipelines.archive import archive
+from microqueue.spark.pipelines.archive_reader import read_archive
+from microqueue.spark.pipelines.compaction import compact
+from microqueue.spark.pipelines.steps import Step
+from tests.spark.archived import HOUR, documents_of
+from tests.spark.past import Past, encoded
+
+
+def test_small_files_become_one_and_say_the_same(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    past = Past(microqueue_database, ago=timedelta(hours=30))
+    for _ in range(3):
+        past.enqueue(3)
+        past.work(3)
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, compact=False)
+    before = sorted(map(encoded, documents_of(spark, tmp_path)))
+    assert len(list(tmp_path.glob("day=*/queue=mail/*.parquet"))) == 3
+    summary = compact(spark, tmp_path)
+    assert (summary.removed, summary.files) == (3, 1)
+    assert len(list(tmp_path.glob("day=*/queue=mail/*.parquet"))) == 1
+    assert sorted(map(encoded, documents_of(spark, tmp_path))) == before
+    assert compact(spark, tmp_path).removed == 0
+
+
+def test_small_files_of_tasks_that_all_lived_on_become_none(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.enqueue(1)
+
+    def meddle(step: Step) -> None:
+        if step.name == "verify":
+            past.wait(1)
+            past.queue.dead_letters.replay([letter.id for letter in past.queue.dead_letters.list()])
+
+    for _ in range(2):
+        past.fail(["boom"])
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, compact=False, tell=meddle)
+    summary = compact(spark, tmp_path)
+    assert (summary.removed, summary.files) == (2, 0)
+    assert read_archive(spark, tmp_path).count() == 0
+    assert past.queue.stats().pending == 1

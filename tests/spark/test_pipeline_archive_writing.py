@@ -1,0 +1,124 @@
+"""How the files of an archive are written, and what is noticed when they are not right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson import DatetimeMS
+from pyspark.sql import SparkSession
+
+from microqueue.spark.pipelines import archive_direct, archive_purge, documents
+from microqueue.spark.pipelines.archive import archive
+from microqueue.spark.pipelines.archive_files import ArchiveDamaged
+from microqueue.spark.pipelines.archive_log import Entry
+from microqueue.spark.pipelines.archive_reader import read_archive
+from microqueue.spark.pipelines.documents import CODEC
+from microqueue.spark.pipelines.files import Storage
+from microqueue.spark.pipelines.place import locate
+from microqueue.spark.pipelines.steps import Step
+from tests.spark.archived import HOUR, documents_of
+from tests.spark.faults import FailsAfterWriting
+from tests.spark.past import Past, encoded
+
+
+def test_where_python_sees_no_disk_spark_writes_the_same_archive(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = Past(microqueue_database, "a/b=c %", ago=2 * HOUR)
+    past.enqueue(9)
+    past.work(6)
+    past.fail(["boom"] * 2)
+    tasks = past.queue.collections.tasks
+    # A date that Spark cannot hold: the task is kept under a day of its own. It is also so old
+    # that the server would delete it by itself, between the two runs.
+    tasks.drop_index("finished")
+    tasks.update_one({"status": "done"}, {"$set": {"finished_at": DatetimeMS(-(2**60))}})
+    finished = list(tasks.with_options(codec_options=CODEC).find({"status": {"$ne": "pending"}}))
+    directly, through_spark = tmp_path / "directly", tmp_path / "spark"
+    monkeypatch.setattr(
+        archive_purge.Purge, "run", lambda *_: Entry(kind="purged", run="", at=past.begin)
+    )
+    archive(spark, directly, uri=database_uri, older_than=HOUR, compact=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "disk", None)
+        # A log that the file system's own rename keeps: no link on a disk.
+        archive(spark, through_spark, uri=database_uri, older_than=HOUR, compact=False)
+    one, other = (read_archive(spark, path).orderBy("id") for path in (directly, through_spark))
+    assert one.schema == other.schema
+    assert one.collect() == other.collect()
+    assert one.filter("finished_at is null").count() == 1
+    assert sorted(bytes(row["document"]) for row in other.collect()) == sorted(
+        map(encoded, finished)
+    )
+
+
+def test_files_of_an_attempt_that_failed_are_left_aside(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.enqueue(5)
+    past.work(5)
+    monkeypatch.setattr(archive_direct, "PartWriter", FailsAfterWriting)
+    summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    assert (summary.archived, summary.deleted, summary.files) == (5, 5, 1)
+    assert len(documents_of(spark, tmp_path)) == 5
+    assert len(list(tmp_path.glob("**/*.parquet"))) == 1
+
+
+def test_a_large_part_is_written_in_several_goes(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Past(microqueue_database, ago=2 * HOUR).enqueue(10)
+    monkeypatch.setattr(archive_direct, "BYTES_HELD", 1)
+    monkeypatch.setattr(documents, "BATCH_ROWS", 4)
+    (part,) = documents.parts_of(spark, locate(database_uri))
+    batches = list(archive_direct.PartWriter(str(tmp_path), "aside")(part))
+    written = [row for batch in batches for row in batch.to_pylist()]
+    assert [row["rows"] for row in written] == [4, 4, 2]
+    read = archive_direct.FileReader(str(tmp_path))
+    assert [row for one in written for batch in read(one["name"]) for row in batch.to_pylist()] == (
+        written
+    )
+
+
+def test_a_damaged_file_is_noticed_before_anything_is_deleted(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.enqueue(4)
+    past.work(4)
+    other = Past(microqueue_database, "other", ago=2 * HOUR)
+    other.enqueue(3)
+    other.work(3)
+
+    def lose(step: Step) -> None:
+        if step.name == "verify":
+            (file,) = tmp_path.glob("day=*/queue=other/*.parquet")
+            (replacement,) = tmp_path.glob("day=*/queue=mail/*.parquet")
+            file.write_bytes(replacement.read_bytes())
+            for checksum in tmp_path.glob("day=*/queue=other/.*.crc"):
+                checksum.unlink()
+
+    with pytest.raises(ArchiveDamaged, match="nothing was deleted"):
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=lose)
+    assert microqueue_database.tasks.count_documents({}) == 7
+    assert read_archive(spark, tmp_path).count() == 0
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    assert read_archive(spark, tmp_path).count() == 7
