@@ -53,9 +53,14 @@ def key_id(queue: str, key: str) -> ObjectId:
 
 def key_ids(queue: str, keys: Iterable[str]) -> Iterator[ObjectId]:
     """Give the ids of many keys of one queue."""
+    return map(ObjectId, key_digests(queue, (key.encode() for key in keys)))
+
+
+def key_digests(queue: str, keys: Iterable[bytes]) -> Iterator[bytes]:
+    """Give the bytes of the ids of many keys, which are text as it is encoded."""
     name = queue.encode()
     begun = hashlib.blake2b(len(name).to_bytes(4) + name, digest_size=12)
     for key in keys:
         hasher = begun.copy()
-        hasher.update(key.encode())
-        yield ObjectId(hasher.digest())
+        hasher.update(key)
+        yield hasher.digest()
