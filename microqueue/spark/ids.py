@@ -48,7 +48,7 @@ def key_id(queue: str, key: str) -> ObjectId:
     It is a hash of both, so that no name and key together look like another pair. Of a
     thousand million tasks, two share one with a chance of one in a hundred thousand million.
     """
-    return next(key_ids(queue, [key]))
+    return ObjectId(hashlib.blake2b(_named(queue) + key.encode(), digest_size=12).digest())
 
 
 def key_ids(queue: str, keys: Iterable[str]) -> Iterator[ObjectId]:
@@ -58,9 +58,13 @@ def key_ids(queue: str, keys: Iterable[str]) -> Iterator[ObjectId]:
 
 def key_digests(queue: str, keys: Iterable[bytes]) -> Iterator[bytes]:
     """Give the bytes of the ids of many keys, which are text as it is encoded."""
-    name = queue.encode()
-    begun = hashlib.blake2b(len(name).to_bytes(4) + name, digest_size=12)
+    begun = hashlib.blake2b(_named(queue), digest_size=12)
     for key in keys:
         hasher = begun.copy()
         hasher.update(key)
         yield hasher.digest()
+
+
+def _named(queue: str) -> bytes:
+    name = queue.encode()
+    return len(name).to_bytes(4) + name

@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from microqueue import InvalidPayload, Queue
 from microqueue.spark import alike
 from microqueue.spark.chunks import chunks_of
+from microqueue.spark.ids import key_id, key_ids
 from microqueue.spark.options import SinkOptions
 from microqueue.spark.sink import Sink
 
@@ -161,6 +162,20 @@ def test_a_row_that_is_no_task_is_refused_as_ever(
     with pytest.raises(InvalidPayload, match=says):
         sink(database_uri, table, key="order").write(table.to_batches())
     assert make_queue("orders").stats().pending == 0
+
+
+@pytest.mark.parametrize("keys", [["", "17", "é" * 200], [-1, 0, 2**40]])
+def test_ids_of_many_keys_are_those_of_each(
+    keys: list[Any], database_uri: str, make_queue: Any
+) -> None:
+    table = pa.table({"order": keys})
+    sink(database_uri, table, key="order").write(table.to_batches())
+    found = make_queue("orders").collections.tasks.find()
+    ids = [key_id("orders", str(key)) for key in keys]
+    assert {task["_id"]: task["payload"]["order"] for task in found} == dict(
+        zip(ids, keys, strict=True)
+    )
+    assert list(key_ids("orders", map(str, keys))) == ids
 
 
 def test_text_that_is_none_is_never_stored(database_uri: str, make_queue: Any) -> None:
