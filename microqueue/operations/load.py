@@ -27,18 +27,22 @@ def insert_chunk(
     settings: QueueSettings,
     hold: str | None,
     stored: Sequence[Any] | None = None,
+    ids: Sequence[Any] | None = None,
 ) -> Operation[tuple[int, int]]:
     """Insert tasks whose ids and tokens are fixed; give how many are new, and how many not.
 
-    ``stored`` are the documents as they are encoded, if they are already. What this load wrote
-    itself, before it was interrupted, counts as new: the token tells. Of several rows with one
-    id, the first counts.
+    ``stored`` are the documents as they are encoded, if they are already, and ``ids`` what tells
+    them apart, if it is at hand: documents are then looked at only where one is refused. What
+    this load wrote itself, before it was interrupted, counts as new: the token tells. Of several
+    rows with one id, the first counts.
     """
     chosen: Sequence[Document] = documents
     encoded: Sequence[Any] = documents if stored is None else stored
-    if len({document["_id"] for document in documents}) < len(documents):
-        backwards = reversed(list(enumerate(documents)))
-        firsts = sorted({document["_id"]: place for place, document in backwards}.values())
+    if ids is None:
+        ids = [document["_id"] for document in documents]
+    if len(set(ids)) < len(ids):
+        backwards = reversed(list(enumerate(ids)))
+        firsts = sorted({one: place for place, one in backwards}.values())
         chosen = [documents[place] for place in firsts]
         encoded = [encoded[place] for place in firsts]
     inserted = 0

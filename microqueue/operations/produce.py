@@ -160,8 +160,10 @@ def taken_by_letters(
     documents: Sequence[Document], settings: QueueSettings, session: Any = None
 ) -> Operation[set[Any]]:
     """Find ids of the caller's own that dead letters have, in their own collection."""
+    if settings.dead_letters != "collection":
+        return set()
     own = [document["_id"] for document in documents if "insert_token" in document]
-    if not own or settings.dead_letters != "collection":
+    if not own:
         return set()
     letters = {**filters.any_of(own), **filters.DEAD}
     found = yield Call("find", letters, {"_id": 1}, target=Target.DEAD_LETTERS, session=session)

@@ -48,14 +48,23 @@ def key_id(queue: str, key: str) -> ObjectId:
     It is a hash of both, so that no name and key together look like another pair. Of a
     thousand million tasks, two share one with a chance of one in a hundred thousand million.
     """
-    return next(key_ids(queue, [key]))
+    return ObjectId(hashlib.blake2b(_named(queue) + key.encode(), digest_size=12).digest())
 
 
 def key_ids(queue: str, keys: Iterable[str]) -> Iterator[ObjectId]:
     """Give the ids of many keys of one queue."""
-    name = queue.encode()
-    begun = hashlib.blake2b(len(name).to_bytes(4) + name, digest_size=12)
+    return map(ObjectId, key_digests(queue, (key.encode() for key in keys)))
+
+
+def key_digests(queue: str, keys: Iterable[bytes]) -> Iterator[bytes]:
+    """Give the bytes of the ids of many keys, which are text as it is encoded."""
+    begun = hashlib.blake2b(_named(queue), digest_size=12)
     for key in keys:
         hasher = begun.copy()
-        hasher.update(key.encode())
-        yield ObjectId(hasher.digest())
+        hasher.update(key)
+        yield hasher.digest()
+
+
+def _named(queue: str) -> bytes:
+    name = queue.encode()
+    return len(name).to_bytes(4) + name

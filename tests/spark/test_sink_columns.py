@@ -1,0 +1,195 @@
+"""Chunks that are written straight from columns are those that are written row by row."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from bson import ObjectId
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from microqueue import InvalidPayload, Queue
+from microqueue.spark import alike
+from microqueue.spark.chunks import chunks_of
+from microqueue.spark.ids import key_id, key_ids
+from microqueue.spark.options import SinkOptions
+from microqueue.spark.sink import Sink
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+PLAIN = [
+    {"order": n, "text": f"é{n}" if n % 3 else None, "large": n << 30, "at": AT, "share": n / 7}
+    for n in range(25)
+]
+STRUCTS = [{"payload": {"n": n, "in": {"x": n % 2 == 0}}, "order": n} for n in range(25)]
+SHAPES: dict[str, tuple[list[dict[str, Any]], dict[str, str]]] = {
+    "rows": (PLAIN, {"key": "order"}),
+    "options": (PLAIN, {"key": "order", "priority": "7", "delay": "60", "expires_in": "900"}),
+    "held": (PLAIN, {"key": "order", "hold": "true", "expires_in": "900"}),
+    "structs": (STRUCTS, {"key": "order"}),
+    "keys of several columns": (PLAIN, {"key": "order,at_all"}),
+    "without keys": (PLAIN, {"keyless": "true"}),
+}
+MADE_AT_RANDOM = {"_id", "position", "created_at", "updated_at", "next_retry_at"}
+
+
+class Seen:
+    """Counts what is made of columns, or has nothing made of them."""
+
+    def __init__(self, *, allowed: bool) -> None:
+        self.allowed, self.chunks = allowed, 0
+        self._usual = alike.documents
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        made = self._usual(*arguments, **options) if self.allowed else None
+        self.chunks += made is not None
+        return made
+
+
+def sink(uri: str, table: pa.Table, **options: Any) -> Sink:
+    given = {"uri": uri, "queue": "orders", "batch_rows": "10", **options}
+    return Sink(from_arrow_schema(table.schema), SinkOptions.of(given))
+
+
+def frame(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist([{**row, "at_all": "é"} if "at" in row else row for row in rows])
+
+
+def written(
+    uri: str, table: pa.Table, monkeypatch: Any, *, columns: bool, **options: str
+) -> tuple[Any, int]:
+    """Write a frame, by columns or not; tell how many chunks were made of columns."""
+    seen = Seen(allowed=columns)
+    with monkeypatch.context() as patch:
+        patch.setattr(alike, "documents", seen)
+        one = sink(uri, table, **options)
+        one.load = "load"
+        result = one.write(table.to_batches(max_chunksize=7))
+    return result, seen.chunks
+
+
+def comparable(queue: Queue[Any], *, keyed: bool) -> list[Any]:
+    """Give what is stored, by position, in the order of its fields."""
+    found = list(queue.collections.tasks.find().sort("position"))
+    for start in range(0, 25, 10):
+        places = [task["position"] for task in found[start : start + 10]]
+        assert places == list(range(places[0], places[0] + len(places)))
+    assert keyed or all(isinstance(task["_id"], ObjectId) for task in found)
+    drop = MADE_AT_RANDOM - {"_id"} if keyed else MADE_AT_RANDOM
+    for task in found:
+        for field in ("next_retry_at", "expires_at"):
+            if field in task.get("held", {}):
+                task["held"][field] = bool(task["held"][field])
+        if "expires_at" in task:
+            task["expires_at"] -= task["created_at"]
+    return [
+        [(name, type(value), value) for name, value in task.items() if name not in drop]
+        for task in found
+    ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_both_ways_store_the_same(
+    shape: str, database_uri: str, make_queue: Any, monkeypatch: Any
+) -> None:
+    rows, options = SHAPES[shape]
+    queue, table, keyed = make_queue("orders"), frame(rows), "keyless" not in options
+    result, chunks = written(database_uri, table, monkeypatch, columns=True, **options)
+    assert (result.inserted, result.duplicates, result.queues) == (25, 0, {"orders"})
+    assert chunks == 3
+    one = comparable(queue, keyed=keyed)
+    queue.collections.tasks.drop()
+    assert written(database_uri, table, monkeypatch, columns=False, **options) == (result, 0)
+    assert comparable(queue, keyed=keyed) == one
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_attempt_the_other_way_knows_its_own_tasks(
+    first: bool, database_uri: str, make_queue: Any, monkeypatch: Any
+) -> None:
+    table = frame(PLAIN)
+    for columns in (first, not first):
+        result, _ = written(database_uri, table, monkeypatch, columns=columns, key="order")
+        assert (result.inserted, result.duplicates) == (25, 0)
+    assert make_queue("orders").stats().pending == 25
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "chunks"),
+    [
+        ([{"payload": {"n": n}, "order": n, "priority": n} for n in range(25)], {}, 0),
+        ([{"payload": {"n": n}, "order": n, "queue": "x"} for n in range(25)], {"queue": ""}, 0),
+        ([{"order": n, "tags": ["a"]} for n in range(25)], {}, 0),
+        ([{"order": n, "text": "x" * 600_000} for n in range(25)], {}, 3),
+        ([{"order": n, "tags": None} for n in range(25)], {}, 3),
+    ],
+    ids=["options of their own", "queues of their own", "lists", "large", "nulls"],
+)
+def test_rows_that_are_not_alike_are_read_one_by_one(
+    rows: list[dict[str, Any]],
+    options: dict[str, str],
+    chunks: int,
+    database_uri: str,
+    monkeypatch: Any,
+    make_queue: Any,
+) -> None:
+    given = {name: value for name, value in {"queue": "orders", **options}.items() if value}
+    seen = Seen(allowed=True)
+    monkeypatch.setattr(alike, "documents", seen)
+    table = frame(rows)
+    options = {"uri": database_uri, "batch_rows": "10", "key": "order", **given}
+    one = Sink(from_arrow_schema(table.schema), SinkOptions.of(options))
+    assert one.write(table.to_batches()).inserted == 25
+    assert seen.chunks == chunks
+    assert make_queue("orders").collections.tasks.count_documents({}) == 25
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"order": 7, "text": "x" * 16_000_000}, "at most [0-9,]* fit"),
+        ({"order": None, "text": "x"}, "a key cannot be null"),
+        ({"payload": None, "order": 7}, "a payload is a dict"),
+    ],
+    ids=["too large", "no key", "no payload"],
+)
+def test_a_row_that_is_no_task_is_refused_as_ever(
+    row: dict[str, Any], says: str, database_uri: str, make_queue: Any
+) -> None:
+    like = {**row, "order": 1, **({"payload": {"n": 1}} if "payload" in row else {"text": "x"})}
+    table = pa.Table.from_pylist([like, row])
+    with pytest.raises(InvalidPayload, match=says):
+        sink(database_uri, table, key="order").write(table.to_batches())
+    assert make_queue("orders").stats().pending == 0
+
+
+@pytest.mark.parametrize("keys", [["", "17", "é" * 200], [-1, 0, 2**40]])
+def test_ids_of_many_keys_are_those_of_each(
+    keys: list[Any], database_uri: str, make_queue: Any
+) -> None:
+    table = pa.table({"order": keys})
+    sink(database_uri, table, key="order").write(table.to_batches())
+    found = make_queue("orders").collections.tasks.find()
+    ids = [key_id("orders", str(key)) for key in keys]
+    assert {task["_id"]: task["payload"]["order"] for task in found} == dict(
+        zip(ids, keys, strict=True)
+    )
+    assert list(key_ids("orders", map(str, keys))) == ids
+
+
+def test_text_that_is_none_is_never_stored(database_uri: str, make_queue: Any) -> None:
+    table = pa.table({"order": pa.array([1]), "text": pa.array([b"\xff"]).view(pa.string())})
+    with pytest.raises(pa.ArrowException):
+        sink(database_uri, table, key="order").write(table.to_batches())
+    assert make_queue("orders").stats().pending == 0
+
+
+@pytest.mark.parametrize("sizes", [[25], [7, 7, 7, 4], [0, 10, 0, 15], [1] * 25])
+def test_chunks_are_the_same_whatever_the_batches(sizes: list[int]) -> None:
+    numbers, batches = iter(range(25)), []
+    for size in sizes:
+        some = [next(numbers) for _ in range(size)]
+        batches.append(pa.record_batch({"n": pa.array(some, pa.int64())}))
+    chunks = [chunk.column("n").to_pylist() for chunk in chunks_of(batches, 10)]
+    assert chunks == [[*range(10)], [*range(10, 20)], [*range(20, 25)]]
