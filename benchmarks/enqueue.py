@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.place import Place, payloads
 from benchmarks.processes import Start
 from microqueue import Queue
+from microqueue.new_task import NewTask
 from microqueue.operations.produce import new_document
-from microqueue.task import NewTask
 
 CHUNK = 1000  # As the queue's own default.
 

@@ -15,6 +15,7 @@ from microqueue.errors import (
     TaskNotFound,
     WrongStatus,
 )
+from microqueue.new_task import Duplicate, EnqueueReport, NewTask
 from microqueue.operations.control import Pause
 from microqueue.operations.dead_letters import (
     DeadLetterFilter,
@@ -26,18 +27,7 @@ from microqueue.operations.inspect import QueueStats
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.sweeper import AsyncSweeper, Sweeper, SweepReport
-from microqueue.task import (
-    Attempt,
-    Duplicate,
-    EnqueueReport,
-    Lease,
-    NewTask,
-    Outcome,
-    Progress,
-    Task,
-    TaskError,
-    TaskStatus,
-)
+from microqueue.task import Attempt, Lease, Outcome, Progress, Task, TaskError, TaskStatus
 
 __version__ = "0.1.0"
 

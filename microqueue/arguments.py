@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from microqueue.clock import Clock, ServerClock
 from microqueue.errors import InvalidArgument, LeaseLost
 from microqueue.model import shorten
+from microqueue.new_task import NewTask
 from microqueue.settings import QueueSettings
-from microqueue.task import LONGEST_NAME, NewTask, Task, TaskStatus
+from microqueue.task import LONGEST_NAME, Task, TaskStatus
 
 LARGEST_COUNT = 2**31 - 1
 LONGEST_LABEL = 200

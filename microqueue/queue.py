@@ -19,12 +19,13 @@ from microqueue.drivers.sync import SyncDriver
 from microqueue.drivers.wakeup import SyncWakeup
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, LeaseLost
+from microqueue.new_task import EnqueueReport, NewTask
 from microqueue.operations.call import Operation
 from microqueue.operations.control import Pause
 from microqueue.operations.inspect import QueueStats
 from microqueue.operations.workers import WorkerInfo
 from microqueue.settings import QueueSettings
-from microqueue.task import EnqueueReport, NewTask, PayloadT, Task, TaskId, TaskStatus
+from microqueue.task import PayloadT, Task, TaskId, TaskStatus
 
 T = TypeVar("T")
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Protocol, Self, TypeAlias, overload
+from typing import Annotated, Any, Generic, Protocol, TypeAlias
 from uuid import UUID
 
 from bson import ObjectId
-from pydantic import Field, PlainSerializer, SkipValidation, field_validator, model_validator
+from pydantic import Field, PlainSerializer
 from typing_extensions import TypeVar
 
 from microqueue.backoff import BackoffPolicy
-from microqueue.durations import AwareDatetime, NonNegativeDuration, PositiveDuration
 from microqueue.errors import InvalidArgument
 from microqueue.model import Model
 
@@ -269,91 +268,3 @@ class Claimed:
     def replace(self, task: Task[Any]) -> None:
         """Take the task as it is after its lease was renewed."""
         self._task, self.lease = task, task.lease
-
-
-class NewTask(Model, Generic[PayloadT]):
-    """A task to add: its payload, and options for this task alone.
-
-    ``delay`` and ``eta`` say when it may first be delivered; ``expires_in`` how long it may
-    wait for delivery before it fails with code ``expired``. Instants need a timezone.
-    """
-
-    payload: SkipValidation[PayloadT]  # The queue knows the model, and checks it.
-    priority: int = Field(default=0, ge=0, le=LARGEST_PRIORITY, strict=True)
-    delay: NonNegativeDuration | None = None
-    eta: AwareDatetime | None = None
-    max_attempts: int | None = Field(default=None, ge=1, le=1_000_000, strict=True)
-    backoff: BackoffPolicy | None = None
-    visibility_timeout: PositiveDuration | None = None
-    dedupe_key: str | None = Field(default=None, min_length=1, max_length=1024, strict=True)
-    expires_in: PositiveDuration | None = None
-    task_id: ObjectId | UUID | str | int | None = None
-    headers: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("task_id", mode="before")
-    @classmethod
-    def _id_is_a_plain_value(cls, task_id: Any) -> Any:
-        plain = isinstance(task_id, ObjectId | UUID | str | int | None)
-        if not plain or isinstance(task_id, bool) or task_id == "":
-            raise ValueError("give an ObjectId, a UUID, a string or an integer")
-        if isinstance(task_id, int) and not -(2**63) <= task_id < 2**63:
-            raise ValueError("give an integer of at most 8 bytes")
-        if isinstance(task_id, str):
-            task_id.encode()  # Half of a surrogate pair is a ValueError.
-        return task_id
-
-    @model_validator(mode="after")
-    def _delay_or_eta(self) -> Self:
-        if self.delay is not None and self.eta is not None:
-            raise ValueError("give delay or eta, not both")
-        return self
-
-
-class AddedTasks(Sequence[Task[Any]]):
-    """The tasks that ``enqueue_many`` added; each is made when it is looked at."""
-
-    def __init__(self, added: list[tuple[dict[str, Any], Any]]) -> None:
-        self._added = added
-
-    def __len__(self) -> int:
-        return len(self._added)
-
-    @overload
-    def __getitem__(self, place: int) -> Task[Any]: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> AddedTasks: ...
-
-    def __getitem__(self, place: int | slice) -> Task[Any] | AddedTasks:
-        if isinstance(place, slice):
-            return AddedTasks(self._added[place])
-        document, payload = self._added[place]
-        return Task.from_document(document, payload)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]  # As of any other sequence of models.
-
-    def __repr__(self) -> str:
-        return repr(list(self))
-
-
-class EnqueueReport(Model, Generic[PayloadT]):
-    """What ``enqueue_many`` did: the tasks added, and the items that were duplicates."""
-
-    tasks: Sequence[Task[PayloadT]]
-    duplicates: Sequence[Duplicate]
-
-    @property
-    def added(self) -> int:
-        """How many tasks were added."""
-        return len(self.tasks)
-
-
-class Duplicate(Model):
-    """An item that ``enqueue_many`` left out: ``index`` is its place among the items."""
-
-    index: int
-    task_id: TaskId
-    dedupe_key: str | None = None

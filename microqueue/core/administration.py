@@ -20,11 +20,7 @@ from microqueue.operations import (
     workers,
 )
 from microqueue.operations.call import Operation
-from microqueue.task import (
-    PayloadT,
-    Task,
-    TaskStatus,
-)
+from microqueue.task import PayloadT, Task, TaskStatus
 
 
 class Administration(QueueBase[PayloadT]):

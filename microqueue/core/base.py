@@ -23,10 +23,7 @@ from microqueue.operations.time import read_clock
 from microqueue.payload import PayloadCodec, codec_of
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
-from microqueue.task import (
-    PayloadT,
-    Task,
-)
+from microqueue.task import PayloadT, Task
 
 
 class QueueBase(Generic[PayloadT]):

@@ -17,6 +17,7 @@ from microqueue.arguments import (
 from microqueue.core.pausing import Pausing
 from microqueue.core.settling import Settling
 from microqueue.errors import InvalidPayload, LeaseLost
+from microqueue.new_task import AddedTasks, Duplicate, EnqueueReport, NewTask
 from microqueue.operations import (
     claim,
     glance,
@@ -29,17 +30,7 @@ from microqueue.operations.call import Document, Operation
 from microqueue.operations.glance import Glance
 from microqueue.operations.settle import Settlement
 from microqueue.payload import encode_all
-from microqueue.task import (
-    AddedTasks,
-    Claimed,
-    Duplicate,
-    EnqueueReport,
-    Lease,
-    NewTask,
-    PayloadT,
-    Task,
-    TaskError,
-)
+from microqueue.task import Claimed, Lease, PayloadT, Task, TaskError
 
 _HOST = socket.gethostname()
 

@@ -22,11 +22,7 @@ from microqueue.operations import (
 from microqueue.operations.call import Operation
 from microqueue.operations.settle import Settlement
 from microqueue.payload import check_encodable
-from microqueue.task import (
-    PayloadT,
-    Task,
-    TaskStatus,
-)
+from microqueue.task import PayloadT, Task, TaskStatus
 
 
 class Settling(QueueBase[PayloadT]):

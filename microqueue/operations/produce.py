@@ -12,10 +12,10 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from microqueue.clock import whole_milliseconds
 from microqueue.errors import DuplicateTask
+from microqueue.new_task import NewTask
 from microqueue.operations import filters
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.settings import QueueSettings
-from microqueue.task import NewTask
 
 DUPLICATE_KEY = 11000
 ONE_MILLISECOND = timedelta(milliseconds=1)

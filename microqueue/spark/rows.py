@@ -35,11 +35,11 @@ from pyspark.sql.types import (
 from microqueue.arguments import check_name, refused
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.model import shorten
+from microqueue.new_task import NewTask
 from microqueue.payload import LARGEST_DOCUMENT, PayloadCodec
 from microqueue.spark.extended import from_json
 from microqueue.spark.ids import key_id, key_ids
 from microqueue.spark.options import SinkOptions
-from microqueue.task import NewTask
 
 PAYLOAD, QUEUE = "payload", "queue"
 OPTION_COLUMNS = frozenset(

@@ -37,8 +37,9 @@ from microqueue.async_queue import AsyncQueue
 from microqueue.backoff import BackoffPolicy
 from microqueue.durations import Duration
 from microqueue.errors import InvalidArgument
+from microqueue.new_task import NewTask
 from microqueue.queue import Queue
-from microqueue.task import NewTask, Task, TaskId
+from microqueue.task import Task, TaskId
 from microqueue.worker.context import AsyncContext, Context
 from microqueue.worker.handlers import Handler, unknown_task
 from microqueue.worker.signatures import (

@@ -11,9 +11,9 @@ import pytest
 from pymongo import MongoClient
 
 from microqueue import Queue, Sweeper
+from microqueue.new_task import NewTask
 from microqueue.operations.produce import new_document
 from microqueue.settings import QueueSettings
-from microqueue.task import NewTask
 from microqueue.testing import FakeClock
 
 EACH = 100_000

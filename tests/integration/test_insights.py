@@ -24,11 +24,12 @@ from microqueue import (
 from microqueue.dashboard.redact import Redactor
 from microqueue.embedded import EmbeddedServer
 from microqueue.insights import AsyncInsights, Insights, TaskFilter
+from microqueue.new_task import NewTask
 from microqueue.operations import browse
 from microqueue.operations.normalise import messages_like, normalise
 from microqueue.operations.produce import new_document
 from microqueue.operations.workers import WorkerInfo, beat
-from microqueue.task import NewTask, Task
+from microqueue.task import Task
 from microqueue.testing import FakeClock
 
 SETTINGS = QueueSettings(visibility_timeout=60, backoff=BackoffPolicy(base_sec=5, jitter="none"))

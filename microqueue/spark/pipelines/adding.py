@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from microqueue.new_task import NewTask
 from microqueue.operations import load
 from microqueue.operations.produce import new_document
 from microqueue.payload import check_encodable
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
 from microqueue.spark.place import Place
-from microqueue.task import NewTask
 
 CHUNK = 1000
 

@@ -18,6 +18,7 @@ from pyspark.sql import functions as f
 
 from microqueue.arguments import check_name, refused
 from microqueue.model import Model
+from microqueue.new_task import NewTask
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.spark.pipelines.files import Storage
@@ -26,7 +27,6 @@ from microqueue.spark.pipelines.place import locate, primary
 from microqueue.spark.pipelines.runs import begin_run, finish_run
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 from microqueue.spark.place import place_of
-from microqueue.task import NewTask
 
 Format: TypeAlias = Literal["csv", "json", "parquet", "table"]
 FORMATS = ("csv", "json", "parquet", "table")

@@ -12,6 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from microqueue.arguments import refused
 from microqueue.errors import InvalidArgument, InvalidPayload
+from microqueue.new_task import NewTask
 from microqueue.payload import codec_of
 from microqueue.settings import QueueSettings
 from microqueue.spark.extended import from_json
@@ -20,7 +21,6 @@ from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.adding import CHUNK, Adder
 from microqueue.spark.pipelines.place import server_now
 from microqueue.spark.place import place_of
-from microqueue.task import NewTask
 from microqueue.worker.loading import load_handler
 
 CORRUPT = "_corrupt"

@@ -24,6 +24,7 @@ from pyspark.sql import functions as f
 from microqueue.arguments import check_name, refused
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
+from microqueue.new_task import NewTask
 from microqueue.operations.produce import round_up
 from microqueue.operations.requeue import Return, requeue
 from microqueue.positions import Positions
@@ -41,7 +42,7 @@ from microqueue.spark.pipelines.place import locate, primary, server_now
 from microqueue.spark.pipelines.runs import Run, begin_run, finish_run
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 from microqueue.spark.place import place_of
-from microqueue.task import NewTask, Task
+from microqueue.task import Task
 
 CHUNK = 1000
 COUNTED = "archived long, letters long, skipped long"
