@@ -18,7 +18,7 @@ from microqueue.spark.ids import key_digests
 
 PAYLOAD = "payload"
 LARGEST_CHUNK = 256 * 1024 * 1024
-"""In bytes. Arrow counts those of a column by 32 bits."""
+"""In bytes, of rows and of documents. Arrow counts those of a column by 32 bits."""
 
 
 class Alike(Sequence[Document]):
@@ -72,7 +72,8 @@ def documents(
         fields.get(name) or encode.constant({name: value}, codec_options)
         for name, value in pattern.items()
     )
-    if np.max(document.length) > LARGEST_DOCUMENT:
+    lengths = np.broadcast_to(document.length, len(ids))
+    if lengths.max() > LARGEST_DOCUMENT or lengths.sum() > LARGEST_CHUNK:
         return None
     encoded = encode.joined(document).to_pylist()
     return Alike(pattern, ids, [RawBSONDocument(raw) for raw in encoded])

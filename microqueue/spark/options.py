@@ -6,8 +6,10 @@ with never changes under it, however often it is used.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -27,8 +29,11 @@ OF_SPARK = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
 
 
 def _names(value: Any) -> Any:
-    """Read a list as text: names between commas."""
+    """Read a list as text: names between commas, or a list in JSON."""
     if isinstance(value, str):
+        with suppress(ValueError):
+            if isinstance(found := json.loads(value), list):
+                return tuple(found)
         return tuple(name.strip() for name in value.split(",") if name.strip())
     return tuple(value) if isinstance(value, list | tuple | set) else value
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from microqueue.spark.extended import to_exact_json
 from microqueue.spark.options import SelectionOptions, TimeField, resolve_uri
@@ -63,13 +64,27 @@ def read_tasks(
 
 
 def joined(names: str | Iterable[str] | None) -> str | None:
-    """Write several names as one option."""
-    return names if names is None or isinstance(names, str) else ",".join(names)
+    """Write several names as one option: as JSON, for a name may have a comma."""
+    return names if names is None or isinstance(names, str) else json.dumps(list(names))
 
 
 def _text(instant: datetime | str | None) -> str | None:
     return instant.isoformat() if isinstance(instant, datetime) else instant
 
 
-def _fields(schema: StructType) -> str:
-    return ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in schema.fields)
+def _fields(schema: StructType, between: str = " ") -> str:
+    return ", ".join(
+        f"`{field.name.replace('`', '``')}`{between}{_kind(field.dataType)}"
+        for field in schema.fields
+    )
+
+
+def _kind(kind: DataType) -> str:
+    """Write a type with its names quoted, which ``simpleString`` leaves as they are."""
+    if isinstance(kind, StructType):
+        return f"struct<{_fields(kind, ':')}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{_kind(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{_kind(kind.keyType)},{_kind(kind.valueType)}>"
+    return kind.simpleString()

@@ -7,6 +7,7 @@ columns named after them. Of any other frame, each whole row is a payload.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from decimal import Decimal, DecimalException
 from typing import Any, NamedTuple
@@ -55,6 +56,7 @@ OPTION_COLUMNS = frozenset(
     }
 )
 KEY_TYPES = (StringType, IntegralType)
+PAYLOAD_TYPES = (StructType, MapType, StringType, NullType)
 AS_THEY_ARE = (
     StringType,
     IntegralType,
@@ -92,6 +94,7 @@ class RowReader:
         self.explicit = PAYLOAD in self._types
         """Whether a column is the payload; else the whole row is."""
         self._queues: set[str] = set()
+        _check_names("columns", schema)
         self._check_columns()
         self._own = [name for name in OPTION_COLUMNS if self.explicit and name in self._types]
         self.usual = NewTask[Any](payload={}, **options.task_options)
@@ -178,6 +181,9 @@ class RowReader:
         if self._options.queue is None and not (self.explicit and QUEUE in self._types):
             raise refused(QUEUE, None, "give the option queue, or columns payload and queue")
         if self.explicit:
+            if not isinstance(kind := self._types[PAYLOAD], PAYLOAD_TYPES):
+                reason = "a payload is a struct, a map, or text that is JSON; cast the column"
+                raise refused(PAYLOAD, kind.simpleString(), reason)
             known = {PAYLOAD, QUEUE, *OPTION_COLUMNS, *self._options.key}
             if unknown := [name for name in self._types if name not in known]:
                 raise refused(
@@ -231,11 +237,18 @@ def _is_free(kind: DataType) -> bool:
     return isinstance(kind, MapType | ArrayType)
 
 
+def _check_names(path: str, kind: StructType) -> None:
+    """Refuse columns, or fields of one, with the same name: one would take the other's place."""
+    if twice := [name for name, count in Counter(kind.names).items() if count > 1]:
+        raise refused(path, ", ".join(twice), "there are several of that name; rename all but one")
+
+
 def _to_bson(path: str, kind: DataType) -> Converter | None:
     """Make what turns Arrow's values of a type into BSON's; nothing where they are the same."""
     if isinstance(kind, AS_THEY_ARE):
         return None
     if isinstance(kind, StructType):
+        _check_names(path, kind)
         fields = {
             field.name: convert
             for field in kind.fields

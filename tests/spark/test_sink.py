@@ -10,10 +10,12 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
 
 from microqueue import InvalidArgument, Queue
 from microqueue.spark import read_tasks, write_tasks
+from tests.spark.faults import RowsFailAtFirst
 
 TOTAL = 1_000
 FAILS_AT_FIRST = "tests.spark.faults:FailsAtFirst"
 FAILS = "tests.spark.faults:Fails"
+ROWS_AT_A_TIME = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 def orders(spark: SparkSession, total: int = TOTAL) -> DataFrame:
@@ -57,6 +59,25 @@ def test_parts_that_fail_and_are_repeated_and_a_rerun_give_exact_counts(
     rerun = write_tasks(orders(spark, TOTAL + 100), **options)
     assert (rerun.inserted, rerun.duplicates) == (100, TOTAL)
     assert stored(queue) == list(range(TOTAL + 100))
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_rows_of_plain_columns_are_written_once_too(
+    spark: SparkSession, database_uri: str, make_queue: Any, hold: bool
+) -> None:
+    queue = make_queue("orders")
+    fails = RowsFailAtFirst(database_uri, queue.collections.database.name)
+    frame = orders(spark).mapInArrow(fails, "order bigint, text string")
+    spark.conf.set(ROWS_AT_A_TIME, 100)  # Else they are all waited for, and none is written.
+    try:
+        report = write_tasks(
+            frame, uri=database_uri, queue="orders", key="order", batch_rows=100, hold=hold
+        )
+    finally:
+        spark.conf.unset(ROWS_AT_A_TIME)
+    assert stored(queue) == list(range(TOTAL))
+    assert (report.inserted, report.duplicates) == (TOTAL, 0)
+    assert queue.stats().ready == TOTAL
 
 
 def test_without_keys_a_repeated_part_is_written_twice(

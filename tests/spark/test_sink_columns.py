@@ -10,7 +10,7 @@ import pytest
 from bson import ObjectId
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from microqueue import InvalidPayload, Queue
+from microqueue import InvalidArgument, InvalidPayload, Queue
 from microqueue.spark import alike
 from microqueue.spark.chunks import chunks_of
 from microqueue.spark.ids import key_id, key_ids
@@ -31,6 +31,7 @@ SHAPES: dict[str, tuple[list[dict[str, Any]], dict[str, str]]] = {
     "keys of several columns": (PLAIN, {"key": "order,at_all"}),
     "without keys": (PLAIN, {"keyless": "true"}),
 }
+INSTANT = pa.timestamp("us", "UTC")
 MADE_AT_RANDOM = {"_id", "position", "created_at", "updated_at", "next_retry_at"}
 
 
@@ -162,6 +163,45 @@ def test_a_row_that_is_no_task_is_refused_as_ever(
     with pytest.raises(InvalidPayload, match=says):
         sink(database_uri, table, key="order").write(table.to_batches())
     assert make_queue("orders").stats().pending == 0
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.bool_(), pa.float64(), pa.binary(), INSTANT])
+def test_a_payload_that_is_no_document_is_refused_before_anything_is_written(
+    kind: pa.DataType, database_uri: str
+) -> None:
+    table = pa.table({"payload": pa.array([None], kind), "order": [1]})
+    with pytest.raises(InvalidArgument, match="a payload is a struct, a map, or text"):
+        sink(database_uri, table, key="order")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table([pa.array([1])] * 3, names=["order", "a", "a"]),
+        pa.table([pa.array([1])] * 2, names=["order", "order"]),
+        pa.table(
+            [
+                pa.array([1]),
+                pa.StructArray.from_arrays([pa.array([1])] * 2, names=["a", "a"]),
+            ],
+            names=["order", "inner"],
+        ),
+    ],
+    ids=["columns", "keys", "fields"],
+)
+def test_names_that_are_there_twice_are_refused(table: pa.Table, database_uri: str) -> None:
+    with pytest.raises(InvalidArgument, match="there are several of that name"):
+        sink(database_uri, table, key="order")
+
+
+def test_documents_far_larger_than_their_columns_are_made_row_by_row(
+    database_uri: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(alike, "LARGEST_CHUNK", 50_000)
+    table = pa.table({"order": range(25), **{f"flag {n}": [True] * 25 for n in range(1_000)}})
+    assert table.nbytes < 50_000
+    result, chunks = written(database_uri, table, monkeypatch, columns=True, key="order")
+    assert (result.inserted, chunks) == (25, 0)
 
 
 @pytest.mark.parametrize("keys", [["", "17", "é" * 200], [-1, 0, 2**40]])

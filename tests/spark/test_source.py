@@ -11,6 +11,7 @@ import pytest
 from bson import Binary, Decimal128, Int64, ObjectId
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from microqueue import BackoffPolicy, InvalidArgument
 from microqueue.spark import columns, read_tasks, typed_id
@@ -156,6 +157,20 @@ def test_a_typed_payload_has_the_types_that_were_asked_for(
     assert (row.city, row.scores, row.off) == ("Bern", {"a": 1.5}, None)
 
 
+def test_typed_payload_may_have_any_names(
+    spark: SparkSession, database_uri: str, make_queue: Any
+) -> None:
+    make_queue().enqueue({"a`b": 1, "in": {"c-d": [{"e f": "x"}]}})
+    inner = StructType([StructField("c-d", ArrayType(StructType().add("e f", StringType())))])
+    schema = StructType().add("a`b", LongType()).add("in", inner)
+    frame = read_tasks(spark, uri=database_uri, columns="drifted", payload=schema)
+    (row,) = frame.collect()
+    assert (row.drifted, row.payload.asDict(recursive=True)) == (
+        0,
+        {"a`b": 1, "in": {"c-d": [{"e f": "x"}]}},
+    )
+
+
 def test_options_choose_what_is_read(
     spark: SparkSession, database_uri: str, microqueue_database: Any
 ) -> None:
@@ -173,6 +188,7 @@ def test_options_choose_what_is_read(
                 "created_at": at(30),
                 "finished_at": at(99),
             },
+            {**base, "_id": "e", "queue": "mail,sms", "status": "pending", "created_at": at(5)},
         ]
     )
 
@@ -182,6 +198,8 @@ def test_options_choose_what_is_read(
 
     assert ids(queue="mail") == "ab"
     assert ids(queue=["mail", "sms"], status="done") == "ac"
+    assert ids(queue="mail, sms", status="done") == "ac"
+    assert ids(queue=["mail,sms"]) == "e"
     assert ids(status="done,failed", since=at(10)) == "bc"
     assert ids(since=at(10), until=at(20)) == "b"
     assert ids(time="finished_at", since=at(90)) == "d"
