@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
 from pydantic import BaseModel, field_validator
-from pymongo import MongoClient
 from pyspark import TaskContext
 
 from microqueue.spark.pipelines.archive_direct import PartWriter
@@ -44,31 +41,6 @@ class Fails(Order):
         if order in FATAL:
             raise ValueError("every attempt dies here")
         return order
-
-
-class RowsFailAtFirst:
-    """Rows whose first attempt dies at each part, when a good deal of it is written."""
-
-    def __init__(self, uri: str, database: str) -> None:
-        self.uri, self.database = uri, database
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        rows = pa.Table.from_batches(list(batches)).combine_chunks()
-        yield from rows.slice(0, 300).to_batches()
-        if context.attemptNumber() == 0:
-            self._await_written(rows["order"][0].as_py())
-            raise RuntimeError("the first attempt dies here")
-        yield from rows.slice(300).to_batches()
-
-    def _await_written(self, first: int) -> None:
-        ours = {"payload.order": {"$gte": first, "$lt": first + 300}}
-        deadline = time.monotonic() + 60
-        with MongoClient[Any](self.uri) as client:
-            while not client[self.database].tasks.count_documents(ours, limit=1):
-                assert time.monotonic() < deadline, "nothing is written"
-                time.sleep(0.02)
 
 
 class FailsAfterWriting(PartWriter):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,12 +14,10 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
 
 from microqueue import InvalidArgument, Queue
 from microqueue.spark import read_tasks, write_tasks
-from tests.spark.faults import RowsFailAtFirst
 
 TOTAL = 1_000
 FAILS_AT_FIRST = "tests.spark.faults:FailsAtFirst"
 FAILS = "tests.spark.faults:Fails"
-ROWS_AT_A_TIME = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 def orders(spark: SparkSession, total: int = TOTAL) -> DataFrame:
@@ -61,20 +63,44 @@ def test_parts_that_fail_and_are_repeated_and_a_rerun_give_exact_counts(
     assert stored(queue) == list(range(TOTAL + 100))
 
 
+@contextmanager
+def refusing(queue: Queue[Any]) -> Iterator[None]:
+    """Let the server refuse one row of each part, until the rest of its chunk is stored."""
+    tasks = queue.collections.tasks
+    database = tasks.database
+    database.command("collMod", tasks.name, validator={"payload.order": {"$nin": [150, 850]}})
+
+    def relent() -> None:
+        beside = {"payload.order": {"$in": [151, 851]}}
+        while tasks.count_documents(beside) < 2 and not ended.wait(0.02):
+            pass
+        database.command("collMod", tasks.name, validator={})
+
+    ended = threading.Event()
+    with ThreadPoolExecutor() as threads:
+        relenting = threads.submit(relent)
+        try:
+            yield
+            assert relenting.done(), "nothing was refused"
+        finally:
+            ended.set()
+
+
 @pytest.mark.parametrize("hold", [False, True])
 def test_rows_of_plain_columns_are_written_once_too(
     spark: SparkSession, database_uri: str, make_queue: Any, hold: bool
 ) -> None:
     queue = make_queue("orders")
-    fails = RowsFailAtFirst(database_uri, queue.collections.database.name)
-    frame = orders(spark).mapInArrow(fails, "order bigint, text string")
-    spark.conf.set(ROWS_AT_A_TIME, 100)  # Else they are all waited for, and none is written.
-    try:
+    queue.ensure_indexes()
+    with refusing(queue):
         report = write_tasks(
-            frame, uri=database_uri, queue="orders", key="order", batch_rows=100, hold=hold
+            orders(spark),
+            uri=database_uri,
+            queue="orders",
+            key="order",
+            batch_rows=100,
+            hold=hold,
         )
-    finally:
-        spark.conf.unset(ROWS_AT_A_TIME)
     assert stored(queue) == list(range(TOTAL))
     assert (report.inserted, report.duplicates) == (TOTAL, 0)
     assert queue.stats().ready == TOTAL
