@@ -1,9 +1,9 @@
 """How fast Spark reads, fills and archives a queue: ``python -m benchmarks.spark``.
 
 Every figure stands beside the same work done by one pymongo process in the same run, as one
-would write it by hand, with a plain client: the same columns as rows, the same documents inserted
-in batches of 5,000, the same tasks read whole. Machines differ, and grow slow for a moment, but
-both then do. Spark is warm before the clock runs. ``--only archive`` measures a part.
+would write it by hand: the same columns as rows, the same documents inserted in batches of
+5,000, the same tasks read whole, and read with a plain client. Machines differ, and grow slow for
+a moment, but both then do. Spark is warm before the clock runs. ``--only archive`` measures a part.
 """
 
 from __future__ import annotations
