@@ -2,8 +2,8 @@
 
 Every figure stands beside the same work done by one pymongo process in the same run, as one
 would write it by hand: the same columns as rows, the same documents inserted in batches of
-5,000, the same tasks read whole. Machines differ, and grow slow for a moment, but both then do.
-Spark is warm before the clock runs. ``--only archive`` measures a part.
+5,000, the same tasks read whole, and read with a plain client. Machines differ, and grow slow for
+a moment, but both then do. Spark is warm before the clock runs. ``--only archive`` measures a part.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from bson import ObjectId
+from pymongo.collection import Collection
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
 
@@ -84,11 +85,11 @@ def with_a_past(document: dict[str, Any], n: int) -> dict[str, Any]:
     return document
 
 
-def loop(queue: Queue[Any], columns: tuple[str, ...]) -> int:
+def loop(tasks: Collection[dict[str, Any]], columns: tuple[str, ...]) -> int:
     """Read with one pymongo process: the same columns, as rows."""
     stored = [name for name in columns if name != "id"]
     total = 0
-    for document in queue.collections.tasks.find({}, dict.fromkeys(stored, 1)):
+    for document in tasks.find({}, dict.fromkeys(stored, 1)):
         row = (str(document["_id"]), *[document.get(name) for name in stored])
         total += len(row) == len(columns)
     return total
@@ -108,7 +109,7 @@ class SourceAndSink:
 
     def reads(self) -> None:
         """Measure full reads of few and of many columns."""
-        with self.bench.queue("bench_read") as queue:
+        with self.bench.queue("bench_read") as queue, self.bench.plain(queue) as tasks:
             queue.collections.tasks.drop()
             made = documents(self.tasks, queue.now(), keyed=False)
             insert_all(queue, (with_a_past(document, n) for n, document in enumerate(made)))
@@ -117,7 +118,7 @@ class SourceAndSink:
                 for _ in range(WARM_READS):  # The caches of both, and Java's compiler.
                     self.read(columns)
                 for _ in range(self.bench.rounds):
-                    plain.append(timed(partial(loop, queue, columns)))
+                    plain.append(timed(partial(loop, tasks, columns)))
                     spark.append(timed(partial(self.read, columns)))
                 self.bench.record(
                     f"read {len(columns)} columns", plain, spark, ratio=GOALS[columns]

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 from bson import ObjectId
+from pymongo.collection import Collection
 
 from benchmarks.spark_bench import CHUNK, TEXT, Bench, insert_all, timed
 from microqueue import QueueSettings
@@ -66,12 +67,12 @@ def finished(total: int, now: datetime) -> Iterator[dict[str, Any]]:
         }
 
 
-def loop(tasks: Any) -> int:
+def loop(tasks: Collection[dict[str, Any]]) -> int:
     """Read with one process."""
     return sum("payload" in document for document in tasks.find())
 
 
-def export(tasks: Any, directory: Path) -> None:
+def export(tasks: Collection[dict[str, Any]], directory: Path) -> None:
     """Read and write Parquet with one process."""
     directory.mkdir()
     found, number = iter(tasks.find()), 0
@@ -96,8 +97,8 @@ def archives(bench: Bench) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="microqueue-") as directory,
         bench.queue(COLLECTION, KEPT) as queue,
+        bench.plain(queue) as tasks,
     ):
-        tasks = queue.collections.tasks
         tasks.drop()
         insert_all(queue, finished(WARM_ROWS, queue.now()))
         archive(bench.spark, f"{directory}/warm", **options)
@@ -105,6 +106,7 @@ def archives(bench: Bench) -> None:
         for number in range(bench.rounds):
             path = f"{directory}/archive-{number}"
             insert_all(queue, finished(bench.tasks, queue.now()))
+            assert tasks.estimated_document_count() == bench.tasks
             reads.append(timed(partial(loop, tasks)))
             exports.append(timed(partial(export, tasks, Path(directory, f"plain-{number}"))))
             summary = archive(bench.spark, path, **options)

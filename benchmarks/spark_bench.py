@@ -5,9 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+from pymongo import MongoClient
+from pymongo.collection import Collection
 from pyspark.sql import SparkSession
 
 from microqueue import Queue, QueueSettings
@@ -29,6 +32,13 @@ class Bench:
     def queue(self, collection: str, settings: QueueSettings | None = None) -> Queue[Any]:
         """Open a collection."""
         return Queue[Any].from_uri(self.uri, "bench", collection=collection, settings=settings)
+
+    @contextmanager
+    def plain(self, queue: Queue[Any]) -> Iterator[Collection[dict[str, Any]]]:
+        """Open a queue's collection as one does by hand: with pymongo's own options."""
+        tasks = queue.collections.tasks
+        with MongoClient[dict[str, Any]](self.uri) as client:
+            yield client[tasks.database.name][tasks.name]
 
     def record(
         self,

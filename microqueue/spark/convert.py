@@ -1,8 +1,9 @@
 """Turn batches of raw BSON into Arrow batches of Spark's types.
 
 Flat columns go through pymongoarrow. It takes some liberties: a fraction in an integer
-column is cut off, text in place of a sub-document is null. So what it could have changed is
-looked for, and a batch with anything odd in it is read again by ``exact``, value by value.
+column is cut off, text in place of a sub-document and NaN anywhere are null. So what it could
+have changed is looked for, and a batch with anything odd in it is read again by ``exact``, value
+by value. Both ways give the same rows.
 """
 
 from __future__ import annotations
@@ -30,14 +31,26 @@ from pyspark.sql.types import (
 
 from microqueue.spark import ids
 from microqueue.spark.columns import COMPUTED, DEFAULTS, ERROR, JSON_COLUMNS, REQUIRED
-from microqueue.spark.exact import LARGEST_EXACT, Drift, Reader, reader_of
+from microqueue.spark.exact import Drift, Reader, reader_of
 from microqueue.spark.extended import to_json
 from microqueue.spark.mongoarrow import ObjectIdType, PyMongoArrowContext, Schema
+from microqueue.spark.oddities import (
+    BSON_BOOLEAN,
+    BSON_DOCUMENT,
+    BSON_NULL,
+    BSON_OBJECT_ID,
+    BSON_STRING,
+    MILLISECONDS,
+    REFERENCE,
+    Unfit,
+    check_dates,
+    check_exact,
+    has_lost_nan,
+    has_other_type,
+    key_of,
+)
 
-MILLISECONDS = pa.timestamp("ms", tz="UTC")
 MICROSECONDS = pa.timestamp("us", tz="UTC")
-FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
-"""The years 1 to 9999, which is all that Python's and Spark's dates agree on."""
 
 # Integers are read as doubles: a fraction then shows.
 FLAT: dict[DataType, pa.DataType] = {
@@ -50,16 +63,11 @@ FLAT: dict[DataType, pa.DataType] = {
     ERROR: pa.struct({"message": pa.string(), "code": pa.string(), "at": MILLISECONDS}),
 }
 
-BSON_STRING, BSON_DOCUMENT, BSON_ARRAY, BSON_OBJECT_ID, BSON_BOOLEAN, BSON_NULL = 2, 3, 4, 7, 8, 10
 ID_TYPE_AT = 4  # Behind the document's length: MongoDB keeps _id in front.
 FAST_IDS = {
     BSON_STRING: (pa.string(), ids.STRING),
     BSON_OBJECT_ID: (ObjectIdType(), ids.OBJECT_ID),
 }
-
-
-class Unfit(Exception):
-    """The quick way could change something in this batch."""
 
 
 class BatchConverter:
@@ -88,24 +96,27 @@ class BatchConverter:
     def convert(self, raw: bytes) -> Iterator[pa.RecordBatch]:
         """Give the rows of one batch from the server."""
         try:
-            yield self._quickly(raw)
+            yield self.quickly(raw)
         except Unfit:
             groups = by_id_type(raw)
             for part in groups:
                 try:
-                    yield self._exactly(part) if len(groups) == 1 else self._quickly(part)
+                    yield self.exactly(part) if len(groups) == 1 else self.quickly(part)
                 except Unfit:
-                    yield self._exactly(part)
+                    yield self.exactly(part)
 
     def _reader(self, name: str) -> Reader:
         kind = self._types[name]
         if name in JSON_COLUMNS and isinstance(kind, StringType):
             return lambda value, _drift: None if value is None else to_json(value)
+        if kind == ERROR and name not in JSON_COLUMNS:
+            return _null_if_empty(reader_of(kind, name))
         return reader_of(kind, name, closed=name == "payload")
 
     # The quick way
 
-    def _quickly(self, raw: bytes) -> pa.RecordBatch:
+    def quickly(self, raw: bytes) -> pa.RecordBatch:
+        """Read whole columns, or raise ``Unfit``."""
         id_kind = FAST_IDS.get(raw[ID_TYPE_AT])
         if id_kind is None or self._looks_odd(raw):
             raise Unfit
@@ -117,6 +128,8 @@ class BatchConverter:
             columns = {
                 name: self._fitted(name, table.column(name).combine_chunks()) for name in self._flat
             }
+            if any(has_lost_nan(raw, name, table.column(name)) for name in self._flat):
+                raise Unfit
         except (TypeError, ValueError, OverflowError) as exc:  # Arrow's errors are among these.
             raise Unfit from exc
         columns["drifted"] = pa.repeat(pa.scalar(0, pa.int32()), table.num_rows)
@@ -132,10 +145,12 @@ class BatchConverter:
         """Look for types that pymongoarrow would accept in silence. May be wrong to say yes."""
         for name in self._flat:
             kind = self._types[name]
-            if kind == ERROR and has_other_type(raw, name, (BSON_DOCUMENT, BSON_NULL)):
+            if kind == ERROR and (
+                has_other_type(raw, name, (BSON_DOCUMENT, BSON_NULL)) or REFERENCE in raw
+            ):
                 return True
             numeric = isinstance(kind, IntegerType | LongType | DoubleType)
-            if numeric and raw.find(bytes([BSON_BOOLEAN]) + name.encode() + b"\0") >= 0:
+            if numeric and key_of(BSON_BOOLEAN, name) in raw:
                 return True
         return False
 
@@ -154,16 +169,15 @@ class BatchConverter:
             )
         if isinstance(kind, TimestampType):
             return _microseconds(array)
-        if isinstance(kind, IntegerType | LongType):
-            largest = pc.max(pc.abs(array)).as_py()
-            if largest is not None and largest > LARGEST_EXACT:
-                raise Unfit
+        if pa.types.is_floating(array.type):
+            check_exact(array)
         fitted = array.cast(self._arrow.field(name).type)
         return pc.fill_null(fitted, DEFAULTS[name]) if name in DEFAULTS else fitted
 
     # The exact way
 
-    def _exactly(self, raw: bytes) -> pa.RecordBatch:
+    def exactly(self, raw: bytes) -> pa.RecordBatch:
+        """Read value by value, whatever there is."""
         columns, drifted = self._read_exactly(raw, self._exact)
         found = [document["_id"] for document in self._documents(raw)]
         columns["id"] = pa.array([str(task_id) for task_id in found], pa.string())
@@ -181,7 +195,9 @@ class BatchConverter:
         for document in self._documents(raw):
             drift.begin(document["_id"])
             for name, read in readers.items():
-                values[name].append(read(document.get(name, DEFAULTS.get(name)), drift))
+                value = document.get(name)
+                # Null is as good as absent, for required fields as well.
+                values[name].append(read(DEFAULTS.get(name) if value is None else value, drift))
             for name in required:
                 if document.get(name) is None:
                     drift.note(name, "is missing")
@@ -210,23 +226,15 @@ def by_id_type(raw: bytes) -> list[bytes]:
     return [b"".join(documents) for documents in groups.values()]
 
 
-def has_other_type(raw: bytes, name: str, expected: tuple[int, ...]) -> bool:
-    """Tell whether a field may have another type. Text that ends in the name may look so, too."""
-    key = name.encode() + b"\0"
-    known = {0x01, 0x02, 0x03, 0x04, 0x05, 0x07, 0x08, 0x09, 0x0A, 0x10, 0x12, 0x13} - set(expected)
-    place = raw.find(key)
-    while place > 0:
-        if raw[place - 1] in known:
-            return True
-        place = raw.find(key, place + len(key))
-    return False
+def _null_if_empty(read: Reader) -> Reader:
+    """Make null a struct of nulls, which pymongoarrow cannot tell from one."""
 
+    def read_struct(value: Any, drift: Drift) -> Any:
+        found = read(value, drift)
+        empty = found is not None and all(inner is None for inner in found.values())
+        return None if empty else found
 
-def check_dates(array: pa.Array) -> None:
-    """Refuse dates that Python or Spark cannot hold."""
-    bounds = pc.min_max(array.cast(pa.int64())).as_py()
-    if bounds["min"] is not None and (bounds["min"] < FIRST_MS or bounds["max"] > LAST_MS):
-        raise Unfit
+    return read_struct
 
 
 def _microseconds(array: pa.Array) -> pa.Array:

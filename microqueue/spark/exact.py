@@ -6,8 +6,10 @@ nothing is rounded, cut or guessed. What does not fit is null, and noted.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -21,21 +23,25 @@ from pyspark.sql.types import (
     DataType,
     DecimalType,
     DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
     ShortType,
     StringType,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
 from microqueue.arguments import refused
-from microqueue.errors import SchemaDrift
+from microqueue.errors import InvalidArgument, SchemaDrift
 from microqueue.model import shorten
 
 LARGEST_EXACT = 2**53
 """Up to here a double holds every integer."""
+
+FLOAT = struct.Struct("<f")
 
 INTEGER_BITS: dict[type[DataType], int] = {
     ByteType: 8,
@@ -129,7 +135,7 @@ def _array_reader(kind: ArrayType, path: str, *, closed: bool) -> Reader:
 
 def _map_reader(kind: MapType, path: str, *, closed: bool) -> Reader:
     if not isinstance(kind.keyType, StringType):
-        raise refused("payload", kind.simpleString(), "keys of a map in MongoDB are strings")
+        raise _refused(kind, path, "keys of a map in MongoDB are strings")
     convert = reader_of(kind.valueType, f"{path}.*", closed=closed)
 
     def read(value: Any, drift: Drift) -> Any:
@@ -152,8 +158,14 @@ def _leaf(kind: DataType, path: str) -> Callable[[Any], Any]:
         return lambda value: _decimal(value, kind)
     found = _LEAVES.get(type(kind))
     if found is None:
-        raise refused("payload", f"{path} {kind.simpleString()}", "MongoDB has no such type")
+        raise _refused(kind, path, "MongoDB has no such type; name what is stored, and cast it")
     return found
+
+
+def _refused(kind: DataType, path: str, reason: str) -> InvalidArgument:
+    if path.split(".", maxsplit=1)[0] != "payload":
+        return refused("schema", f"{path} {kind.simpleString()}", reason)
+    return refused("payload", f"{path} {kind.simpleString()}", f"{reason}; or read payload=json")
 
 
 def _text(value: Any) -> str | None:
@@ -177,6 +189,22 @@ def _double(value: Any) -> float | None:
     return value if isinstance(value, float) else None
 
 
+def _float(value: Any) -> float | None:
+    found = _double(value)
+    if found is None or not math.isfinite(found):
+        return found
+    try:
+        (rounded,) = FLOAT.unpack(FLOAT.pack(found))
+    except OverflowError:
+        return None
+    return found if rounded == found else None
+
+
+def _wall_clock(value: Any) -> datetime | None:
+    """Read an instant as the clock showed it in UTC, which is how one without a zone is stored."""
+    return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) else None
+
+
 def _decimal(value: Any, kind: DecimalType) -> Decimal | None:
     if isinstance(value, Decimal128):
         value = value.to_decimal()
@@ -194,7 +222,9 @@ _LEAVES: dict[type[DataType], Callable[[Any], Any]] = {
     StringType: _text,
     BooleanType: lambda value: value if isinstance(value, bool) else None,
     DoubleType: _double,
+    FloatType: _float,
     TimestampType: lambda value: value if isinstance(value, datetime) else None,
+    TimestampNTZType: _wall_clock,
     BinaryType: lambda value: bytes(value) if isinstance(value, bytes) else None,
 }
 

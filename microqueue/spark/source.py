@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from microqueue.arguments import refused
 from microqueue.spark.columns import COMPUTED, KNOWN, ddl
+from microqueue.spark.exact import reader_of
 from microqueue.spark.options import SelectionOptions, SinkOptions
 
 
@@ -80,4 +81,5 @@ def _checked(schema: StructType) -> StructType:
             raise refused(
                 "schema", f"{field.name} {field.dataType.simpleString()}", f"it is {kind}"
             )
+        reader_of(field.dataType, field.name)  # Refused here, it costs no job.
     return schema

@@ -16,21 +16,26 @@ from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
+    FloatType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
 from microqueue.drivers.collections import codec_options_for
-from microqueue.errors import SchemaDrift
-from microqueue.spark import read_tasks
+from microqueue.errors import InvalidArgument, SchemaDrift
+from microqueue.spark import read_tasks, write_tasks
 from microqueue.spark.columns import KNOWN
 from microqueue.spark.convert import BatchConverter, by_id_type
+from microqueue.spark.source import MicroqueueSource
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 CODEC = codec_options_for(CodecOptions())
@@ -160,8 +165,12 @@ PAYLOAD_TYPES: list[tuple[DataType, Any, Any]] = [
     (IntegerType(), 5.0, True),
     (LongType(), 2**62, 2.0**60),
     (DoubleType(), 2**53, 2**53 + 1),
+    (FloatType(), 0.5, 0.1),  # A tenth is another one in 32 bits.
+    (FloatType(), float("inf"), 1e300),
+    (FloatType(), 2**24, 2**24 + 1),
     (BooleanType(), True, 1),
     (TimestampType(), AT, "2026-03-01"),
+    (TimestampNTZType(), AT, "2026-03-01"),
     (DecimalType(5, 2), Decimal128("123.45"), Decimal128("1234.5")),
     (DecimalType(5, 2), 12, Decimal128("1.234")),
     (ArrayType(IntegerType()), [1, None], "1"),
@@ -178,6 +187,25 @@ def test_a_typed_payload_is_read_exactly(kind: DataType, fits: Any, drifts: Any)
     assert [row["drifted"] for row in rows] == [0, 1]
     assert rows[0]["payload"]["x"] is not None
     assert rows[1]["payload"] == {"x": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        (DateType(), "payload.x date"),
+        (ArrayType(StructType([StructField("y", DateType())])), r"payload.x\[\].y date"),
+        (MapType(IntegerType(), StringType()), "payload.x map<int,string>"),
+    ],
+)
+def test_a_type_that_cannot_be_read_is_refused_before_the_job(kind: DataType, named: str) -> None:
+    schema = schema_of("id", payload=StructType([StructField("x", kind)]))
+    source = MicroqueueSource({"uri": "mongodb://127.0.0.1:1"})
+    for reader in (source.reader, source.streamReader):
+        with pytest.raises(InvalidArgument, match=f"{named}' is not valid.*payload=json"):
+            reader(schema)
+    own = StructType([StructField("created_at", DateType())])
+    with pytest.raises(InvalidArgument, match="schema='created_at date' is not valid"):
+        source.reader(own)
 
 
 def test_missing_and_extra_fields_of_a_typed_payload_count() -> None:
@@ -210,3 +238,13 @@ def test_spark_counts_drift_or_fails(
     strict = read_tasks(spark, uri=database_uri, mode="strict")
     with pytest.raises(Exception, match="attempts is 'x'"):
         strict.collect()
+
+
+def test_what_the_sink_writes_can_be_read_as_it_was(spark: SparkSession, database_uri: str) -> None:
+    schema = "ratio float, at timestamp_ntz"
+    written = (0.1, datetime(2026, 3, 1, 12, 30))  # noqa: DTZ001 (it has no zone)
+    frame = spark.createDataFrame([written], schema)
+    write_tasks(frame, uri=database_uri, queue="mail", keyless=True)
+    read = read_tasks(spark, uri=database_uri, columns=["drifted"], payload=frame.schema)
+    (row,) = read.select("drifted", "payload.*").collect()
+    assert tuple(row) == (0, *frame.collect()[0])

@@ -35,19 +35,21 @@ from microqueue.operations import export
 from microqueue.operations.call import Document
 from microqueue.operations.export import IdRange
 from microqueue.spark.columns import KNOWN
-from microqueue.spark.convert import (
+from microqueue.spark.exact import Drift, reader_of
+from microqueue.spark.extended import to_json
+from microqueue.spark.ids import id_type
+from microqueue.spark.mongoarrow import PyMongoArrowContext, Schema
+from microqueue.spark.oddities import (
     BSON_ARRAY,
     BSON_BOOLEAN,
     BSON_NULL,
     MILLISECONDS,
+    REFERENCE,
     Unfit,
     check_dates,
+    check_exact,
     has_other_type,
 )
-from microqueue.spark.exact import LARGEST_EXACT, Drift, reader_of
-from microqueue.spark.extended import to_json
-from microqueue.spark.ids import id_type
-from microqueue.spark.mongoarrow import PyMongoArrowContext, Schema
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.spread import spread, tasks_for
 from microqueue.spark.place import place_of
@@ -144,10 +146,10 @@ def to_batch(raw: bytes, codec_options: CodecOptions[Any] = CODEC) -> pa.RecordB
     starts, documents = split(raw)
     ids = [identify(raw, start, codec_options) for start in starts]
     try:
-        columns = _fast_columns(raw)
+        columns = fast_columns(raw)
     except (Unfit, ValueError, TypeError, OverflowError, pa.ArrowException):
         # Something has another type than its column: read one by one, and null what drifted.
-        columns = _exact_columns(documents.to_pylist())
+        columns = exact_columns(documents.to_pylist())
     columns["id"] = pa.array([text for text, _ in ids], pa.string())
     columns["id_type"] = pa.array([kind for _, kind in ids], pa.string())
     columns["document"] = documents
@@ -187,10 +189,12 @@ def outlines(documents: pa.BinaryArray, codec_options: CodecOptions[Any]) -> lis
     return [dict(RawBSONDocument(value.as_py(), options)) for value in documents]
 
 
-def _fast_columns(raw: bytes) -> dict[str, pa.Array]:
+def fast_columns(raw: bytes) -> dict[str, pa.Array]:
     """Have pymongoarrow read the columns; raises where a value is not as expected."""
-    # What it would take for a number, or for an empty array, in silence.
+    # What it would take for a number, an empty array or a document, in silence.
     if FLAGS.search(raw) or has_other_type(raw, HISTORY, (BSON_ARRAY, BSON_NULL)):
+        raise Unfit
+    if REFERENCE in raw:
         raise Unfit
     wanted = {
         field.name: _in_bson(field.type)
@@ -202,7 +206,7 @@ def _fast_columns(raw: bytes) -> dict[str, pa.Array]:
     table = context.finish()
     columns = {name: _whole(table.column(name)) for name in wanted}
     for column in columns.values():
-        _check_exact(column)
+        _check_values(column)
     return {name: column.cast(ARROW_SCHEMA.field(name).type) for name, column in columns.items()}
 
 
@@ -240,21 +244,19 @@ def _null_absent(array: pa.Array) -> pa.Array:
     return array
 
 
-def _check_exact(array: pa.Array) -> None:
+def _check_values(array: pa.Array) -> None:
     """Refuse numbers that a double may have rounded, and dates that are none for Spark."""
     if pa.types.is_timestamp(array.type):
         check_dates(array)
     elif pa.types.is_floating(array.type):
-        largest = pc.max(pc.abs(array)).as_py()
-        if largest is not None and largest > LARGEST_EXACT:
-            raise Unfit
+        check_exact(array)
     elif pa.types.is_struct(array.type) or pa.types.is_list(array.type):
         inner = array.flatten()
         for child in inner if isinstance(inner, list) else [inner]:
-            _check_exact(child)
+            _check_values(child)
 
 
-def _exact_columns(documents: Sequence[bytes]) -> dict[str, pa.Array]:
+def exact_columns(documents: Sequence[bytes]) -> dict[str, pa.Array]:
     """Read the columns value by value; what does not fit is null."""
     drift = Drift(strict=False)
     fields = [field for field in SCHEMA if field.name not in {*IDENTITY, "document"}]

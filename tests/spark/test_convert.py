@@ -1,0 +1,152 @@
+"""The quick way to read a batch and the exact one give the same, whatever is stored."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import bson
+import pytest
+from bson import (
+    Binary,
+    Code,
+    DatetimeMS,
+    DBRef,
+    Decimal128,
+    Int64,
+    MaxKey,
+    MinKey,
+    ObjectId,
+    Regex,
+    Timestamp,
+)
+from bson.codec_options import CodecOptions
+from pyspark.sql.types import StructField, StructType
+
+from microqueue.drivers.collections import codec_options_for
+from microqueue.errors import SchemaDrift
+from microqueue.spark.columns import COMPUTED, DEFAULTS, JSON_COLUMNS, KNOWN
+from microqueue.spark.convert import BatchConverter
+from microqueue.spark.oddities import Unfit
+from microqueue.spark.pipelines import documents
+
+AT = datetime(2026, 3, 1, tzinfo=UTC)
+CODEC = codec_options_for(CodecOptions())
+NAN = float("nan")
+TASK: dict[str, Any] = {
+    "_id": ObjectId(),
+    "queue": "mail",
+    "status": "done",
+    "priority": 1,
+    "attempts": 1,
+    "max_attempts": 3,
+    "created_at": AT,
+    "updated_at": AT,
+}
+NAMES = [name for name in KNOWN if name not in COMPUTED | JSON_COLUMNS]
+SCHEMA = StructType([StructField(name, KNOWN[name]) for name in [*NAMES, "drifted"]])
+ABSENT = object()
+
+PLAIN: list[Any] = [ABSENT, None, True, False, "x", "", "5", b"b", Binary(b"q", 5)]
+NUMBERS: list[Any] = [1, -1, 2**31, 2**40, 2**53 - 1, 2**53, 2**53 + 1, 2**63 - 1, Int64(5)]
+NUMBERS += [-(2**53) - 1, 1.0, 1.5, -0.0, 2.0**53, 1e300, NAN, -NAN, float("inf")]
+NUMBERS += [Decimal128("1.5"), Decimal128("2"), Decimal128("NaN")]
+OTHERS: list[Any] = [uuid.UUID(int=5), ObjectId(), AT, DatetimeMS(2**60), Regex("x"), Code("x")]
+OTHERS += [Code("x", {"a": 1}), MinKey(), MaxKey(), Timestamp(1, 1), DBRef("a", 1)]
+NESTED: list[Any] = [{}, {"a": 1}, [], [1], {"message": 1}, {"message": "m", "code": None}]
+NESTED += [{"message": None, "code": None, "at": None}, {"message": "m", "at": "x"}]
+NESTED += [{"message": "m", "code": 5, "at": AT}, {"message": "m", "extra": 1}, {"code": True}]
+NESTED += [
+    {"message": NAN, "code": "c"},
+    {"message": "m", "at": NAN},
+    {"message": "m", "code": NAN},
+]
+NESTED += [DBRef("a", 1, message="m"), {"base_sec": True}, {"base_sec": 2**53 + 1}]
+NESTED += [{"base_sec": NAN}, {"jitter": 1}, {"jitter": "full", "factor": 2}]
+ATTEMPTS: list[Any] = [[None], [{}], ["x"], [{"attempt": 1.5}], [{"attempt": True}]]
+ATTEMPTS += [[{"attempt": "1"}], [{"attempt": 2**53 + 1}], [{"attempt": NAN}], [{"error": "x"}]]
+ATTEMPTS += [[{"error": {"message": 1}}], [{"started_at": 5}], [{"worker_id": NAN}]]
+VALUES = [*PLAIN, *NUMBERS, *OTHERS, *NESTED, *ATTEMPTS]
+
+
+def stored(name: str, value: Any) -> bytes:
+    task = {key: old for key, old in TASK.items() if key != name}
+    return bson.encode(task if value is ABSENT else {**task, name: value}, codec_options=CODEC)
+
+
+def old_types(name: str) -> Sequence[bytes]:
+    """What MongoDB may still hold, and the driver no longer writes: a symbol, and undefined."""
+    text = stored(name, "x").replace(b"\x02%s\0" % name.encode(), b"\x0e%s\0" % name.encode())
+    null = stored(name, None).replace(b"\x0a%s\0" % name.encode(), b"\x06%s\0" % name.encode())
+    return text, null
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_ways_give_the_same_row_and_count_the_same(name: str) -> None:
+    converter = BatchConverter(SCHEMA, CODEC, strict=False)
+    differ, quick = [], 0
+    for raw in [*(stored(name, value) for value in VALUES), *old_types(name)]:
+        exact = converter.exactly(raw).to_pylist()
+        try:
+            found = converter.quickly(raw).to_pylist()
+        except Unfit:
+            continue
+        quick += 1
+        if repr(found) != repr(exact):  # Where NaN is like itself.
+            differ.append((bson.decode(raw, CODEC).get(name), found[0][name], exact[0][name]))
+    assert differ == []
+    assert quick
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in documents.COLUMNS])
+def test_whole_documents_are_the_same_both_ways(name: str) -> None:
+    differ = []
+    for raw in [*(stored(name, value) for value in VALUES), *old_types(name)]:
+        exact = documents.exact_columns([raw])[name].to_pylist()
+        try:
+            found = documents.fast_columns(raw)[name].to_pylist()
+        except (Unfit, ValueError, TypeError, OverflowError):
+            continue
+        if repr(found) != repr(exact):
+            differ.append((bson.decode(raw, CODEC).get(name), found, exact))
+    assert differ == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("backoff_sec", 2**53 + 1),
+        ("visibility_timeout_sec", 2**63 - 1),
+        ("position", NAN),
+        ("replays", NAN),
+        ("redelivered", NAN),
+        ("worker_id", NAN),
+        ("finished_at", NAN),
+        ("error", MaxKey()),
+        ("error", DBRef("a", 1)),
+        ("error", {"message": "m", "at": NAN}),
+    ],
+)
+def test_strict_sees_it(name: str, value: Any) -> None:
+    with pytest.raises(SchemaDrift, match=name):
+        list(BatchConverter(SCHEMA, CODEC, strict=True).convert(stored(name, value)))
+
+
+@pytest.mark.parametrize("name", list(DEFAULTS))
+@pytest.mark.parametrize("value", [ABSENT, None])
+def test_null_is_as_good_as_absent(name: str, value: Any) -> None:
+    converter = BatchConverter(SCHEMA, CODEC, strict=True)
+    for read in (converter.quickly, converter.exactly):
+        (row,) = read(stored(name, value)).to_pylist()
+        assert row[name] == DEFAULTS[name]
+
+
+def test_ordinary_values_stay_on_the_quick_way() -> None:
+    error = {"message": "m", "code": None, "at": AT}
+    odd = {"backoff_sec": 1.5, "attempts": 2.0, "error": error, "finished_at": AT, "crashes": 1}
+    tasks = [TASK, {**TASK, **odd}, {**TASK, "worker_id": None, "backoff_sec": 3}]
+    raw = b"".join(bson.encode(task) for task in tasks)
+    converter = BatchConverter(SCHEMA, CODEC, strict=True)
+    assert converter.quickly(raw).to_pylist() == converter.exactly(raw).to_pylist()
