@@ -79,8 +79,9 @@ def not_before(new: NewTask[Any], now: datetime) -> datetime | None:
 
 def round_up(instant: datetime) -> datetime:
     """Round to the millisecond that MongoDB stores, upwards: a delayed task is never early."""
-    cut = whole_milliseconds(instant.astimezone(UTC))
-    return cut if cut == instant else cut + ONE_MILLISECOND
+    exact = instant.astimezone(UTC)  # Python compares some instants of two zones wrongly.
+    cut = whole_milliseconds(exact)
+    return cut if cut == exact else cut + ONE_MILLISECOND
 
 
 def enqueue(

@@ -41,6 +41,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     started.stop()
 
 
+@pytest.fixture
+def in_zone(spark: SparkSession) -> Iterator[Callable[[str], None]]:
+    """Give the session another timezone, until the test is over."""
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
+    yield lambda other: spark.conf.set("spark.sql.session.timeZone", other)
+    spark.conf.set("spark.sql.session.timeZone", zone)
+
+
 @pytest.fixture(autouse=True)
 def no_client_left() -> Iterator[None]:
     """Close the clients that a process of Spark would keep."""

@@ -32,6 +32,7 @@ LONGEST = ["日" * 83, "/" * 83, "a" * 120]
 
 TOO_LONG = ["日" * 83 + "a", "/" * 83 + "日", "日" * 120, "😀" * 120, "orders/" + "日" * 100]
 LIKE_SHORT = shortened("日" * 120)
+LIKE_NONE = "__HIVE_DEFAULT_PARTITION__"
 
 
 @pytest.mark.parametrize("name", [*NAMES, *LONGEST])
@@ -40,7 +41,7 @@ def test_a_name_that_fits_into_a_path_stands_there_whole(name: str) -> None:
     assert not is_shortened(name)
 
 
-@pytest.mark.parametrize("name", [*TOO_LONG, LIKE_SHORT, "nul\0"])
+@pytest.mark.parametrize("name", [*TOO_LONG, LIKE_SHORT, LIKE_NONE, "nul\0"])
 def test_a_name_that_does_not_fit_stands_there_short_and_like_no_other(name: str) -> None:
     short = shortened(name)
     assert is_shortened(short)
@@ -49,7 +50,7 @@ def test_a_name_that_does_not_fit_stands_there_short_and_like_no_other(name: str
 
 
 def test_rows_are_placed_where_spark_would_place_them(spark: SparkSession, tmp_path: Path) -> None:
-    names = [*NAMES, *LONGEST, *TOO_LONG, LIKE_SHORT]
+    names = [*NAMES, *LONGEST, *TOO_LONG, LIKE_SHORT, LIKE_NONE]
     at = datetime(2026, 5, 1, 23, 59, 59, 999000, tzinfo=UTC)
     later = at + timedelta(milliseconds=1)
     tasks = [
@@ -80,7 +81,7 @@ def test_a_queue_whose_name_is_too_long_for_a_path_keeps_it_in_the_archive(
 ) -> None:
     if way == "through spark":
         monkeypatch.setattr(Storage, "disk", None)
-    names = ["日" * 120, LIKE_SHORT, "/" * 120, "mail"]
+    names = ["日" * 120, LIKE_SHORT, "/" * 120, LIKE_NONE, "mail"]
     pasts = [Past(microqueue_database, name, ago=timedelta(hours=30)) for name in names]
     first = pasts[0].queue
 
@@ -97,12 +98,12 @@ def test_a_queue_whose_name_is_too_long_for_a_path_keeps_it_in_the_archive(
     for _ in range(2):  # Before its files are merged, and after.
         rows = read_archive(spark, tmp_path).groupBy("queue").count().collect()
         assert {row["queue"]: row["count"] for row in rows} == dict(
-            zip(names, [3, 4, 4, 4], strict=True)
+            zip(names, [3, 4, 4, 4, 4], strict=True)
         )
         for name in names:
             kept = read_archive(spark, tmp_path, queues=[name]).collect()
             assert {row["queue"] for row in kept} == {name}
             assert {decode(row["document"])["queue"] for row in kept} == {name}
         compact(spark, tmp_path)
-    assert len(list(tmp_path.glob("day=*/*/*.parquet"))) == 4
+    assert len(list(tmp_path.glob("day=*/*/*.parquet"))) == 5
     assert microqueue_database.tasks.count_documents({}) == 1

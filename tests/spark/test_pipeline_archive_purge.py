@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -56,6 +57,33 @@ def test_of_tasks_that_columns_describe_no_document_is_read(
     assert len(documents_of(spark, tmp_path)) == 2
     (columns,) = read
     assert "document" not in columns
+
+
+def test_a_task_that_lived_on_counts_once_in_a_session_of_any_timezone(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    in_zone: Callable[[str], None],
+) -> None:
+    in_zone("Europe/Berlin")
+    repeated = datetime(2025, 10, 26, 0, 30, tzinfo=UTC)  # An hour that clocks there show twice.
+    past = Past(microqueue_database, ago=datetime.now(UTC) - repeated)
+    past.enqueue(3)
+    past.work(1)
+    past.fail(["boom"] * 2)
+    replayed = past.queue.dead_letters.list()[0].id
+
+    def meddle(step: Step) -> None:
+        if step.name == "verify":
+            past.queue.dead_letters.replay(replayed)
+
+    summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=meddle)
+    assert (summary.deleted, summary.superseded) == (2, 1)
+    assert len(documents_of(spark, tmp_path)) == 2
+    past.work(1)
+    assert archive(spark, tmp_path, uri=database_uri, older_than=HOUR).deleted == 1
+    assert len(documents_of(spark, tmp_path)) == 3
 
 
 def test_what_columns_do_not_describe_is_purged_by_its_document(

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import json
-from datetime import date
+from collections.abc import Callable
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument
+from microqueue.clock import as_utc
 from microqueue.spark.pipelines import ingest as pipeline
 from microqueue.spark.pipelines.ingest import guess_format, ingest
 from tests.spark.rows_model import Order
@@ -103,6 +107,38 @@ def test_parquet_and_tables_come_in_by_their_key_with_dates(
     table = ingest(spark, "only_values", queue="table", source_format="table", uri=database_uri)
     assert table.added == 1
     assert payloads(microqueue_database, "table") == [{"value": "x"}]
+
+
+def test_options_of_the_caller_win(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text("a;1\nb;2\nc\n")
+    given = {"header": "false", "sep": ";", "columnNameOfCorruptRecord": "bad"}
+    done = ingest(spark, source, queue="orders", uri=database_uri, options=given)
+    assert (done.added, done.rejected) == (2, 1)
+    assert payloads(microqueue_database) == [{"_c0": "a", "_c1": "1"}, {"_c0": "b", "_c1": "2"}]
+
+
+@pytest.mark.parametrize("key", ["at", None])
+def test_rows_with_times_are_the_same_in_a_session_of_another_timezone(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    in_zone: Callable[[str], None],
+    key: str | None,
+) -> None:
+    repeated = [datetime(2025, 10, 26, hour, 30, tzinfo=UTC) for hour in (0, 1)]
+    source = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pa.table({"at": repeated}), source)
+    options: dict[str, Any] = {"queue": "orders", "key": key, "uri": database_uri}
+    assert ingest(spark, source, **options).added == 2
+    in_zone("Europe/Berlin")
+    again = ingest(spark, source, **options, run="another")
+    assert (again.added, again.duplicates) == (0, 2)
+    found = [as_utc(payload["at"]) for payload in payloads(microqueue_database)]
+    assert sorted(found) == repeated
 
 
 @pytest.mark.parametrize(

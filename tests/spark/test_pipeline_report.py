@@ -2,18 +2,22 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument
+from microqueue.spark.pipelines import report as pipeline
 from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.charts import Chart, draw
 from microqueue.spark.pipelines.report import fitting_bucket, report
+from microqueue.spark.pipelines.report_rows import measure
 from tests.spark.past import Past
 
 HOUR = timedelta(hours=1)
@@ -100,6 +104,105 @@ def test_a_report_can_do_without_either_place(
     now = datetime.now(UTC)
     with pytest.raises(InvalidArgument, match="since"):
         report(spark, archive=tmp_path, live=False, since=now, until=now)
+
+
+def test_a_queue_that_stands_still_does_not_look_well(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    past = Past(microqueue_database, ago=30 * HOUR)
+    past.enqueue(6)
+    past.queue.enqueue({}, delay=timedelta(days=9))  # On purpose.
+    past.wait(3600)
+    past.work(1)
+    past.wait(28 * 3600)
+    past.work(2)
+
+    made = report(spark, uri=database_uri, target_wait=60)
+    assert (made.total.started, made.total.waiting_past_target) == (2, 3)
+    assert made.total.target_kept == 0
+    (queue,) = made.queues
+    assert queue.waiting_past_target == 3
+
+    then = past.begin + 2 * HOUR  # Those that were started later waited, too.
+    made = report(spark, uri=database_uri, target_wait=60, until=then)
+    assert (made.total.started, made.total.waiting_past_target) == (1, 5)
+    then = past.begin + timedelta(seconds=30)
+    made = report(spark, uri=database_uri, target_wait=60, until=then)
+    assert made.total.waiting_past_target == 0
+    assert report(spark, uri=database_uri).total.waiting_past_target == 0  # No target is missed.
+
+
+def test_tasks_without_a_queue_are_not_taken_for_all_tasks(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    past = Past(microqueue_database, ago=HOUR)
+    ids = past.enqueue(5)
+    microqueue_database.tasks.update_many({"_id": {"$in": ids[:2]}}, {"$unset": {"queue": 1}})
+    made = report(spark, uri=database_uri, target_wait=60)
+    assert (made.total.enqueued, made.total.waiting_past_target) == (5, 5)
+    assert {row.queue: row.enqueued for row in made.queues} == {"mail": 3, "default": 2}
+    assert {row.queue: row.waiting_past_target for row in made.queues} == {"mail": 3, "default": 2}
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_is_archived_during_a_report_is_not_lost(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    merged: bool,
+) -> None:
+    past = Past(microqueue_database, ago=3 * HOUR)
+    past.enqueue(4)
+    past.work(1)
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    past.work(3)
+    asked = 0
+
+    def meddle(*arguments: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 1:  # The log was read, and MongoDB not yet.
+            archive(spark, tmp_path, uri=database_uri, older_than=HOUR, compact=merged)
+        return measure(*arguments, **options)
+
+    monkeypatch.setattr(pipeline, "measure", meddle)
+    assert report(spark, archive=tmp_path, uri=database_uri).total.done == 4
+    assert asked == 2
+
+
+def test_a_report_is_the_same_in_a_session_of_any_timezone(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    in_zone: Callable[[str], None],
+) -> None:
+    begin = datetime(2025, 10, 26, tzinfo=UTC)
+    past = Past(microqueue_database, ago=datetime.now(UTC) - begin)
+    past.enqueue(8)
+    for _ in range(4):
+        past.work(1)
+        past.wait(1800)
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    past.work(2)
+    berlin = ZoneInfo("Europe/Berlin")
+    options: dict[str, Any] = {
+        "archive": tmp_path,
+        "uri": database_uri,
+        "since": datetime(2025, 10, 26, tzinfo=berlin),
+        "until": datetime(2025, 10, 27, tzinfo=berlin),
+        "bucket": "hour",
+        "target_wait": 60,
+    }
+    expected = report(spark, **options)
+    in_zone("Europe/Berlin")
+    made = report(spark, **options)
+    assert made == expected
+    assert (made.total.done, made.total.waiting_past_target) == (6, 2)
+    assert made.total.seconds == 25 * 3600
+    assert sum(row.done > 0 for row in made.buckets) == 3
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ NOT_PLAIN = "[^A-Za-z0-9._-]"
 BEGINNING = 40
 HASH_DIGITS = 32
 SHORT = f"~[0-9a-f]{{{HASH_DIGITS}}}$"
-UNFIT = f"{SHORT}|\\x00"
+UNFIT = f"{SHORT}|\\x00|^{EMPTY}$"
 """What is shortened, however long: names that look shortened, and those that no path can hold."""
 
 

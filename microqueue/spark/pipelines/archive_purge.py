@@ -42,6 +42,9 @@ KNOWN = ("status", "created_at", "updated_at")
 COLUMNS = ("id", "id_type", *KNOWN, "insert_token")
 """What tells a version of a task from all others."""
 
+INSTANTS = ("created_at", "updated_at")
+UTC_INSTANT = pa.timestamp("us", "UTC")
+
 PURGED = pa.schema(
     [
         ("deleted", pa.int64()),
@@ -131,6 +134,10 @@ def _groups(files: Sequence[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
 def _plain_documents(batch: pa.RecordBatch, _options: CodecOptions[Any]) -> list[Document]:
     """Make of columns what a purge looks at, of the tasks of which they tell all."""
     plain = batch.filter(batch.column("plain")).select(COLUMNS)
+    # Python says of an instant in a repeated hour that it equals none of another zone.
+    for name in INSTANTS:
+        number = plain.schema.get_field_index(name)
+        plain = plain.set_column(number, name, plain.column(name).cast(UTC_INSTANT))
     return [{**row, "_id": typed_id(row["id"], row["id_type"])} for row in plain.to_pylist()]
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # It has no types.
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from microqueue.errors import InvalidArgument
 from microqueue.settings import QueueSettings
 from microqueue.spark.options import PlaceOptions
+from microqueue.spark.pipelines.archive_files import NO_QUEUE
 from microqueue.spark.pipelines.archive_log import ArchiveLog
 from microqueue.spark.pipelines.archive_reader import read_archive
 from microqueue.spark.pipelines.files import Storage
@@ -37,6 +41,9 @@ COLUMNS = (
 )
 """What pipelines ask about tasks of all times."""
 
+Found = TypeVar("Found")
+
+REPEATS = 2
 LIFE = ["id", "created_at"]
 """What tells a task from a later one that was added under the same id."""
 
@@ -73,6 +80,57 @@ def all_tasks(
     return whole if len(frames) == 1 else whole.unionByName(frames[1])
 
 
+def ready_tasks(
+    spark: SparkSession,
+    place: PlaceOptions,
+    *,
+    queues: Sequence[str] | None,
+    created_before: datetime,
+) -> DataFrame:
+    """Load the tasks that wait for their first start, however long they have."""
+    return read_tasks(
+        spark,
+        uri=place.uri,
+        database=place.database,
+        collection=place.collection,
+        read_preference=place.read_preference,
+        queue=queues,
+        status="pending",
+        until=created_before,
+        time="created_at",
+        query={"attempts": 0, "next_retry_at": None},
+        columns=[*LIFE, "queue"],
+    ).fillna(NO_QUEUE, ["queue"])
+
+
+def steadily(
+    spark: SparkSession,
+    work: Callable[[], Found],
+    *,
+    live: PlaceOptions | None,
+    archive: str | Path | None,
+) -> Found:
+    """Do what reads both places, and once or twice again if an archive went on meanwhile.
+
+    What is archived and deleted after the archive's log was read is else seen in neither, and
+    files that were merged since are no longer there.
+    """
+    if live is None or archive is None:
+        return work()
+    storage = Storage(spark, archive)
+    for _ in range(REPEATS):
+        before = ArchiveLog(storage).state.number
+        try:
+            found = work()
+        except (PySparkException, Py4JJavaError):
+            if ArchiveLog(storage).state.number == before:
+                raise
+            continue
+        if ArchiveLog(storage).state.number == before:
+            return found
+    return work()
+
+
 def _live(
     spark: SparkSession,
     place: PlaceOptions,
@@ -103,6 +161,7 @@ def _live(
         # A letter that is being moved is in both for a moment.
         letters = load(f"{place.collection}_dlq").where("status = 'failed'")
         frame = frame.unionByName(letters).dropDuplicates(LIFE)
+    frame = frame.fillna(NO_QUEUE, ["queue"])  # As the archive names it.
     return frame.select(*COLUMNS, f.lit(False).alias("archived"))  # noqa: FBT003 (a value)
 
 

@@ -30,6 +30,7 @@ from microqueue.spark.place import place_of
 
 Format: TypeAlias = Literal["csv", "json", "parquet", "table"]
 FORMATS = ("csv", "json", "parquet", "table")
+CORRUPT_OPTION = "columnNameOfCorruptRecord"
 SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 SUFFIXES |= {".parquet": "parquet"}
 
@@ -137,12 +138,11 @@ def _read(spark: SparkSession, source: str, kind: str, options: Mapping[str, str
     try:
         match kind:
             case "csv":
-                header = spark.read.options(header=True, **options).csv(source).schema
+                given: dict[str, str | bool] = {"header": True, **options}
+                header = spark.read.options(**given).csv(source).schema
                 ddl = ", ".join(f"`{name}` string" for name in [*header.names, CORRUPT])
-                reader = spark.read.schema(ddl).options(
-                    header=True, columnNameOfCorruptRecord=CORRUPT, **options
-                )
-                return reader.csv(source)
+                given[CORRUPT_OPTION] = CORRUPT
+                return spark.read.schema(ddl).options(**given).csv(source)
             case "json":
                 return spark.read.options(**options).text(source).where("trim(value) != ''")
             case "parquet":
@@ -159,7 +159,8 @@ def _numbered(rows: DataFrame, key: str | None, kind: str) -> DataFrame:
     """Give each row its identity: a hash of all that it holds, and its number among equals."""
     if key is not None and kind != "json" and key not in rows.columns:
         raise refused("key", key, f"give one of the columns {', '.join(rows.columns)}")
-    digest = f.sha2(f.to_json(f.struct("*")), 256)
+    # The same in every session, whatever its timezone.
+    digest = f.sha2(f.to_json(f.struct("*"), {"timeZone": "UTC"}), 256)
     named = rows.select(f.struct("*").alias("row"), digest.alias("digest"))
     equal = Window.partitionBy("digest").orderBy("digest")
     return named.withColumn("number", f.row_number().over(equal))

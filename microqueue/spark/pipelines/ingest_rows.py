@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -126,7 +127,10 @@ class _TaskMaker:
             return _name(numbered)
         if row.get(key) is None:
             raise refused(key, None, "the key is missing")
-        return str(row[key])
+        value = row[key]
+        if isinstance(value, datetime) and value.tzinfo is not None:
+            value = value.astimezone(UTC)  # It comes in the timezone of the session.
+        return str(value)
 
     def _token(self, numbered: dict[str, Any]) -> str:
         return f"ingest:{self._loader.run}/{_name(numbered)}"

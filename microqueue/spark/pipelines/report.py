@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +16,7 @@ from microqueue.arguments import refused
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
-from microqueue.spark.pipelines.history import all_tasks
+from microqueue.spark.pipelines.history import all_tasks, ready_tasks, steadily
 from microqueue.spark.pipelines.place import locate, server_now
 from microqueue.spark.pipelines.report_page import report_page
 from microqueue.spark.pipelines.report_rows import ReportRow, measure
@@ -82,9 +82,10 @@ def report(
     ``report.csv``. ``target_wait`` is the longest that a task should wait for its first start.
     """
     place = locate(uri, database=database, collection=collection) if live else None
-    now = server_now(place) if place else datetime.now().astimezone()
-    last = now if until is None else until
-    first = last - timedelta(days=1) if since is None else since
+    now = server_now(place) if place else datetime.now(UTC)
+    # In UTC, where a day has 24 hours, and no hour comes twice.
+    last = now if until is None else until.astimezone(UTC)
+    first = last - timedelta(days=1) if since is None else since.astimezone(UTC)
     if first >= last:
         raise refused("since", first.isoformat(), f"give a time before {last.isoformat()}")
     chosen = bucket or fitting_bucket(last - first)
@@ -93,17 +94,25 @@ def report(
     target = None if target_wait is None else check_duration("target_wait", target_wait)
     target_sec = None if target is None else target.total_seconds()
     tell(Step("measure", "Measuring tasks and attempts"))
-    tasks = all_tasks(
-        spark, live=place, archive=archive, queues=queues, since=first, settings=settings
-    )
-    rows = measure(
-        tasks,
-        since=first,
-        until=last,
-        bucket_sec=BUCKETS[chosen],
-        target_wait_sec=target_sec,
-        now=now,
-    )
+
+    def work() -> list[ReportRow]:
+        tasks = all_tasks(
+            spark, live=place, archive=archive, queues=queues, since=first, settings=settings
+        )
+        ready = None
+        if place is not None and target is not None:
+            ended = min(last, now)
+            ready = ready_tasks(spark, place, queues=queues, created_before=ended - target)
+        return measure(
+            tasks,
+            since=first,
+            until=last,
+            bucket_sec=BUCKETS[chosen],
+            target_wait_sec=target_sec,
+            ready=ready,
+        )
+
+    rows = steadily(spark, work, live=place, archive=archive)
     made = Report(
         since=first, until=last, bucket=chosen, target_wait_sec=target_sec, rows=tuple(rows)
     )

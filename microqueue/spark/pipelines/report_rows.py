@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from microqueue.model import Model
-from microqueue.spark.pipelines.history import attempts_of
+from microqueue.spark.pipelines.history import LIFE, attempts_of
 
 SHARES = (0.5, 0.95, 0.99)
 ACCURACY = 10_000
@@ -82,20 +82,25 @@ def measure(
     until: datetime,
     bucket_sec: int,
     target_wait_sec: float | None,
-    now: datetime,
+    ready: DataFrame | None = None,
 ) -> list[ReportRow]:
-    """Compute all rows: each queue in each bucket, each queue, and everything."""
+    """Compute all rows: each queue in each bucket, each queue, and everything.
+
+    ``ready`` are the tasks that nobody has started, and should have by the end of the period.
+    """
     window = _Window(since, until, bucket_sec)
     tasks = tasks.cache()  # Asked three times, and read once.
     try:
         found: dict[tuple[str | None, int | None], dict[str, Any]] = {}
-        for frame in (
+        frames = [
             _enqueued(tasks, window),
             _finished(tasks, window),
             _started(tasks, window, target_wait_sec),
-            _waiting(tasks, target_wait_sec, now),
             _attempts(tasks, window),
-        ):
+        ]
+        if target_wait_sec is not None:
+            frames.append(_waiting(tasks, ready, until, target_wait_sec))
+        for frame in frames:
             for row in frame.collect():
                 values = {name: value for name, value in row.asDict().items() if value is not None}
                 key = (values.pop("queue", None), values.pop("bucket", None))
@@ -154,12 +159,7 @@ def _finished(tasks: DataFrame, window: _Window) -> DataFrame:
 
 
 def _started(tasks: DataFrame, window: _Window, target_wait_sec: float | None) -> DataFrame:
-    first = f.try_element_at("history", f.lit(1))
-    # A task on its first attempt has no history yet; a long one has lost its first entry.
-    began = f.when(first["attempt"] == 1, first["started_at"]).when(
-        f.col("attempts") == 1, f.col("started_at")
-    )
-    started = window.of(tasks.withColumn("began", began).where("began is not null"), "began")
+    started = window.of(_with_start(tasks).where("began is not null"), "began")
     wait = (f.unix_micros("began") - f.unix_micros("created_at")) / 1_000_000
     in_time = f.lit(True) if target_wait_sec is None else wait <= target_wait_sec  # noqa: FBT003 (a value)
     return started.rollup("queue", "bucket").agg(
@@ -169,13 +169,30 @@ def _started(tasks: DataFrame, window: _Window, target_wait_sec: float | None) -
     )
 
 
-def _waiting(tasks: DataFrame, target_wait_sec: float | None, now: datetime) -> DataFrame:
-    """Count the tasks that nobody has started, and should have by now."""
-    limit = round((now.timestamp() - (target_wait_sec or 0)) * 1_000_000)
-    late = f.lit(target_wait_sec is not None) & (f.unix_micros("created_at") < limit)
-    ready = "status = 'pending' and attempts = 0 and next_retry_at is null"
-    counted = f.count(f.lit(1)).alias("waiting_past_target")
-    return tasks.where(ready).where(late).rollup("queue").agg(counted)
+def _with_start(tasks: DataFrame) -> DataFrame:
+    """Add when a task was first started, where that is known."""
+    first = f.try_element_at("history", f.lit(1))
+    # A task on its first attempt has no history yet; a long one has lost its first entry.
+    began = f.when(first["attempt"] == 1, first["started_at"]).when(
+        f.col("attempts") == 1, f.col("started_at")
+    )
+    return tasks.withColumn("began", began)
+
+
+def _waiting(
+    tasks: DataFrame, ready: DataFrame | None, until: datetime, target_wait_sec: float
+) -> DataFrame:
+    """Count the tasks that had waited too long when the period was over.
+
+    They wait still, or were started later.
+    """
+    end = round(until.timestamp() * 1_000_000)
+    known = [*LIFE, "queue"]
+    late = _with_start(tasks).where(f.unix_micros("began") >= end).select(*known)
+    if ready is not None:
+        late = late.unionByName(ready.select(*known)).dropDuplicates(LIFE)
+    late = late.where(f.unix_micros("created_at") < end - round(target_wait_sec * 1_000_000))
+    return late.rollup("queue").agg(f.count(f.lit(1)).alias("waiting_past_target"))
 
 
 def _attempts(tasks: DataFrame, window: _Window) -> DataFrame:

@@ -21,7 +21,7 @@ from microqueue.model import Model
 from microqueue.settings import QueueSettings
 from microqueue.spark.pipelines.commands import Command, replay_archived, replay_letters
 from microqueue.spark.pipelines.fingerprint import fingerprinted, normalised
-from microqueue.spark.pipelines.history import all_tasks
+from microqueue.spark.pipelines.history import all_tasks, steadily
 from microqueue.spark.pipelines.place import locate, server_now
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 
@@ -94,8 +94,9 @@ def triage(
     place = locate(uri, database=database, collection=collection) if live else None
     known = _read_state(state)
     tell(Step("group", "Grouping dead letters"))
-    letters = _letters(
-        all_tasks(
+
+    def work() -> tuple[list[Row], dict[str, list[Sample]]]:
+        tasks = all_tasks(
             spark,
             live=place,
             archive=archive,
@@ -104,13 +105,16 @@ def triage(
             since=since,
             settings=rules,
         )
-    ).cache()
-    try:
-        groups = _groups(letters)
-        chosen = groups[:top]
-        shown = _samples(letters, [row["fingerprint"] for row in chosen], samples)
-    finally:
-        letters.unpersist()
+        letters = _letters(tasks).cache()
+        try:
+            groups = _groups(letters)
+            kinds = [row["fingerprint"] for row in groups[:top]]
+            return groups, _samples(letters, kinds, samples)
+        finally:
+            letters.unpersist()
+
+    groups, shown = steadily(spark, work, live=place, archive=archive)
+    chosen = groups[:top]
     tell(Step("commands", "Finding the commands that replay them"))
     clusters = []
     for row in chosen:

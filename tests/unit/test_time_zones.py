@@ -1,0 +1,73 @@
+"""An instant in the hour that a clock repeats is the same instant in every zone.
+
+Python says of such a time that it equals none of another zone (PEP 495).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from bson import ObjectId
+
+from microqueue import QueueSettings
+from microqueue.operations.archive import Purged, purge
+from microqueue.operations.produce import round_up
+
+BERLIN = ZoneInfo("Europe/Berlin")
+REPEATED = datetime(2025, 10, 26, 0, 30, tzinfo=UTC)
+LIVES = [REPEATED, REPEATED + timedelta(hours=1)]
+
+
+@pytest.mark.parametrize("instant", LIVES)
+def test_a_whole_millisecond_of_a_repeated_hour_is_not_rounded(instant: datetime) -> None:
+    assert round_up(instant.astimezone(BERLIN)) == instant
+    late = instant + timedelta(microseconds=1)
+    assert round_up(late.astimezone(BERLIN)) == instant + timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize("instant", LIVES)
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_a_purge_knows_a_task_of_a_repeated_hour_that_lived_on(
+    zone: str, instant: datetime
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    archive_purge = pytest.importorskip("microqueue.spark.pipelines.archive_purge")
+    task_id, at = ObjectId(), pa.array([instant], pa.timestamp("us", zone))
+    batch = pa.record_batch(
+        {
+            "plain": [True],
+            "id": [str(task_id)],
+            "id_type": ["objectId"],
+            "status": ["failed"],
+            "created_at": at,
+            "updated_at": at,
+            "insert_token": pa.array([None], pa.string()),
+        }
+    )
+    documents = archive_purge._plain_documents(batch, None)  # noqa: SLF001 (what it makes of a batch is the point)
+    assert [document["updated_at"] for document in documents] == [instant]
+    assert purged(documents, left=[{"_id": task_id, "created_at": instant}]).superseded == documents
+
+
+def purged(documents: list[dict[str, Any]], *, left: list[dict[str, Any]]) -> Purged:
+    """Purge where nothing is deleted, as all tasks have changed."""
+
+    class Result:
+        deleted_count = 0
+
+    def run() -> Generator[Any, Any]:
+        result.append((yield from purge(documents, now=REPEATED, settings=QueueSettings())))
+
+    result: list[Purged] = []
+    running = run()
+    call = next(running, None)
+    while call is not None:
+        try:
+            call = running.send(left if call.method == "find" else Result)
+        except StopIteration:
+            call = None
+    return result[0]
