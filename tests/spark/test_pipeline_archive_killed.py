@@ -70,6 +70,11 @@ STEPS = [
 ]
 
 
+ALL_STEPS = [(DIRECTLY, *one) for one in STEPS]
+# What comes after the first file is deleted is the same, whoever wrote it.
+ALL_STEPS += [(THROUGH_SPARK, *one) for one in STEPS[: STEPS.index(("purge", 1)) + 1]]
+
+
 @pytest.fixture(params=[DIRECTLY, THROUGH_SPARK])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who writes the files, here as in the process that is killed."""
@@ -78,7 +83,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize(("step", "count"), STEPS)
+@pytest.mark.parametrize(("way", "step", "count"), ALL_STEPS, indirect=["way"])
 def test_an_archive_killed_at_any_step_loses_and_doubles_nothing(
     spark: SparkSession,
     microqueue_database: Any,

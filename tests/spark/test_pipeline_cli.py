@@ -82,7 +82,18 @@ def test_each_pipeline_says_what_it_would_do(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv"]
 
 
-def test_pipelines_print_one_json_document(shell: Shell, past: Past, tmp_path: Path) -> None:
+def test_each_pipeline_prints_one_json_document(shell: Shell, past: Past, tmp_path: Path) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text("1,2\n")
+    ingested = shell.json("ingest", str(source), "-q", "rows", "--option", "header=false")
+    assert (ingested["added"], ingested["rejected"]) == (1, 0)
+    triage = shell.json("triage", "--state", str(tmp_path / "seen"))
+    assert (triage["total"], triage["kinds"], triage["new"]) == (2, 1, 1)
+    storms = shell.json("storms")
+    assert [storm["retries"] for storm in storms["storms"]] == [40]
+    simulated = shell.json("simulate", "--policy", "base=1,jitter=none", "-q", "mail")
+    assert (simulated["tasks"], len(simulated["outages"])) == (45, 1)
+    assert simulated["outcomes"]
     report = shell.json("report", str(tmp_path / "out"), "--since", "3h", "--bucket", "hour")
     (total,) = [row for row in report["rows"] if row["queue"] is None]
     assert (total["done"], total["failed"]) == (38, 2)
@@ -91,6 +102,8 @@ def test_pipelines_print_one_json_document(shell: Shell, past: Past, tmp_path: P
     archived = shell.json("archive", str(tmp_path / "kept"), "--older-than", "1h")
     assert (archived["archived"], archived["deleted"]) == (40, 40)
     assert shell.run("archive", str(tmp_path / "kept")).exit_code == 0
+    kept = ["--archive", str(tmp_path / "kept"), "--where", "status = 'failed'"]
+    assert shell.json("replay", *kept)["archived"] == 2
 
 
 def test_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
