@@ -71,7 +71,7 @@ STEPS = [
 
 
 ALL_STEPS = [(DIRECTLY, *one) for one in STEPS]
-# What comes after the first file is deleted is the same, whoever wrote it.
+# From the deletion on all is the same, whoever wrote the files.
 ALL_STEPS += [(THROUGH_SPARK, *one) for one in STEPS[: STEPS.index(("purge", 1)) + 1]]
 
 
