@@ -15,7 +15,7 @@ STIFF = BackoffPolicy(base_sec=60, factor=1, jitter="none")
 
 
 def minutes(queue: str, counts: dict[int, int]) -> list[Minute]:
-    return [Minute(queue, minute, count, count // 2) for minute, count in counts.items()]
+    return [Minute(queue, minute, count, count, count // 2) for minute, count in counts.items()]
 
 
 def find(rows: list[Minute], **options: Any) -> list[tuple[str, int, int, int]]:
@@ -39,6 +39,44 @@ def test_a_storm_is_far_above_the_usual_and_not_few() -> None:
 def test_minutes_that_are_close_are_one_storm_and_the_worst_comes_first() -> None:
     rows = [*minutes("a", {10: 40, 12: 50, 20: 60}), *minutes("b", {10: 500})]
     assert find(rows) == [("b", 600, 660, 500), ("a", 600, 780, 90), ("a", 1200, 1260, 60)]
+
+
+def test_a_storm_is_where_sixty_seconds_are_busy_whatever_the_clock_says() -> None:
+    halves = [Minute("a", 50, 20, busiest=40, peak_per_sec=20), Minute("a", 51, 20, 40, 20)]
+    (storm,) = find_storms(halves, first_minute=0, last_minute=100, factor=5, least=30)
+    assert (storm.start_sec, storm.end_sec, storm.retries) == (3000, 3120, 40)
+    assert (storm.peak_per_min, storm.synchrony) == (40, 0.5)
+
+
+@pytest.mark.parametrize(("second", "ends_sec"), [(0, 120), (19, 120), (58, 120), (59, 180)])
+def test_a_storm_is_found_at_whatever_second_it_begins(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, second: int, ends_sec: int
+) -> None:
+    past = Past(microqueue_database, "pay", ago=timedelta(hours=3))
+    past.wait(second)
+    past.enqueue(40)
+    past.retry(40, took=0, delay=60)
+    past.wait(60)
+    past.work(20)
+    past.work(20)
+    (storm,) = storms(spark, uri=database_uri, dry_run=True).storms
+    assert (storm.retries, storm.peak_per_min, storm.peak_per_sec) == (40, 40, 20)
+    assert storm.start == past.begin + timedelta(seconds=60)
+    assert storm.end == past.begin + timedelta(seconds=ends_sec)
+
+
+def test_retries_more_than_a_minute_apart_are_not_counted_together(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    past = Past(microqueue_database, "pay", ago=timedelta(hours=3))
+    past.enqueue(40)
+    past.retry(40, took=0, delay=1)
+    past.wait(1)
+    past.work(20, took=60)
+    past.work(20)
+    assert not storms(spark, uri=database_uri, dry_run=True).storms
+    (storm,) = storms(spark, uri=database_uri, dry_run=True, least=20).storms
+    assert (storm.retries, storm.peak_per_min) == (40, 20)
 
 
 def test_a_storm_is_named_and_a_calmer_policy_found(

@@ -14,11 +14,16 @@ GAP_MINUTES = 2
 
 @dataclass(frozen=True)
 class Minute:
-    """The retries of a queue in one minute, and in its busiest second."""
+    """The retries of a queue in one minute of the clock, and in its busiest second.
+
+    ``busiest`` are those of the busiest sixty seconds that touch it: a storm does not begin
+    when the clock's minute does.
+    """
 
     queue: str
     minute: int
     retries: int
+    busiest: int
     peak_per_sec: int
 
 
@@ -39,10 +44,10 @@ class Found:
 def find_storms(
     minutes: Iterable[Minute], *, first_minute: int, last_minute: int, factor: float, least: int
 ) -> list[Found]:
-    """Find the minutes in which a queue retries ``factor`` times as much as is usual.
+    """Find where a queue retries ``factor`` times as much in sixty seconds as is usual.
 
     Usual is the median of all minutes of the period, those without retries included. Fewer
-    than ``least`` retries in a minute are no storm, however unusual.
+    than ``least`` retries in sixty seconds are no storm, however unusual.
     """
     queues: defaultdict[str, list[Minute]] = defaultdict(list)
     for one in minutes:
@@ -53,7 +58,7 @@ def find_storms(
         baseline = float(median([*(one.retries for one in own), *([0] * quiet)]))
         threshold = max(least, factor * baseline)
         stormy = sorted(
-            (one for one in own if one.retries >= threshold), key=lambda one: one.minute
+            (one for one in own if one.busiest >= threshold), key=lambda one: one.minute
         )
         found += [_storm(group, baseline) for group in _together(stormy)]
     return sorted(found, key=lambda storm: -storm.retries)
@@ -70,15 +75,15 @@ def _together(minutes: Sequence[Minute]) -> list[list[Minute]]:
 
 
 def _storm(minutes: Sequence[Minute], baseline: float) -> Found:
-    """Describe a storm; ``synchrony`` is the share of the busiest second in its minute."""
+    """Describe a storm; ``synchrony`` is the share of the worst second in its sixty."""
     wildest = max(minutes, key=lambda one: one.peak_per_sec)
     return Found(
         queue=minutes[0].queue,
         start_sec=minutes[0].minute * MINUTE,
         end_sec=(minutes[-1].minute + 1) * MINUTE,
         retries=sum(one.retries for one in minutes),
-        peak_per_min=max(one.retries for one in minutes),
+        peak_per_min=max(one.busiest for one in minutes),
         peak_per_sec=wildest.peak_per_sec,
         baseline_per_min=baseline,
-        synchrony=wildest.peak_per_sec / wildest.retries,
+        synchrony=wildest.peak_per_sec / wildest.busiest,
     )

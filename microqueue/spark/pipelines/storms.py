@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from microqueue.arguments import check_count, refused
@@ -99,7 +99,7 @@ def storms(
     dry_run: bool = False,
     tell: Tell = silent,
 ) -> Storms:
-    """Look for minutes with ``factor`` times the usual retries, and at least ``least``.
+    """Look for sixty seconds with ``factor`` times the usual retries, and at least ``least``.
 
     The ``top`` storms are simulated under other policies; a dry run leaves that out.
     """
@@ -149,8 +149,13 @@ def _within(frame: DataFrame, instant: str, first: datetime, last: datetime) -> 
 
 def _minutes(retries: DataFrame) -> list[Minute]:
     seconds = retries.groupBy("queue", "second").agg(f.count(f.lit(1)).alias("retries"))
-    minutes = seconds.groupBy("queue", f.floor(f.col("second") / MINUTE).alias("minute")).agg(
-        f.sum("retries").alias("retries"), f.max("retries").alias("peak_per_sec")
+    line = Window.partitionBy("queue").orderBy("second")
+    ending = seconds.withColumn("ending", f.sum("retries").over(line.rangeBetween(1 - MINUTE, 0)))
+    touching = ending.withColumn("busiest", f.max("ending").over(line.rangeBetween(0, MINUTE - 1)))
+    minutes = touching.groupBy("queue", f.floor(f.col("second") / MINUTE).alias("minute")).agg(
+        f.sum("retries").alias("retries"),
+        f.max("busiest").alias("busiest"),
+        f.max("retries").alias("peak_per_sec"),
     )
     return [Minute(**row.asDict()) for row in minutes.collect()]
 
