@@ -157,31 +157,41 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
     # Stamps of the last second do not tell, as clocks differ: then it is read once more.
     stamps = [stamp for document in window if (stamp := document.get("updated_at"))]
     newest = max(stamps, default=lease.started_at)
-    unchanged = {"updated_at": {"$lte": newest}} if len(stamps) == len(window) else {}
+    guard = {"updated_at": {"$lte": newest}} if len(stamps) == len(window) else {}
+    as_read = bool(guard) and newest < lease.started_at - LARGEST_SKEW
     try:
         result = yield Call(
             "update_many",
-            {**_these(window), **filters.READY, **unchanged},
+            {**_these(window), **filters.READY, **guard},
             claim_update(lease),
             repeatable=False,
         )
-        settled_down = bool(unchanged) and newest < lease.started_at - LARGEST_SKEW
-        ours_entirely = settled_down and result.modified_count == len(window)
+        all_ours = result.modified_count == len(window)
     except AutoReconnect:
-        ours_entirely = False
-    if ours_entirely:
-        claimed = _claim_fields(lease)
-        for document in window:
-            document.update(claimed, attempts=document.get("attempts", 0) + 1)
-        return window
-    return (yield from _read_back(window, lease))
+        all_ours = False
+    if not as_read:
+        return (yield from _read_back(window, lease))
+    ours = window if all_ours else (yield from _won(window, lease))
+    fields = _claim_fields(lease)
+    for document in ours:
+        document.update(fields, attempts=document.get("attempts", 0) + 1)
+    return ours
+
+
+def _won(window: list[Document], lease: Lease) -> Operation[list[Document]]:
+    """Find out which of a window are ours; their ids tell, where nothing else has changed."""
+    held = {**_these(window), **held_under(lease)}
+    found = yield Call("find", held, {"_id": 1}, batch_size=len(window) + 1)
+    ids = {document["_id"] for document in found}
+    return [document for document in window if document["_id"] in ids]
 
 
 def _read_back(window: list[Document], lease: Lease) -> Operation[list[Document]]:
     """Read what of a window is ours, in the order of the line."""
-    won = yield Call("find", {**_these(window), **held_under(lease)})
-    ids = [document["_id"] for document in window]
-    return sorted(won, key=lambda document: ids.index(document["_id"]))
+    held = {**_these(window), **held_under(lease)}
+    found = yield Call("find", held, batch_size=len(window) + 1)
+    stored = {document["_id"]: document for document in found}
+    return [stored[one["_id"]] for one in window if one["_id"] in stored]
 
 
 def _these(window: list[Document]) -> Document:

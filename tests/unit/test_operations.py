@@ -85,13 +85,23 @@ def test_batch_with_fresh_stamps_is_read_back_as_it_may_have_gone_round() -> Non
     assert [document["attempts"] for document in documents] == [2, 1]
 
 
-def test_batch_won_in_part_is_read_back_by_its_token() -> None:
-    window = [{"_id": n, "attempts": 0, "updated_at": NOW} for n in range(3)]
-    won = [{"_id": 2}, {"_id": 0}]
-    replies = iter([window, SimpleNamespace(modified_count=2), won])
-    calls, documents = drive(claim.pop_many("q", LEASE, limit=3), replies)
+@pytest.mark.parametrize("reply", [SimpleNamespace(modified_count=2), AutoReconnect()])
+@pytest.mark.parametrize(
+    ("updated_at", "whole", "attempts"),
+    [(NOW, True, [7, 7]), (EARLIER, False, [1, 1])],
+    ids=["fresh: read again", "settled: ids tell"],
+)
+def test_batch_won_in_part_is_found_by_its_token(
+    reply: Any, updated_at: datetime, whole: bool, attempts: list[int]
+) -> None:
+    window = [{"_id": n, "attempts": 0, "updated_at": updated_at} for n in range(3)]
+    won = [{"_id": 2, "attempts": 7}, {"_id": 0, "attempts": 7}]
+    calls, documents = drive(claim.pop_many("q", LEASE, limit=3), iter([window, reply, won]))
     assert [call.method for call in calls] == ["find", "update_many", "find"]
+    assert calls[2].arguments[0]["lease_token"] == "token"
+    assert (len(calls[2].arguments) == 1) is whole
     assert [document["_id"] for document in documents] == [0, 2]
+    assert [document["attempts"] for document in documents] == attempts
 
 
 def test_batch_lost_whole_moves_to_another_window() -> None:
