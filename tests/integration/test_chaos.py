@@ -127,7 +127,7 @@ class Fleet:
 
     def kill_the_oldest(self) -> None:
         name = next(iter(self._alive))
-        self.killed[name] = time.monotonic()
+        self.killed[name] = time.monotonic()  # Before the signal: it may go on for a moment.
         os.kill(self._alive.pop(name), signal.SIGKILL)
 
     def terminate(self) -> None:
@@ -194,7 +194,7 @@ def test_no_task_is_lost_or_doubled_without_a_reason_while_workers_are_killed(
     for number, several in deliveries.items():
         for earlier, later in pairwise(several):
             assert earlier.worker_id in fleet.killed, (number, several)
-            assert earlier.at < fleet.killed[earlier.worker_id] < later.at, (number, several)
+            assert fleet.killed[earlier.worker_id] < later.at, (number, several)
 
     crashes = 0
     for document in microqueue_database.tasks.find({}, {"history": 1, "attempts": 1, "crashes": 1}):
