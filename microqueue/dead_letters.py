@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from microqueue.arguments import check_count, check_id, refused
 from microqueue.core import QueueCore
 from microqueue.durations import Duration, duration_argument
-from microqueue.operations import dead_letters, letter_groups, replay
-from microqueue.operations.call import Operation
+from microqueue.operations import dead_letters, letter_groups, letter_search, replay
+from microqueue.operations.call import Document, Operation
 from microqueue.operations.dead_letters import (
     DeadLetterFilter,
     DeadLetterPage,
@@ -50,9 +50,12 @@ class _DeadLetterOperations(Generic[PayloadT]):
     def _page(
         self, which: DeadLetterFilter, limit: int, cursor: str | None
     ) -> Operation[DeadLetterPage[PayloadT]]:
-        query = dead_letters.selection(self._core.name, which)
-        documents, next_cursor = yield from dead_letters.page(
-            query, limit=check_count("limit", limit), cursor=cursor, settings=self._core.settings
+        documents, next_cursor = yield from letter_search.page(
+            self._core.name,
+            which,
+            limit=check_count("limit", limit),
+            cursor=cursor,
+            settings=self._core.settings,
         )
         tasks = [self._core.view(document) for document in documents]
         return DeadLetterPage.model_construct(tasks=tasks, next_cursor=next_cursor)
@@ -67,18 +70,18 @@ class _DeadLetterOperations(Generic[PayloadT]):
         dry_run: bool,
         spread: Duration | None = None,
     ) -> Operation[ReplayReport]:
-        query = self._query(which)
         wait = duration_argument("delay", delay)
         period = duration_argument("spread", spread)
         at_most = None if limit is None else check_count("limit", limit)
+        queries = yield from self._queries(which)
         if dry_run:
-            matched = yield from dead_letters.count(query, self._core.settings)
+            matched = yield from dead_letters.count_all(queries, self._core.settings)
             matched = matched if at_most is None else min(matched, at_most)
             return ReplayReport(matched=matched, replayed=0, dry_run=True)
         now, position = yield from self._core.next_position()
         return (
             yield from replay.replay(
-                query,
+                queries,
                 now=now,
                 position=position,
                 reset_attempts=reset_attempts,
@@ -99,7 +102,7 @@ class _DeadLetterOperations(Generic[PayloadT]):
         now, position = yield from self._core.next_position()
         return (
             yield from replay.replay(
-                self._query(task_id),
+                (yield from self._queries(task_id)),
                 now=now,
                 position=position,
                 reset_attempts=True,
@@ -111,31 +114,33 @@ class _DeadLetterOperations(Generic[PayloadT]):
         )
 
     def _count(self, which: Chosen) -> Operation[int]:
-        return (yield from dead_letters.count(self._query(which), self._core.settings))
+        queries = yield from self._queries(which)
+        return (yield from dead_letters.count_all(queries, self._core.settings))
 
     def _groups(self, which: DeadLetterFilter) -> Operation[LetterGroups]:
-        query = dead_letters.selection(self._core.name, which)
-        return (yield from letter_groups.groups(query, self._core.settings))
+        return (yield from letter_groups.groups(self._core.name, which, self._core.settings))
 
     def _discard(self, which: Chosen, limit: int | None) -> Operation[int]:
-        query = self._query(which)
         at_most = None if limit is None else check_count("limit", limit)
+        queries = yield from self._queries(which)
         now, _ = yield from self._core.next_position()
         return (
-            yield from replay.discard(query, now=now, limit=at_most, settings=self._core.settings)
+            yield from replay.discard(queries, now=now, limit=at_most, settings=self._core.settings)
         )
 
     def _stats(self) -> Operation[DeadLetterStats]:
         return (yield from dead_letters.stats(self._core.name, self._core.settings))
 
-    def _query(self, which: Chosen) -> dict[str, Any]:
-        if not isinstance(which, DeadLetterFilter):
-            several = isinstance(which, Iterable) and not isinstance(
-                which, str | bytes | Task | Mapping
-            )
-            chosen: Any = which if several else [which]
-            which = [check_id(one.id if isinstance(one, Task) else one) for one in chosen]
-        return dead_letters.selection(self._core.name, which)
+    def _queries(self, which: Chosen) -> Operation[list[Document]]:
+        """Write the filters of what was chosen."""
+        if isinstance(which, DeadLetterFilter):
+            return (yield from letter_search.queries(self._core.name, which, self._core.settings))
+        several = isinstance(which, Iterable) and not isinstance(
+            which, str | bytes | Task | Mapping
+        )
+        chosen: Any = which if several else [which]
+        ids = [check_id(one.id if isinstance(one, Task) else one) for one in chosen]
+        return [dead_letters.selection(self._core.name, ids)]
 
 
 class DeadLetters(_DeadLetterOperations[PayloadT]):

@@ -8,14 +8,9 @@ asked on an index, and lists are paged by cursor.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
-from uuid import UUID
-
-from bson import ObjectId
 
 from microqueue.arguments import check_count, refused
 from microqueue.async_queue import AsyncQueue
@@ -45,10 +40,12 @@ from microqueue.overview import (
     WorkerView,
     queue_overview,
     read_report,
+    task_page,
     worker_view,
 )
 from microqueue.queue import Queue
 from microqueue.sweeper import SweepReport
+from microqueue.task_ids import candidate_ids
 
 __all__ = [
     "AsyncInsights", "Held", "Insights", "Latency", "MinuteCounts", "Overview", "QueueOverview",
@@ -57,7 +54,6 @@ __all__ = [
 
 MOST_RUNNING = 500
 Shown: TypeAlias = Callable[[Any], Any] | None
-INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 class _InsightOperations:
@@ -131,25 +127,21 @@ class _InsightOperations:
             settings=self._core.settings,
             shown=shown,
         )
-        return TaskPage.trusted(
-            at=now,
-            documents=found.documents,
-            next_cursor=found.next_cursor,
-            complete=found.complete,
-        )
+        return task_page(now, found)
 
     def _letters(
-        self, queue: str, which: DeadLetterFilter, limit: int, cursor: str | None
-    ) -> Operation[tuple[list[Document], str | None]]:
-        query = dead_letters.selection(queue, which)
-        return (
-            yield from dead_letters.page(
-                query,
-                limit=check_count("limit", limit),
-                cursor=cursor,
-                settings=self._core.settings,
-            )
+        self, queue: str, which: DeadLetterFilter, limit: int, cursor: str | None, shown: Shown
+    ) -> Operation[TaskPage]:
+        now = yield from self._now()
+        found = yield from browse.letters(
+            queue,
+            which,
+            limit=check_count("limit", limit),
+            cursor=cursor,
+            settings=self._core.settings,
+            shown=shown or str,
         )
+        return task_page(now, found)
 
     def _find(self, text: str) -> Operation[Document | None]:
         for candidate in candidate_ids(text):
@@ -201,10 +193,16 @@ class Insights(_InsightOperations):
         return self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
 
     def letters(
-        self, queue: str, which: DeadLetterFilter, *, limit: int = 50, cursor: str | None = None
-    ) -> tuple[list[Document], str | None]:
-        """Read a page of a queue's dead letters as they are stored, and the next cursor."""
-        return self._run(self._letters(queue, which, limit, cursor))
+        self,
+        queue: str,
+        which: DeadLetterFilter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        shown: Shown = None,
+    ) -> TaskPage:
+        """Read a page of a queue's dead letters, newest first; ``shown`` masks their messages."""
+        return self._run(self._letters(queue, which, limit, cursor, shown))
 
     def find(self, text: str) -> Document | None:
         """Find a task by its id as people write it."""
@@ -250,23 +248,17 @@ class AsyncInsights(_InsightOperations):
         return await self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
 
     async def letters(
-        self, queue: str, which: DeadLetterFilter, *, limit: int = 50, cursor: str | None = None
-    ) -> tuple[list[Document], str | None]:
+        self,
+        queue: str,
+        which: DeadLetterFilter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        shown: Shown = None,
+    ) -> TaskPage:
         """See :meth:`Insights.letters`."""
-        return await self._run(self._letters(queue, which, limit, cursor))
+        return await self._run(self._letters(queue, which, limit, cursor, shown))
 
     async def find(self, text: str) -> Document | None:
         """See :meth:`Insights.find`."""
         return await self._run(self._find(text))
-
-
-def candidate_ids(text: str) -> list[Any]:
-    """Read an id that came as text: it may stand for an id of any type."""
-    candidates: list[Any] = [text] if text else []
-    if ObjectId.is_valid(text):
-        candidates.insert(0, ObjectId(text))
-    with suppress(ValueError):
-        candidates.append(UUID(text))
-    if INTEGER.fullmatch(text):
-        candidates.append(int(text))
-    return candidates

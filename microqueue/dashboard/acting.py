@@ -16,9 +16,10 @@ from pydantic import BaseModel
 from microqueue.arguments import object_id_or_text
 from microqueue.dashboard.access import AnyQueue
 from microqueue.dashboard.context import Context
+from microqueue.dashboard.extended import from_json
 from microqueue.dashboard.problems import NothingReady
 from microqueue.dashboard.requests import Failure, NewTaskBody, Shared, Success
-from microqueue.dashboard.views import TaskDetail, from_json
+from microqueue.dashboard.views import TaskDetail
 from microqueue.errors import MicroqueueError, WrongStatus
 from microqueue.operations import handpick
 from microqueue.payload import check_encodable
@@ -61,7 +62,7 @@ async def enqueue(request: Request, shared: Shared, body: NewTaskBody) -> TaskDe
     async with shared.acting(request, "task.enqueue", queue=queue.name) as tally:
         task = await shared.access.call(queue.enqueue, payload, **given)
         tally.count = 1
-    return await shared.detail(str(task.id))
+    return await shared.detail(task.id)
 
 
 @router.post("/tasks/{task_id:path}/cancel")
@@ -71,7 +72,7 @@ async def cancel(request: Request, shared: Shared, task_id: str) -> TaskDetail:
     async with _acting_on(shared, request, "task.cancel", task) as tally:
         await shared.access.call(shared.access.queue(task.queue).cancel, task.id)
         tally.count = 1
-    return await shared.detail(task_id)
+    return await shared.detail(task.id)
 
 
 @router.post("/tasks/{task_id:path}/release")
@@ -83,7 +84,7 @@ async def release(request: Request, shared: Shared, task_id: str) -> TaskDetail:
     async with _acting_on(shared, request, "task.release", task) as tally:
         await shared.access.call(shared.access.queue(task.queue).release, task)
         tally.count = 1
-    return await shared.detail(task_id)
+    return await shared.detail(task.id)
 
 
 @router.post("/tasks/{task_id:path}/retry")
@@ -100,7 +101,7 @@ async def retry(request: Request, shared: Shared, task_id: str) -> TaskDetail:
             now = await shared.access.now()
             await shared.access.run(handpick.hasten(task.id, now))
         tally.count = 1
-    return await shared.detail(task_id)
+    return await shared.detail(task.id)
 
 
 @router.post("/tasks/{task_id:path}/succeed")
@@ -113,7 +114,7 @@ async def succeed(
     async with _acting_on(shared, request, "task.succeed", task) as tally:
         await _settle(shared, await _claim(shared, task), settlement)
         tally.count = 1
-    return await shared.detail(task_id)
+    return await shared.detail(task.id)
 
 
 @router.post("/tasks/{task_id:path}/fail")
@@ -126,7 +127,7 @@ async def fail(
     async with _acting_on(shared, request, "task.fail", task) as tally:
         await _settle(shared, await _claim(shared, task), settlement)
         tally.count = 1
-    return await shared.detail(task_id)
+    return await shared.detail(task.id)
 
 
 @router.post("/queues/{queue}/succeed-next")
@@ -205,7 +206,7 @@ async def _process_next(
             raise NothingReady(queue=queue.name, paused=pause is not None)
         await _settle(shared, task, settlement)
         tally.count = 1
-    return await shared.detail(str(task.id))
+    return await shared.detail(task.id)
 
 
 def _settlement(shared: Context, outcome: Success | Failure) -> Settlement:

@@ -18,8 +18,9 @@ from microqueue.dashboard.security import Guard
 from microqueue.dashboard.shared import SharedReads
 from microqueue.dashboard.views import TaskDetail, Viewer
 from microqueue.errors import MicroqueueError, TaskNotFound
-from microqueue.operations import audit
+from microqueue.operations import audit, inspect
 from microqueue.operations.call import Document
+from microqueue.task import TaskId
 
 LONGEST_TARGET = 300
 
@@ -60,9 +61,11 @@ class Context:
             raise TaskNotFound(task_id=task_id)
         return found
 
-    async def detail(self, task_id: str) -> TaskDetail:
-        """Show a task as it is now."""
-        document = await self.document(task_id)
+    async def detail(self, task_id: TaskId) -> TaskDetail:
+        """Show the task of this very id as it is now."""
+        document = await self.access.run(inspect.get(task_id, self.access.settings))
+        if document is None:
+            raise TaskNotFound(task_id=task_id)
         return self.viewer.detail(document, await self.access.now())
 
     @asynccontextmanager

@@ -7,8 +7,9 @@ from datetime import timedelta
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
+from microqueue.dashboard.extended import from_json
 from microqueue.dashboard.requests import EditAndReplay, Replay, Selection, Shared
-from microqueue.dashboard.views import TaskDetail, from_json, shown_id
+from microqueue.dashboard.views import TaskDetail, shown_id
 from microqueue.errors import WrongStatus
 from microqueue.task import Task, TaskStatus
 
@@ -43,7 +44,7 @@ async def replay(request: Request, shared: Shared, body: Replay) -> ReplayReply:
         "limit": body.limit,
         "dry_run": body.dry_run,
     }
-    chosen = body.chosen()
+    chosen = await body.chosen(shared)
     if body.dry_run:
         report = await shared.access.call(queue.dead_letters.replay, chosen, **options)
     else:
@@ -64,7 +65,7 @@ async def replay(request: Request, shared: Shared, body: Replay) -> ReplayReply:
 async def discard(request: Request, shared: Shared, body: Selection) -> DiscardReply:
     """Delete dead letters for good."""
     queue = shared.access.queue(body.queue)
-    chosen = body.chosen()
+    chosen = await body.chosen(shared)
     if body.dry_run:
         matched = await shared.access.call(queue.dead_letters.count, chosen)
         matched = matched if body.limit is None else min(matched, body.limit)
@@ -95,4 +96,4 @@ async def edit_and_replay(
             needed = TaskStatus.FAILED
             raise WrongStatus(task_id=task.id, status=str(task.status), needed=needed)
         tally.count = 1
-    return await shared.detail(task_id)
+    return await shared.detail(task.id)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import AsyncIterator
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
@@ -34,10 +34,10 @@ from microqueue.dashboard.views import TaskDetail
 from microqueue.insights import (
     Overview,
     TaskFilter,
+    TaskPage,
 )
 from microqueue.operations import audit, letter_groups
 from microqueue.operations.audit import AuditPage
-from microqueue.operations.dead_letters import selection
 from microqueue.operations.letter_groups import LetterGroups
 from microqueue.operations.matching import State
 from microqueue.redaction import MASK
@@ -136,12 +136,7 @@ async def tasks(
             cursor=cursor,
             shown=shared.redactor.mask,
         )
-        return TasksReply(
-            at=found.at,
-            items=[shared.viewer.row(document, found.at) for document in found.documents],
-            next_cursor=found.next_cursor,
-            complete=found.complete,
-        )
+        return _listed(shared, found)
 
     reply: TasksReply = await shared.shared.get(("tasks", repr(which), most, cursor), read)
     return reply
@@ -150,7 +145,8 @@ async def tasks(
 @router.get("/tasks/{task_id:path}")
 async def task(shared: Shared, task_id: str) -> TaskDetail:
     """Show all of a task."""
-    return await shared.detail(task_id)
+    document = await shared.document(task_id)
+    return shared.viewer.detail(document, await shared.access.now())
 
 
 @router.get("/dead-letters")
@@ -164,10 +160,7 @@ async def dead_letters(
     most = min(limit, shared.options.page_limit)
 
     async def read() -> TasksReply:
-        documents, next_cursor = await _letters(shared, query, most, cursor)
-        now = await shared.access.now()
-        rows = [shared.viewer.row(document, now) for document in documents]
-        return TasksReply(at=now, items=rows, next_cursor=next_cursor)
+        return _listed(shared, await _letters(shared, query, most, cursor))
 
     key = ("letters", query.queue, repr(query.which), most, cursor)
     reply: TasksReply = await shared.shared.get(key, read)
@@ -179,10 +172,13 @@ async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> Gr
     """Group dead letters by error code and normalised message."""
 
     async def read() -> GroupsReply:
-        name = shared.access.queue(query.queue).name
-        selected = selection(name, query.which)
         found: LetterGroups = await shared.access.run(
-            letter_groups.groups(selected, shared.access.settings, shown=shared.redactor.text)
+            letter_groups.groups(
+                shared.access.queue(query.queue).name,
+                query.which,
+                shared.access.settings,
+                shown=shared.redactor.text,
+            )
         )
         return GroupsReply.model_construct(
             at=await shared.access.now(),
@@ -203,18 +199,17 @@ async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> Gr
 )
 async def export(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> StreamingResponse:
     """Give all dead letters that match, one JSON document per line."""
-    documents, cursor = await _letters(shared, query, EXPORT_STEP, None)
+    first = await _letters(shared, query, EXPORT_STEP, None)
 
     async def lines() -> AsyncIterator[str]:
-        found, following = documents, cursor
+        found = first
         while True:
-            now = await shared.access.now()
-            for document in found:
-                detail = shared.viewer.detail(document, now)
+            for document in found.documents:
+                detail = shared.viewer.detail(document, found.at)
                 yield json.dumps(detail.model_dump(mode="json", exclude={"actions", "at"})) + "\n"
-            if following is None:
+            if found.next_cursor is None:
                 return
-            found, following = await _letters(shared, query, EXPORT_STEP, following)
+            found = await _letters(shared, query, EXPORT_STEP, found.next_cursor)
 
     return StreamingResponse(
         lines(),
@@ -249,11 +244,22 @@ async def audit_log(shared: Shared, limit: Limit = 50, cursor: Cursor = None) ->
     return reply
 
 
-async def _letters(
-    shared: Context, query: LetterQuery, limit: int, cursor: str | None
-) -> tuple[Sequence[Mapping[str, Any]], str | None]:
-    name = shared.access.queue(query.queue).name
-    found: tuple[Sequence[Mapping[str, Any]], str | None] = await shared.access.call(
-        shared.access.insights.letters, name, query.which, limit=limit, cursor=cursor
+async def _letters(shared: Context, query: LetterQuery, limit: int, cursor: str | None) -> TaskPage:
+    found: TaskPage = await shared.access.call(
+        shared.access.insights.letters,
+        shared.access.queue(query.queue).name,
+        query.which,
+        limit=limit,
+        cursor=cursor,
+        shown=shared.redactor.text,
     )
     return found
+
+
+def _listed(shared: Context, found: TaskPage) -> TasksReply:
+    return TasksReply(
+        at=found.at,
+        items=[shared.viewer.row(document, found.at) for document in found.documents],
+        next_cursor=found.next_cursor,
+        complete=found.complete,
+    )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from microqueue.dashboard.context import Context
-from microqueue.insights import candidate_ids
+from microqueue.dashboard.extended import LARGEST_EXACT
+from microqueue.operations import inspect
 from microqueue.operations.dead_letters import DeadLetterFilter
+from microqueue.task_ids import candidate_ids
 
 LONGEST_TEXT = 200
 LONGEST_CURSOR = 2000
@@ -47,13 +50,16 @@ class LetterFilter(Strict):
     since: AwareDatetime | None = None
     until: AwareDatetime | None = None
 
-    def read(self) -> DeadLetterFilter:
-        """Give it as the queue takes it."""
-        return DeadLetterFilter(**self.model_dump())
+    def read(self, shown: Callable[[str], str]) -> DeadLetterFilter:
+        """Give it as the queue takes it, for messages as they are shown."""
+        return DeadLetterFilter(**self.model_dump(), shown=shown)
 
 
 class Selection(Strict):
-    """Dead letters by their ids, or all that a filter matches."""
+    """Dead letters by their ids, or all that a filter matches.
+
+    An id is given as it was shown, or as a task's ``reference``.
+    """
 
     queue: str | None = Field(default=None, min_length=1, max_length=120)
     ids: list[str | int] | None = Field(default=None, min_length=1, max_length=MOST_IDS)
@@ -67,14 +73,12 @@ class Selection(Strict):
             raise ValueError("give either ids or filter")
         return self
 
-    def chosen(self) -> Any:
-        """Give it as the queue takes it. An id that is text may stand for one of another type."""
+    async def chosen(self, shared: Context) -> Any:
+        """Give it as the queue takes it: the filter, or the very ids that are meant."""
         if self.filter is not None:
-            return self.filter.read()
-        ids: list[Any] = []
-        for one in self.ids or ():
-            ids += [one] if isinstance(one, int) else candidate_ids(one)
-        return ids
+            return self.filter.read(shared.redactor.text)
+        meant = [[one] if isinstance(one, int) else _meant(one) for one in self.ids or ()]
+        return await shared.access.run(inspect.first_existing(meant, shared.access.settings))
 
     def described(self) -> str:
         """Name it for the audit log."""
@@ -82,6 +86,12 @@ class Selection(Strict):
             return ", ".join(str(one) for one in self.ids or ())
         given = self.filter.model_dump(exclude_none=True, mode="json")
         return ", ".join(f"{name}={value!r}" for name, value in given.items()) or "all"
+
+
+def _meant(text: str) -> list[Any]:
+    """Read an id that was shown as text: a small integer would have been a number."""
+    candidates = candidate_ids(text) or [text]
+    return sorted(candidates, key=lambda one: isinstance(one, int) and abs(one) <= LARGEST_EXACT)
 
 
 class Replay(Selection):

@@ -7,24 +7,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from bson import json_util
-from bson.binary import UuidRepresentation
-from bson.errors import BSONError
 from pydantic import BaseModel, Field
 
+from microqueue.dashboard.extended import LARGEST_EXACT, to_exact_json, to_json
 from microqueue.dashboard.redact import Redactor
-from microqueue.errors import InvalidArgument
 from microqueue.operations.insights import name_of
 from microqueue.operations.matching import state_of
 from microqueue.task import Progress, Task, TaskId
+from microqueue.task_ids import reference
 
-EXTENDED = json_util.JSONOptions(
-    json_mode=json_util.JSONMode.RELAXED,
-    uuid_representation=UuidRepresentation.STANDARD,
-    tz_aware=True,
-)
 LONGEST_PREVIEW = 200
-LARGEST_EXACT = 2**53 - 1
 ACTIONS: dict[str, tuple[str, ...]] = {
     "ready": ("cancel", "succeed", "fail"),
     "delayed": ("cancel", "retry", "succeed", "fail"),
@@ -55,9 +47,13 @@ class AttemptView(BaseModel):
 
 
 class TaskRow(BaseModel):
-    """A task in a list; ``state`` tells ready from delayed, and processing from overdue."""
+    """A task in a list; ``state`` tells ready from delayed, and processing from overdue.
+
+    ``reference`` is the id as text that means this task, also if another's looks alike.
+    """
 
     id: str | int
+    reference: str
     queue: str
     name: str | None
     status: str
@@ -94,19 +90,6 @@ class TaskDetail(TaskRow):
     backoff_sec: float | None
     progress: Progress | None
     actions: list[str] = Field(default_factory=list)
-
-
-def to_json(value: Any) -> Any:
-    """Write a value as relaxed extended JSON: plain where JSON has the type."""
-    return json.loads(json_util.dumps(value, json_options=EXTENDED))
-
-
-def from_json(value: Any, *, name: str = "payload") -> Any:
-    """Read extended JSON: ``{"$date": ...}`` becomes a date again."""
-    try:
-        return json_util.loads(json.dumps(value), json_options=EXTENDED)
-    except (ValueError, TypeError, KeyError, BSONError, OverflowError, RecursionError) as exc:
-        raise InvalidArgument(f"{name} is not valid extended JSON: {exc}", argument=name) from exc
 
 
 def shown_id(task_id: TaskId) -> str | int:
@@ -170,10 +153,11 @@ class Viewer:
     def _row_fields(self, document: Mapping[str, Any], now: datetime) -> dict[str, Any]:
         task: Task[Any] = Task.from_document(document)
         expires_at = _instant(document.get("lease_expires_at"))
-        text = json.dumps(self._shown(task.payload), ensure_ascii=False)
+        text = json.dumps(to_json(self._redactor.mask(task.payload)), ensure_ascii=False)
         cut = text if len(text) <= LONGEST_PREVIEW else f"{text[: LONGEST_PREVIEW - 1]}…"
         return {
             "id": shown_id(task.id),
+            "reference": reference(task.id),
             "queue": str(task.queue),
             "name": name_of(document),
             "status": str(task.status),
@@ -200,7 +184,7 @@ class Viewer:
         return ErrorView(message=shown, code=_text(error.code), at=_instant(error.at))
 
     def _shown(self, value: Any) -> Any:
-        return to_json(self._redactor.mask(value))
+        return to_exact_json(self._redactor.mask(value))
 
 
 # A document that another version wrote, or a hand edited, must still be shown.

@@ -77,5 +77,5 @@ def purge(
     if before is not None:
         selection["updated_at"] = {"$lt": before}
     if status is TaskStatus.FAILED and settings.dead_letters == "collection":
-        return (yield from replay.discard(selection, now=now, limit=None, settings=settings))
+        return (yield from replay.discard([selection], now=now, limit=None, settings=settings))
     return (yield from delete_all(selection, settings.batch_size))

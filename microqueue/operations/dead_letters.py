@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic
 from uuid import UUID
@@ -18,7 +18,7 @@ from uuid import UUID
 from bson import ObjectId, json_util
 from bson.binary import UuidRepresentation
 from bson.errors import BSONError
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from microqueue.arguments import is_encodable
 from microqueue.durations import AwareDatetime
@@ -26,7 +26,7 @@ from microqueue.errors import InvalidArgument
 from microqueue.model import Model
 from microqueue.operations import filters
 from microqueue.operations.call import Call, Document, Operation, Target
-from microqueue.operations.normalise import messages_like
+from microqueue.operations.normalise import beginning
 from microqueue.positions import microseconds
 from microqueue.settings import QueueSettings
 from microqueue.task import PayloadT, Task, TaskId
@@ -47,7 +47,8 @@ class DeadLetterFilter(Model):
 
     An empty filter means all of the queue. ``text`` is plain text, not a pattern, and upper
     and lower case are the same. ``code=""`` means those without a code; ``group`` is the
-    message of a group of letters, as :mod:`microqueue.operations.normalise` writes it.
+    message of a group of letters, as :mod:`microqueue.operations.normalise` writes it. With
+    ``shown``, which masks secrets, both are looked for in what it leaves of a message.
     """
 
     code: str | None = None
@@ -55,6 +56,7 @@ class DeadLetterFilter(Model):
     group: str | None = None
     since: AwareDatetime | None = None
     until: AwareDatetime | None = None
+    shown: Callable[[str], str] | None = Field(default=None, exclude=True, repr=False)
 
     @field_validator("code", "text", "group")
     @classmethod
@@ -63,7 +65,7 @@ class DeadLetterFilter(Model):
             raise ValueError("MongoDB cannot hold such a text")
         return value
 
-    @field_validator("text", "group")
+    @field_validator("text")
     @classmethod
     def _can_be_searched(cls, value: str | None) -> str | None:
         if value is not None and "\0" in value:
@@ -110,17 +112,21 @@ class ReplayReport(Model):
 
 
 def selection(queue: str, which: DeadLetterFilter | Sequence[Any]) -> Document:
-    """Write the filter for chosen ids, or for everything that a filter describes."""
+    """Write the filter for chosen ids, or for everything that a filter describes.
+
+    Of a group it matches all that begin like it, and of what is masked the server is not
+    asked: :mod:`microqueue.operations.letter_search` looks at the messages.
+    """
     query: Document = {"queue": queue, **filters.DEAD}
     if not isinstance(which, DeadLetterFilter):
         return {**query, **filters.any_of(which)}
     if which.code is not None:
         query["error.code"] = which.code or None
     messages = []
-    if which.text is not None:
+    if which.text is not None and which.shown is None:
         messages.append({"error.message": {"$regex": re.escape(which.text), "$options": "i"}})
-    if which.group is not None:
-        messages.append({"error.message": {"$regex": messages_like(which.group)}})
+    if which.shown is None and (start := beginning(which.group or "")):
+        messages.append({"error.message": {"$regex": f"^{re.escape(start)}"}})
     if messages:
         query["$and"] = messages
     window = {"$gte": which.since, "$lt": which.until}
@@ -236,6 +242,14 @@ def count(query: Document, settings: QueueSettings) -> Operation[int]:
     if settings.dead_letters == "collection":
         return len((yield from _each_once(query, {"_id": 1}, settings)))
     total: int = yield Call("count_documents", query)
+    return total
+
+
+def count_all(queries: Sequence[Document], settings: QueueSettings) -> Operation[int]:
+    """Count the letters of several filters that have none in common."""
+    total = 0
+    for query in queries:
+        total += yield from count(query, settings)
     return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -45,6 +46,18 @@ def get(task_id: Any, settings: QueueSettings) -> Operation[Document | None]:
         alive = {"_id": {"$eq": task_id}, "status": filters.FAILED}
         document = yield Call("find_one", alive, target=Target.DEAD_LETTERS)
     return document
+
+
+def first_existing(
+    candidates: Sequence[Sequence[Any]], settings: QueueSettings
+) -> Operation[list[Any]]:
+    """Choose the first id of each that there is a task of; the first if there is none."""
+    unclear = [one for several in candidates if len(several) > 1 for one in several]
+    existing: set[Any] = set()
+    for target in dict.fromkeys(dead_letters.targets(settings)) if unclear else ():
+        found = yield Call("find", filters.any_of(unclear), {"_id": 1}, target=target)
+        existing |= {document["_id"] for document in found}
+    return [next((one for one in several if one in existing), several[0]) for several in candidates]
 
 
 def peek(

@@ -1,14 +1,12 @@
 """Normalise error messages, so that those that differ only in numbers and names are one group.
 
-``order 17 timed out`` and ``order 4 timed out`` both become ``order <n> timed out``. A group's
-message is turned back into the pattern of all messages that it stands for.
+``order 17 timed out`` and ``order 4 timed out`` both become ``order <n> timed out``. A message
+belongs to a group if it normalises to the group's own.
 """
 
 from __future__ import annotations
 
 import re
-
-from microqueue.redaction import MASK
 
 LONGEST_MESSAGE = 300
 """Longer messages are cut in a group; it stands for all that begin like it."""
@@ -16,35 +14,30 @@ LONGEST_MESSAGE = 300
 KINDS = {
     "<uuid>": r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b",
     "<hex>": r"\b(?:0x[0-9a-fA-F]+|[0-9a-fA-F]{16,})\b",
-    "<n>": r"\d+",
+    "<n>": r"[0-9]+",
     "<text>": r"(?:'[^'\n]*'|\"[^\"\n]*\")",
 }
-MASKED = {
-    f"//{MASK}@": r"//.*@",
-    f"'{MASK}": r"'[^'\n]+",
-    f'"{MASK}': r'"[^"\n]+',
-    MASK: r"(?:(?i:bearer|basic)\s+)?[^\s'\",;&}]+",
-}
-"""What a mask stands for, where messages were masked before they were normalised."""
 _ANY = re.compile("|".join(f"({pattern})" for pattern in KINDS.values()))
-_MEANINGS = {**KINDS, **MASKED}
-_PLACEHOLDER = re.compile("|".join(re.escape(name) for name in _MEANINGS))
+_PLACEHOLDER = re.compile("|".join(map(re.escape, KINDS)))
+_LITERAL = re.compile(r"[^<\0]*")  # A null character cannot be asked for.
 
 
 def normalise(message: str) -> str:
     """Replace numbers, ids and quoted texts by what they are, and cut what is long."""
     names = list(KINDS)
     text = _ANY.sub(lambda found: names[(found.lastindex or 1) - 1], message)
-    return text[:LONGEST_MESSAGE]
+    return text if len(text) <= LONGEST_MESSAGE else text[: _cut(text)]
 
 
-def messages_like(group: str) -> str:
-    """Write the pattern of the messages that normalise to ``group``."""
-    pattern = ""
-    position = 0
-    for found in _PLACEHOLDER.finditer(group):
-        name = found.group()  # It may also stand in the message as it is.
-        pattern += re.escape(group[position : found.start()]) + f"(?:{_MEANINGS[name]}|{name})"
-        position = found.end()
-    pattern += re.escape(group[position:])
-    return f"^{pattern}" if len(group) >= LONGEST_MESSAGE else f"^{pattern}$"
+def beginning(group: str) -> str:
+    """Give what the messages of a group begin with, all of them."""
+    found = _LITERAL.match(group)
+    return found.group() if found else ""
+
+
+def _cut(text: str) -> int:
+    """Say where to cut a text: not inside of a placeholder."""
+    for found in _PLACEHOLDER.finditer(text, LONGEST_MESSAGE - max(map(len, KINDS))):
+        if found.start() < LONGEST_MESSAGE < found.end():
+            return found.start()
+    return LONGEST_MESSAGE

@@ -21,7 +21,7 @@ SPREAD_STEPS = 200
 
 
 def replay(
-    query: Document,
+    queries: Sequence[Document],
     *,
     now: datetime,
     position: int,
@@ -34,9 +34,10 @@ def replay(
 ) -> Operation[ReplayReport]:
     """Send dead letters back to wait, the oldest failure first, behind those already waiting.
 
-    Safe to repeat: a letter that is back in the queue is no longer matched. A letter that
-    cannot go back, because a live task has its dedupe key, stays and is reported. ``spread``
-    distributes them evenly over a period after the delay. ``edits`` are written with the move.
+    They are those of one filter after the other. Safe to repeat: a letter that is back in the
+    queue is no longer matched. A letter that cannot go back, because a live task has its dedupe
+    key, stays and is reported. ``spread`` distributes them evenly over a period after the delay.
+    ``edits`` are written with the move.
     """
     matched = replayed = 0
     skipped: list[Any] = []
@@ -49,35 +50,40 @@ def replay(
         **(edits or {}),
     }
     # What fails again while this runs is not replayed again.
-    query = {"$and": [query, {"updated_at": {"$lte": now}}]}
+    left = [{"$and": [query, {"updated_at": {"$lte": now}}]} for query in queries]
     step = _step(settings)
-    expected = (yield from dead_letters.count(query, settings)) if spread else 1
+    expected = (yield from dead_letters.count_all(left, settings)) if spread else 1
     expected = expected if limit is None else min(expected, limit)
-    while limit is None or matched < limit:
+    while left and (limit is None or matched < limit):
         wanted = step if limit is None else min(step, limit - matched)
-        letters = yield from _oldest(query, skipped, wanted, settings)
+        letters = yield from _oldest(left[0], skipped, wanted, settings)
         etas = [
             _eta(now, delay, spread, place=(matched + index) / max(expected, 1))
             for index in range(len(letters))
         ]
         timed = list(zip(letters, etas, strict=True))
         for group, changes in _alike(timed, back, settings, reset_attempts=reset_attempts):
-            count, left = yield from _replay_group(group, changes, now, settings)
+            count, stayed = yield from _replay_group(group, changes, now, settings)
             replayed += count
-            skipped += left
+            skipped += stayed
         matched += len(letters)
         if len(letters) < wanted:
-            break
+            left.pop(0)
     return ReplayReport(matched=matched, replayed=replayed, skipped=skipped)
 
 
 def discard(
-    query: Document, *, now: datetime, limit: int | None, settings: QueueSettings
+    queries: Sequence[Document], *, now: datetime, limit: int | None, settings: QueueSettings
 ) -> Operation[int]:
-    """Delete dead letters for good. Safe to repeat: what is gone is no longer matched."""
+    """Delete the dead letters of some filters for good.
+
+    Safe to repeat: what is gone is no longer matched.
+    """
     discarded = 0
     step = _step(settings)
-    while limit is None or discarded < limit:
+    left = list(queries)
+    while left and (limit is None or discarded < limit):
+        query = left[0]
         wanted = step if limit is None else min(step, limit - discarded)
         letters = yield from _oldest(query, (), wanted, settings)
         before = discarded
@@ -89,7 +95,7 @@ def discard(
             result = yield Call("delete_many", {"$and": [query, ids]})
             discarded += result.deleted_count
         if len(letters) < wanted or discarded == before:
-            break
+            left.pop(0)
     return discarded
 
 
