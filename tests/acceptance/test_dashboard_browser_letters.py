@@ -212,6 +212,41 @@ def test_a_payload_is_edited_and_replayed(visit: Visit, queue: Any) -> None:
     assert queue.get(task.id).status == "pending"
 
 
+def test_numbers_are_read_plainly_and_replayed_as_they_were(visit: Visit, queue: Any) -> None:
+    numbers = {"order": 1234567890123456789, "price": 10.0, "n": 1, "half": 0.5}
+    queue.enqueue(numbers, task_id="big")
+    queue.mark_failure(queue.pop(), "boom")
+    page = visit(queue, "tasks/big")
+    shown = page.locator("[data-part=payload]")
+    expect(shown).to_contain_text('"order": 1234567890123456789,')
+    expect(shown).to_contain_text('"price": 10.0,')
+    page.get_by_role("button", name="Edit and replay…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Replay").click()
+    expect(page.locator(".toast")).to_contain_text("waits again")
+    assert repr(queue.get("big").payload) == repr(numbers)
+
+
+def test_of_two_ids_that_look_alike_the_ticked_one_is_meant(visit: Visit, queue: Any) -> None:
+    for task_id in ("17", 17):
+        queue.enqueue({"kind": type(task_id).__name__}, task_id=task_id)
+        queue.mark_failure(queue.pop(), "boom")
+        queue.clock.advance(1)
+    page = visit(queue, "dead-letters")
+    expect(rows(page)).to_have_count(2)
+    text = rows(page).filter(has_text='"str"')
+    text.get_by_role("link").click()
+    expect(page.locator("[data-part=payload]")).to_contain_text('"str"')
+    page.go_back()
+    text.get_by_role("checkbox").check()
+    expect(selected(page)).to_have_text("1 selected")
+    page.get_by_role("button", name="Discard…").click()
+    page.get_by_role("button", name="Discard 1 for good").click()
+    expect(rows(page)).to_have_count(1)
+    assert [task.id for task in queue.dead_letters.list()] == [17]
+    rows(page).get_by_role("link").click()
+    expect(page.locator("[data-part=payload]")).to_contain_text('"int"')
+
+
 def test_letters_are_exported_as_json_lines(visit: Visit, queue: Any) -> None:
     timeouts = bury(queue, 3, code="Timeout", message="late {n}")
     bury(queue, 2, code="bad_address", message="nobody")

@@ -98,6 +98,19 @@ export function pretty(value) {
   return JSON.stringify(value, null, 2) ?? "null";
 }
 
+/** Indented JSON for reading: numbers that JSON cannot keep exactly stand as they are. */
+export function readable(value) {
+  const text = JSON.stringify(value, (_, item) => numberOf(item) ?? item, 2) ?? "null";
+  return text.replace(/"\\u0001([^"\\]*)\\u0001"/g, "$1");
+}
+
+/** A number that the server wrote out, between marks; nothing for any other value. */
+function numberOf(item) {
+  if (item === null || typeof item !== "object" || Object.keys(item).length !== 1) return undefined;
+  const digits = item.$numberLong ?? item.$numberDouble;
+  return typeof digits === "string" ? `\u0001${digits}\u0001` : undefined;
+}
+
 /** One line of JSON, cut to what a row can show. */
 export function brief(value, limit = 160) {
   const text = typeof value === "string" ? value : (JSON.stringify(value) ?? "");

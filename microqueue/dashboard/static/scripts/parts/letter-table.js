@@ -3,13 +3,13 @@
 import { h } from "../dom.js";
 import { brief, number } from "../format.js";
 import { agoElement } from "../ticker.js";
-import { editAndReplay } from "./task-actions.js";
+import { editAndReplay, selectionId } from "./task-actions.js";
 import { button, clipped, errorText, taskLink } from "./pieces.js";
 
 /** `view` has the page in `data.page`, the `selection`, and `app`. */
 export function lettersTable(view) {
   const { items } = view.data.page;
-  const order = items.map((letter) => letter.id);
+  const order = items.map(selectionId);
   return h(
     "div",
     { class: "card scrolls", key: "table" },
@@ -36,15 +36,15 @@ export function lettersTable(view) {
 }
 
 function row(letter, view, order) {
-  const selected = view.selection.has(letter.id);
+  const selected = view.selection.has(selectionId(letter));
   return h(
     "tr",
-    { key: letter.id, "data-row": letter.id, class: selected ? "is-selected" : "" },
+    { key: letter.reference, "data-row": letter.id, class: selected ? "is-selected" : "" },
     h("td", { class: "tick" }, letterBox(letter, view, order)),
     h(
       "td",
       { "data-label": "Task" },
-      taskLink(letter.id),
+      taskLink(letter.id, letter.reference),
       letter.name && h("span", { class: "muted name" }, letter.name),
     ),
     h(
@@ -79,9 +79,9 @@ function letterBox(letter, view, order) {
   return h("input", {
     type: "checkbox",
     "aria-label": `Select ${letter.id}`,
-    ".checked": view.selection.has(letter.id),
+    ".checked": view.selection.has(selectionId(letter)),
     onclick: (event) => {
-      view.selection.toggle(letter.id, {
+      view.selection.toggle(selectionId(letter), {
         on: event.currentTarget.checked,
         range: event.shiftKey,
         order,
@@ -106,6 +106,6 @@ function pageBox(view, order) {
 }
 
 async function edit(letter, app) {
-  const task = await app.ask(() => app.api.get(`tasks/${encodeURIComponent(letter.id)}`));
+  const task = await app.ask(() => app.api.get(`tasks/${encodeURIComponent(letter.reference)}`));
   if (task) editAndReplay(task, app);
 }

@@ -20,9 +20,9 @@ export function empty(headline, hint, ...more) {
   );
 }
 
-/** A link to a task's page by its id. */
-export function taskLink(id) {
-  return h("a", { class: "task-id", href: href(["tasks", String(id)]) }, String(id));
+/** A link to a task's page by its id, or by the reference that tells it from others. */
+export function taskLink(id, reference = String(id)) {
+  return h("a", { class: "task-id", href: href(["tasks", reference]) }, String(id));
 }
 
 export function queueLink(queue, view = "tasks") {

@@ -13,6 +13,11 @@ import {
 } from "./dialog.js";
 import { button } from "./pieces.js";
 
+/** A task's id as a selection takes it: a number, or text that means no other task. */
+export function selectionId({ id, reference }) {
+  return typeof id === "number" ? id : reference;
+}
+
 /** The buttons that fit a task's status, as the server names them. */
 export function taskActions(task, app) {
   if (!app.mayAct) return [];
@@ -72,7 +77,7 @@ const TASK_ACTIONS = {
             () =>
               app.api.post("dead-letters/discard", {
                 queue: task.queue,
-                ids: [task.id],
+                ids: [selectionId(task)],
                 dry_run: false,
               }),
             `Task ${task.id} is discarded.`,
@@ -85,14 +90,14 @@ const TASK_ACTIONS = {
 
 function act(task, app, verb, result) {
   return app.act(
-    () => app.api.post(`tasks/${encodeURIComponent(task.id)}/${verb}`),
+    () => app.api.post(`tasks/${encodeURIComponent(task.reference)}/${verb}`),
     `Task ${task.id} ${result}.`,
   );
 }
 
 function post(task, app, verb, result) {
   return app.attempt(
-    () => app.api.post(`tasks/${encodeURIComponent(task.id)}/${verb}`),
+    () => app.api.post(`tasks/${encodeURIComponent(task.reference)}/${verb}`),
     `Task ${task.id} ${result}.`,
   );
 }
@@ -100,7 +105,7 @@ function post(task, app, verb, result) {
 function replay(task, app) {
   return app.attempt(
     () =>
-      app.api.post("dead-letters/replay", { queue: task.queue, ids: [task.id], dry_run: false }),
+      app.api.post("dead-letters/replay", { queue: task.queue, ids: [selectionId(task)], dry_run: false }),
     ({ replayed }) =>
       replayed
         ? `Task ${task.id} waits again.`
@@ -129,7 +134,7 @@ export function editAndReplay(task, app) {
     submit: (data) =>
       app.act(
         () =>
-          app.api.post(`dead-letters/${encodeURIComponent(task.id)}/edit-and-replay`, {
+          app.api.post(`dead-letters/${encodeURIComponent(task.reference)}/edit-and-replay`, {
             payload: readPayload(data.get("payload")),
             delay_sec: readDuration(data, "delay") ?? 0,
           }),

@@ -1,7 +1,7 @@
 /* One task: what it carries, what became of each attempt, and what can be done with it. */
 
 import { fragment, h } from "../dom.js";
-import { duration, instant, number, pretty } from "../format.js";
+import { duration, instant, number, readable } from "../format.js";
 import { agoElement, countdownElement, untilElement } from "../ticker.js";
 import { taskActions } from "../parts/task-actions.js";
 import { empty, errorText, facts, progressText, queueLink, stateBadge } from "../parts/pieces.js";
@@ -13,7 +13,8 @@ export class TaskView extends View {
 
   open(route) {
     super.open(route);
-    if (this.data && String(this.data.id) !== route.rest[0]) this.data = null;
+    const { id, reference } = this.data ?? {};
+    if (![String(id), reference].includes(route.rest[0])) this.data = null;
     this.title = `Task ${route.rest[0]}`;
   }
 
@@ -135,6 +136,6 @@ function json(title, value) {
     "section",
     { class: "card panel", key: title, "data-part": title.toLowerCase() },
     h("header", {}, h("h2", {}, title)),
-    h("pre", { class: "json", tabindex: 0 }, pretty(value)),
+    h("pre", { class: "json", tabindex: 0 }, readable(value)),
   );
 }

@@ -126,11 +126,11 @@ export class TasksView extends View {
 function row(task) {
   return h(
     "tr",
-    { key: task.id, "data-row": task.id },
+    { key: task.reference, "data-row": task.id },
     h(
       "td",
       { "data-label": "Task" },
-      taskLink(task.id),
+      taskLink(task.id, task.reference),
       task.name && h("span", { class: "muted name" }, task.name),
     ),
     h(
