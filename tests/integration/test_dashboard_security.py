@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -17,11 +18,12 @@ from fastapi import FastAPI
 
 from microqueue import InvalidArgument, Queue
 from microqueue.dashboard import dashboard
+from microqueue.dashboard.extended import from_json, to_exact_json
 from microqueue.dashboard.redact import TELLING_KEYS, Redactor
 from microqueue.dashboard.security import COOKIE
 from microqueue.redaction import MASK
 from microqueue.testing import memory_queue
-from tests.integration.dashboard_site import API, TOKEN, opened
+from tests.integration.dashboard_site import API, SETTINGS, TOKEN, opened
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 ANONYMOUS = {
@@ -283,12 +285,55 @@ async def test_text_does_not_find_what_is_masked(microqueue_database: Any) -> No
         site.bury("no way for password=hunter2 to mongodb://u:hunter2@db")
         assert (await site.get("/tasks", text="hunter2"))["items"] == []
         assert (await site.get("/tasks", text="hunter2", status="failed"))["items"] == []
+        assert (await site.get("/dead-letters", text="hunter2"))["items"] == []
         assert len((await site.get("/tasks", text="no way for password"))["items"]) == 1
         assert len((await site.get("/tasks", text="ada"))["items"]) == 1
     async with opened(microqueue_database, redact=None) as site:
         dead, waiting = (await site.get("/tasks", text="hunter2"))["items"]
         assert "hunter2" in dead["error"]["message"]
         assert "hunter2" in waiting["preview"]
+
+
+@pytest.mark.parametrize("dead_letters", ["status", "collection"])
+async def test_masked_message_cannot_be_guessed_letter_by_letter(
+    microqueue_database: Any, dead_letters: Any
+) -> None:
+    settings = SETTINGS.model_copy(update={"dead_letters": dead_letters})
+    async with opened(microqueue_database, settings=settings) as site:
+        site.bury("login failed: password=hunter2 at db", "Denied")
+        site.bury("no way for token='hunter2'", "Denied")
+        visible: list[dict[str, Any]] = [
+            {"text": "LOGIN failed: password="},
+            {"text": f"password={MASK} at"},
+        ]
+        visible += [{"group": f"login failed: password={MASK} at db"}]
+        starts = ["password=", "login failed: password=", "token='", "no way for token='"]
+        hidden: list[dict[str, Any]] = [
+            {name: f"{start}{guess}"}
+            for name in ("text", "group")
+            for start in starts
+            for guess in ("h", "x")
+        ]
+        answers = set()
+        for which in hidden:
+            page = await site.get("/dead-letters", limit=1, **which)
+            groups = await site.get("/dead-letters/groups", **which)
+            lines = await site.get("/dead-letters/export", **which)
+            dry = await site.post("/dead-letters/replay", {"filter": which, "dry_run": True})
+            told = (page["items"], page["next_cursor"], page["complete"], groups["groups"], lines)
+            answers.add(repr((*told, groups["total"], groups["truncated"], dry["matched"])))
+            assert (await site.post("/dead-letters/discard", {"filter": which}))["discarded"] == 0
+        assert answers == {repr(([], None, True, [], "", 0, False, 0))}
+        for which in visible:
+            (row,) = (await site.get("/dead-letters", **which))["items"]
+            assert row["error"]["message"] == f"login failed: password={MASK} at db"
+            (group,) = (await site.get("/dead-letters/groups", **which))["groups"]
+            assert group["count"] == 1
+            dry = await site.post("/dead-letters/replay", {"filter": which, "dry_run": True})
+            assert dry["matched"] == 1
+        done = await site.post("/dead-letters/discard", {"filter": visible[1]})
+        assert done["discarded"] == 1
+        assert site.queue.stats().failed == 1
 
 
 async def test_pattern_of_ones_own_is_taken(microqueue_database: Any) -> None:
@@ -316,8 +361,32 @@ async def test_progress_is_masked(microqueue_database: Any) -> None:
         ("password=a", f"password={MASK}"), ("at: db.password=a b", f"at: db.password={MASK} b"),
         ("password='a b' c", f"password='{MASK}' c"), ("password='a b", f"password='{MASK}"),
         ('{"token": "a,b", "n": 1}', f'{{"token": "{MASK}", "n": 1}}'),
-        ('{\\"token\\": \\"a b\\"}', f'{{\\"token\\": \\"{MASK}"}}'),
+        ('{\\"token\\": \\"a b\\"}', f'{{\\"token\\": \\"{MASK}\\"}}'),
+        ('{\\"token\\": \\"a\\\\\\"b\\", n', f'{{\\"token\\": \\"{MASK}\\", n'),
+        ('{"password": "a\\"b", n', f'{{"password": "{MASK}", n'),
+        ('{"password": "a\\\\", n', f'{{"password": "{MASK}", n'),
         ("Authorization: Bearer a.b", f"Authorization: {MASK}"),
+        ("Authorization: Token a.b, c\nd", f"Authorization: {MASK}\nd"),
+        ("Cookie: a=b; session=c", f"Cookie: {MASK}"),
+        ("set-cookie: f(a) b", f"set-cookie: {MASK}"),
+        ("{'Cookie': 'a=b; c', 'n': 1}", f"{{'Cookie': '{MASK}', 'n': 1}}"),
+        ("cookies={'a':\n 'b'} c", f"cookies={MASK} c"),
+        ("connect(password=b'a')", f"connect(password=b'{MASK}')"),
+        ("password=SecretStr('a') b", f"password={MASK} b"),
+        ("password=a(b)c d", f"password={MASK} d"), ("password=''a'' b", f"password=''{MASK}'' b"),
+        ("{'tokens': ['a', 'b]'], 'n': 1}", f"{{'tokens': {MASK}, 'n': 1}}"),
+        ("{'credentials': {'a': {'b': 'c'}}}", f"{{'credentials': {MASK}}}"),
+        ("token=[a, b", f"token={MASK}"), ("password='a\nb' c", f"password='{MASK}' c"),
+        ("private_key=-----BEGIN RSA PRIVATE KEY-----\na\n-----END RSA PRIVATE KEY----- b",
+         f"private_key={MASK} b"),
+        ("read -----BEGIN PRIVATE KEY-----\na\nb", f"read {MASK}"),
+        ("userPwd=a dbPass: b", f"userPwd={MASK} dbPass: {MASK}"),
+        ("password=>a password==b", f"password=>{MASK} password=={MASK}"),
+        ("password: !!str a", f"password: {MASK}"),
+        ("password='' user='x'", "password='' user='x'"),
+        ("GET 'x?token=a' not in 'y'", f"GET 'x?token={MASK}' not in 'y'"),
+        ('{"name": "DB_PASSWORD", "value": "a"}', f'{{"name": "DB_PASSWORD", "value": "{MASK}"}}'),
+        ("name=x, value=5, key: jwt, value: a", f"name=x, value=5, key: jwt, value: {MASK}"),
         ("s3://u:p@h?token=a&x=1", f"s3://{MASK}@h?token={MASK}&x=1"),
         ("unexpected token at 5: x=1", "unexpected token at 5: x=1"), ("", ""),
     ],
@@ -331,9 +400,55 @@ def test_long_text_is_masked_quickly() -> None:
     assert Redactor(TELLING_KEYS).text(text) == f"{text[:-1]}{MASK}"
 
 
-@pytest.mark.parametrize("name", ["passenger", "compass", "keyboard", "spin"])
-def test_harmless_keys_are_shown(name: str) -> None:
-    assert Redactor(TELLING_KEYS).mask({name: 1}) == {name: 1}
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "token='" + "\\'" * 100_000, "token=[" + "'\\'" * 100_000, "token=[" * 100_000,
+        "token='\n" * 100_000, "token" + " " * 300_000, "-----BEGIN PRIVATE KEY-----" * 20_000,
+        "name='" * 50_000, "name='token', " * 50_000, "token=" + "\\" * 300_000,
+        "token=" + "a." * 200_000, "-----BEGIN " + "A " * 200_000, "cookie: x\n" * 50_000,
+        "".join("token=" + "\\" * n + "'" for n in range(600)),
+    ],
+    ids=range(13),
+)  # fmt: skip
+def test_odd_text_is_masked_in_a_time_that_its_length_bounds(text: str) -> None:
+    started = time.process_time()
+    Redactor(TELLING_KEYS).text(text)
+    assert time.process_time() - started < 10  # Seconds; a square of the length takes hours.
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "passenger", "compass", "bypass", "keyboard", "spin", "monkey", "tokenizer_count",
+        "tokenised", "secretary", "passed", "pass_count", "key", "primary_key", "name", "author",
+        "pinned", "accessed", "description",
+    ],
+)  # fmt: skip
+def test_harmless_names_are_shown(name: str) -> None:
+    redactor = Redactor(TELLING_KEYS)
+    assert redactor.mask({name: 1}) == {name: 1}
+    assert redactor.mask({"name": name, "value": 1}) == {"name": name, "value": 1}
+    assert redactor.text(f"{name}=1 {name}: x") == f"{name}=1 {name}: x"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "userPwd", "dbPass", "DB_PASS", "pwd", "jwt", "userJwt", "id_jwt", "access_key",
+        "accessKey", "AWS_SECRET_ACCESS_KEY", "tokens", "refreshTokens", "bearer", "apikey",
+        "X-Api-Key", "Proxy-Authorization", "Set-Cookie", "secret_name", "passkey",
+    ],
+)  # fmt: skip
+def test_telling_names_are_masked(name: str) -> None:
+    redactor = Redactor(TELLING_KEYS)
+    assert redactor.mask({name: 1}) == {name: MASK}
+    assert redactor.text(f"{name}=x") == f"{name}={MASK}"
+    for pair in ({"name": name, "value": [1]}, {"Key": name, "Value": "x"}):
+        shown = redactor.mask([pair])
+        assert MASK in shown[0].values()
+        assert redactor.restore(shown, [pair]) == [pair]
 
 
 def test_mask_is_put_back_by_place() -> None:
@@ -347,6 +462,52 @@ def test_mask_is_put_back_by_place() -> None:
         with pytest.raises(InvalidArgument, match=MASK):
             redactor.restore(wrong, stored)
     assert Redactor(None).restore({"other": MASK}, stored) == {"other": MASK}
+    assert redactor.restore({"password": MASK}, {"password": None}) == {"password": None}
+
+
+PEOPLE: dict[str, Any] = {
+    "people": [
+        {"name": "a", "password": "A", "at": datetime(2026, 5, 1, tzinfo=UTC), "n": 10.0},
+        {"name": "b", "password": "B", "pin": "P", "odd": float("nan")},
+    ]
+}
+SHOWN_A, SHOWN_B = Redactor(TELLING_KEYS).mask(PEOPLE)["people"]
+STORED_A, STORED_B = PEOPLE["people"]
+
+
+@pytest.mark.parametrize(
+    ("edited", "restored"),
+    [
+        ([SHOWN_A, SHOWN_B], [STORED_A, STORED_B]),
+        ([SHOWN_A, {**SHOWN_B, "pin": "new"}], [STORED_A, {**STORED_B, "pin": "new"}]),
+        ([SHOWN_A, {"other": 1}], [STORED_A, {"other": 1}]),
+        ([{"name": "c", "password": "C"}], [{"name": "c", "password": "C"}]),
+        ([], []),
+        ([SHOWN_B], None), ([SHOWN_B, SHOWN_A], None), ([SHOWN_A], None),
+        ([SHOWN_A, SHOWN_B, {"name": "c", "password": "C"}], None),
+        ([{**SHOWN_A, "name": "c"}, SHOWN_B], None), ([{**SHOWN_A, "n": 11.0}, SHOWN_B], None),
+        ([{"password": MASK}, SHOWN_B], None), ([SHOWN_A, {**SHOWN_B, "token": MASK}], None),
+    ],
+)  # fmt: skip
+def test_mask_in_a_list_is_put_back_where_nothing_moved(edited: Any, restored: Any) -> None:
+    redactor = Redactor(TELLING_KEYS)
+    given = from_json({"people": to_exact_json(edited)})
+    if restored is None:
+        with pytest.raises(InvalidArgument, match="write the value"):
+            redactor.restore(given, PEOPLE)
+    else:
+        assert repr(to_exact_json(redactor.restore(given, PEOPLE))) == repr(
+            to_exact_json({"people": restored})
+        )
+
+
+def test_secret_is_not_put_back_under_a_name_that_would_show_it() -> None:
+    redactor = Redactor(TELLING_KEYS)
+    stored = {"header": {"name": "Authorization", "value": "hunter2"}}
+    assert redactor.restore(redactor.mask(stored), stored) == stored
+    for header in ({"name": "Plain", "value": MASK}, {"value": MASK}):
+        with pytest.raises(InvalidArgument, match=MASK):
+            redactor.restore({"header": header}, stored)
 
 
 async def test_unexpected_error_tells_nothing_but_that_it_was_one(
