@@ -217,3 +217,14 @@ async def test_sweeping_without_a_pause_is_refused(
 ) -> None:
     with pytest.raises(InvalidArgument, match="every="):
         await harness.sweeper(queue).run_forever(every=every)
+
+
+async def test_reclaim_waits_as_the_queue_says_whatever_the_sweeper_has(harness: Harness) -> None:
+    stiff = BackoffPolicy(base_sec=300, factor=1, jitter="none")
+    patient = harness.queue("patient", backoff=stiff, visibility_timeout=5)
+    task = await patient.enqueue({})
+    await patient.pop()
+    harness.clock.advance(5)
+    await harness.sweeper(harness.queue("other")).run_once()
+    waiting = await patient.get(task.id)
+    assert waiting.next_retry_at == harness.clock.now() + timedelta(seconds=300)
