@@ -110,7 +110,7 @@ def encode_all(
             encoded.append(RawBSONDocument(bson.encode(document, codec_options=codec_options)))  # noqa: PERF401 (its length tells which one failed)
     except (BSONError, OverflowError, TypeError, ValueError, RecursionError) as exc:
         raise InvalidPayload(
-            f"MongoDB cannot store this task: {shorten(exc.args[0] if exc.args else exc)}",
+            f"MongoDB cannot store this task: {_reason(exc)}",
             argument="payload",
             value=documents[len(encoded)].get("payload"),
         ) from exc
@@ -123,6 +123,12 @@ def encode_all(
                 value=document.get("payload"),
             )
     return encoded
+
+
+def _reason(exc: Exception) -> str:
+    """Say what the encoder said; of text that is none, which characters are at fault."""
+    whole = isinstance(exc, UnicodeError) or not exc.args
+    return shorten(str(exc) if whole else exc.args[0])
 
 
 def _validate(adapter: TypeAdapter[PayloadT], value: Any, **options: Any) -> PayloadT:
