@@ -11,16 +11,18 @@ from datetime import datetime
 from typing import Any
 
 from microqueue.arguments import (
+    check_session,
     check_several,
     refused,
 )
-from microqueue.core.pausing import Pausing
+from microqueue.core.pausing import REMEMBERED_SEC, Pausing
 from microqueue.core.settling import Settling
 from microqueue.errors import InvalidPayload, LeaseLost
 from microqueue.new_task import AddedTasks, Duplicate, EnqueueReport, NewTask
 from microqueue.operations import (
     claim,
     glance,
+    indexes,
     inspect,
     produce,
     settle,
@@ -40,7 +42,7 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
 
     def _enqueue(self, new: NewTask[PayloadT], session: Any) -> Operation[Task[PayloadT]]:
         given, payload = self._codec.accept(new.payload)
-        now = yield from self.begin(session)
+        now = yield from self._begin_adding([new], session)
         (document,) = self._documents([new], [payload], now)
         (stored,) = self._encoded([document])
         yield from produce.enqueue(document, stored=stored, settings=self.settings, session=session)
@@ -60,7 +62,7 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
             accept(item if new is bare else new.payload)
             for item, new in zip(given, news, strict=True)
         ]
-        now = yield from self.begin(session)
+        now = yield from self._begin_adding(news, session)
         documents = self._documents(news, [payload for _, payload in accepted], now)
         encoded = self._encoded(documents)
         left_out: set[int] = set()
@@ -89,6 +91,23 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
                 for place in sorted(left_out)
             ],
         )
+
+    def _begin_adding(self, news: Iterable[NewTask[Any]], session: Any) -> Operation[datetime]:
+        """Begin, and in a transaction see that the index is there which tells duplicates.
+
+        A transaction cannot wait for an index that is built beside it.
+        """
+        check_session(session, self.collections.client)
+        now = yield from self.begin(session)
+        keys = (new.dedupe_key for new in news if new.dedupe_key is not None)
+        if session is not None and not self._indexed and (key := next(keys, None)) is not None:
+            wanted = indexes.task_indexes(self.settings.retention)
+            missing = yield from indexes.missing_indexes(wanted)
+            if "dedupe" in missing:
+                instead = "call ensure_indexes() before the first transaction"
+                raise refused("dedupe_key", key, instead)
+            self._indexed = not missing
+        return now
 
     def _documents(
         self, news: Sequence[NewTask[Any]], payloads: Sequence[Document], now: datetime
@@ -198,8 +217,14 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
                     yield from self._settle(task, settlement, now)
         return delivered
 
-    def next_due_sec(self) -> Operation[float | None]:
-        """Give the seconds until the next delayed task comes due."""
+    def next_look_sec(self) -> Operation[float | None]:
+        """Give the seconds after which a pop that waits should look, whatever the stream says.
+
+        When the next delayed task comes due, or, as the stream does not tell of a resume, when
+        a pause is due to be read again.
+        """
+        if not (yield from self._may_claim()):
+            return REMEMBERED_SEC
         now = yield from self._now()
         due_at = yield from inspect.next_due(self.name)
         return None if due_at is None else max((due_at - now).total_seconds(), 0.0)

@@ -9,6 +9,7 @@ from typing import Any
 from microqueue.arguments import (
     check_code,
     check_popped,
+    check_session,
     check_several,
 )
 from microqueue.core.base import QueueBase
@@ -36,6 +37,7 @@ class Settling(QueueBase[PayloadT]):
             yield from relocate.move_out_by_id(task.id)
 
     def _mark_done(self, task: Task[Any], result: Any, session: Any) -> Operation[None]:
+        check_session(session, self.collections.client)
         check_popped(task)
         if result is not None:
             check_encodable({"result": result}, self.collections.codec_options)
