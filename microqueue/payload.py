@@ -27,6 +27,10 @@ from microqueue.task import PayloadT
 
 LARGEST_DOCUMENT = 15 * 1024 * 1024
 """In bytes. MongoDB's own limit is 16 MB; the rest is for the history, errors and result."""
+DEEPEST_DOCUMENT = 170
+"""In levels, the task's own included. MongoDB stores 180; some updates need a few more."""
+_CONTAINERS = (b"\x03", b"\x04", b"\x0f")
+"""The bytes that begin a document, an array, and code with a scope inside of BSON."""
 
 _BSON_LEAVES = (
     str, bytes, bool, int, float, datetime, UUID, ObjectId, Binary, Code, DBRef, Decimal128,
@@ -122,7 +126,30 @@ def encode_all(
                 argument="payload",
                 value=document.get("payload"),
             )
+        # There are no more levels than such bytes, and these are counted in no time.
+        if sum(bytes(raw.raw).count(byte) for byte in _CONTAINERS) >= DEEPEST_DOCUMENT:
+            _check_depth(document)
     return encoded
+
+
+def _check_depth(document: Mapping[str, Any]) -> None:
+    depth = 0
+    level: list[Any] = [document]
+    while level:
+        depth += 1
+        level = [
+            item
+            for one in level
+            for item in (one.values() if isinstance(one, Mapping) else one)
+            if isinstance(item, Mapping | list | tuple)
+        ]
+    if depth > DEEPEST_DOCUMENT:
+        raise InvalidPayload(
+            f"the task is nested {depth:,} levels deep, and at most {DEEPEST_DOCUMENT} can be "
+            "stored; flatten it",
+            argument="payload",
+            value=document.get("payload"),
+        )
 
 
 def _validate(adapter: TypeAdapter[PayloadT], value: Any, **options: Any) -> PayloadT:
