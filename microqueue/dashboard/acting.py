@@ -150,7 +150,7 @@ async def pause(request: Request, shared: Shared, queue: QueueInPath) -> Paused:
     """Stop deliveries from a queue, for all workers."""
     chosen = shared.access.queue(queue)
     async with shared.acting(request, "queue.pause", queue=chosen.name) as tally:
-        await shared.access.call(chosen.pause, reason=f"by {shared.guard.who(request)}")
+        await shared.access.call(chosen.pause, reason=f"by {tally.who}")
         tally.count = 1
     return Paused(queue=chosen.name, paused=True)
 
