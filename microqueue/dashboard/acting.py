@@ -129,7 +129,7 @@ async def fail(
     return await shared.detail(task_id)
 
 
-@router.post("/queues/{queue}/succeed-next")
+@router.post("/queues/{queue:path}/succeed-next")
 async def succeed_next(
     request: Request, shared: Shared, queue: QueueInPath, body: SuccessBody = None
 ) -> TaskDetail:
@@ -137,7 +137,7 @@ async def succeed_next(
     return await _process_next(request, shared, queue, "queue.succeed_next", body or Success())
 
 
-@router.post("/queues/{queue}/fail-next")
+@router.post("/queues/{queue:path}/fail-next")
 async def fail_next(
     request: Request, shared: Shared, queue: QueueInPath, body: FailureBody = None
 ) -> TaskDetail:
@@ -145,7 +145,7 @@ async def fail_next(
     return await _process_next(request, shared, queue, "queue.fail_next", body or Failure())
 
 
-@router.post("/queues/{queue}/pause")
+@router.post("/queues/{queue:path}/pause")
 async def pause(request: Request, shared: Shared, queue: QueueInPath) -> Paused:
     """Stop deliveries from a queue, for all workers."""
     chosen = shared.access.queue(queue)
@@ -155,7 +155,7 @@ async def pause(request: Request, shared: Shared, queue: QueueInPath) -> Paused:
     return Paused(queue=chosen.name, paused=True)
 
 
-@router.post("/queues/{queue}/resume")
+@router.post("/queues/{queue:path}/resume")
 async def resume(request: Request, shared: Shared, queue: QueueInPath) -> Paused:
     """Let a queue go on."""
     chosen = shared.access.queue(queue)

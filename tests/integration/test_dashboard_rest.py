@@ -291,6 +291,22 @@ async def test_queue_is_paused_and_resumed(site: Site) -> None:
     assert site.queue.paused() is None
 
 
+@pytest.mark.parametrize("name", ["mail/eu", "/", "a b?c#d%", "x/pause"])
+async def test_queue_is_acted_on_whatever_its_name(
+    site: Site, microqueue_database: Any, name: str
+) -> None:
+    from urllib.parse import quote  # noqa: PLC0415 (for this test alone)
+
+    queue: Queue[Any] = Queue(microqueue_database, name, clock=site.clock)
+    queue.enqueue_many([{}, {}])
+    address = f"/queues/{quote(name, safe='')}"
+    assert await site.post(f"{address}/pause") == {"queue": name, "paused": True}
+    assert queue.paused() is not None
+    assert await site.post(f"{address}/resume") == {"queue": name, "paused": False}
+    assert (await site.post(f"{address}/succeed-next"))["queue"] == name
+    assert (await site.post(f"{address}/fail-next"))["state"] == "delayed"
+
+
 def nested(levels: int) -> Any:
     value: Any = {}
     for _ in range(levels - 1):
