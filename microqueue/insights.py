@@ -46,6 +46,7 @@ from microqueue.overview import (
     WorkerView,
     queue_overview,
     read_report,
+    task_page,
     worker_view,
 )
 from microqueue.queue import Queue
@@ -138,25 +139,21 @@ class _InsightOperations:
             settings=self._core.settings,
             shown=shown,
         )
-        return TaskPage.trusted(
-            at=now,
-            documents=found.documents,
-            next_cursor=found.next_cursor,
-            complete=found.complete,
-        )
+        return task_page(now, found)
 
     def _letters(
-        self, queue: str, which: DeadLetterFilter, limit: int, cursor: str | None
-    ) -> Operation[tuple[list[Document], str | None]]:
-        query = dead_letters.selection(queue, which)
-        return (
-            yield from dead_letters.page(
-                query,
-                limit=check_count("limit", limit),
-                cursor=cursor,
-                settings=self._core.settings,
-            )
+        self, queue: str, which: DeadLetterFilter, limit: int, cursor: str | None, shown: Shown
+    ) -> Operation[TaskPage]:
+        now = yield from self._now()
+        found = yield from browse.letters(
+            queue,
+            which,
+            limit=check_count("limit", limit),
+            cursor=cursor,
+            settings=self._core.settings,
+            shown=shown or str,
         )
+        return task_page(now, found)
 
     def _find(self, text: str) -> Operation[Document | None]:
         for candidate in candidate_ids(text):
@@ -212,10 +209,16 @@ class Insights(_InsightOperations):
         return self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
 
     def letters(
-        self, queue: str, which: DeadLetterFilter, *, limit: int = 50, cursor: str | None = None
-    ) -> tuple[list[Document], str | None]:
-        """Read a page of a queue's dead letters as they are stored, and the next cursor."""
-        return self._run(self._letters(queue, which, limit, cursor))
+        self,
+        queue: str,
+        which: DeadLetterFilter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        shown: Shown = None,
+    ) -> TaskPage:
+        """Read a page of a queue's dead letters, newest first; ``shown`` masks their messages."""
+        return self._run(self._letters(queue, which, limit, cursor, shown))
 
     def find(self, text: str) -> Document | None:
         """Find a task by its id as people write it."""
@@ -265,10 +268,16 @@ class AsyncInsights(_InsightOperations):
         return await self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
 
     async def letters(
-        self, queue: str, which: DeadLetterFilter, *, limit: int = 50, cursor: str | None = None
-    ) -> tuple[list[Document], str | None]:
+        self,
+        queue: str,
+        which: DeadLetterFilter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        shown: Shown = None,
+    ) -> TaskPage:
         """See :meth:`Insights.letters`."""
-        return await self._run(self._letters(queue, which, limit, cursor))
+        return await self._run(self._letters(queue, which, limit, cursor, shown))
 
     async def find(self, text: str) -> Document | None:
         """See :meth:`Insights.find`."""
