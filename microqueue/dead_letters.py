@@ -114,8 +114,7 @@ class _DeadLetterOperations(Generic[PayloadT]):
         return (yield from dead_letters.count(self._query(which), self._core.settings))
 
     def _groups(self, which: DeadLetterFilter) -> Operation[LetterGroups]:
-        query = dead_letters.selection(self._core.name, which)
-        return (yield from letter_groups.groups(query, self._core.settings))
+        return (yield from letter_groups.groups(self._core.name, which, self._core.settings))
 
     def _discard(self, which: Chosen, limit: int | None) -> Operation[int]:
         query = self._query(which)

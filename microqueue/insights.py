@@ -9,7 +9,7 @@ asked on an index, and lists are paged by cursor.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ from uuid import UUID
 
 from bson import ObjectId
 
-from microqueue.arguments import check_count, refused
+from microqueue.arguments import check_count, check_names, refused
 from microqueue.async_queue import AsyncQueue
 from microqueue.core import QueueCore
 from microqueue.durations import Duration, check_duration
@@ -35,6 +35,7 @@ from microqueue.operations import (
 from microqueue.operations.call import Document, Operation
 from microqueue.operations.dead_letters import DeadLetterFilter
 from microqueue.operations.insights import MinuteCounts, QueueOverview, RunningTask
+from microqueue.operations.inspect import QueueStats
 from microqueue.operations.latency import Latency, latency
 from microqueue.operations.matching import TaskFilter
 from microqueue.operations.time import read_clock
@@ -45,6 +46,7 @@ from microqueue.overview import (
     WorkerView,
     queue_overview,
     read_report,
+    task_page,
     worker_view,
 )
 from microqueue.queue import Queue
@@ -101,6 +103,12 @@ class _InsightOperations:
             last_active_sweep=last_active,
         )
 
+    def _stats(self, queues: Iterable[str] | None) -> Operation[list[QueueStats]]:
+        names = None if queues is None else check_names("queues", queues)
+        now = yield from self._now()
+        chosen = (yield from self._names()) if names is None else names
+        return (yield from insights.stats(chosen, now, self._core.settings))
+
     def _running(
         self, queue: str | None, limit: int
     ) -> Operation[tuple[datetime, list[RunningTask]]]:
@@ -131,25 +139,21 @@ class _InsightOperations:
             settings=self._core.settings,
             shown=shown,
         )
-        return TaskPage.trusted(
-            at=now,
-            documents=found.documents,
-            next_cursor=found.next_cursor,
-            complete=found.complete,
-        )
+        return task_page(now, found)
 
     def _letters(
-        self, queue: str, which: DeadLetterFilter, limit: int, cursor: str | None
-    ) -> Operation[tuple[list[Document], str | None]]:
-        query = dead_letters.selection(queue, which)
-        return (
-            yield from dead_letters.page(
-                query,
-                limit=check_count("limit", limit),
-                cursor=cursor,
-                settings=self._core.settings,
-            )
+        self, queue: str, which: DeadLetterFilter, limit: int, cursor: str | None, shown: Shown
+    ) -> Operation[TaskPage]:
+        now = yield from self._now()
+        found = yield from browse.letters(
+            queue,
+            which,
+            limit=check_count("limit", limit),
+            cursor=cursor,
+            settings=self._core.settings,
+            shown=shown or str,
         )
+        return task_page(now, found)
 
     def _find(self, text: str) -> Operation[Document | None]:
         for candidate in candidate_ids(text):
@@ -171,6 +175,10 @@ class Insights(_InsightOperations):
     def overview(self) -> Overview:
         """Read how all queues, workers and the sweeper stand."""
         return self._run(self._overview())
+
+    def stats(self, queues: Iterable[str] | None = None) -> list[QueueStats]:
+        """Count the tasks of all queues, or of some, with as many queries as of one."""
+        return self._run(self._stats(queues))
 
     def running(self, queue: str | None = None, *, limit: int = 200) -> Sequence[RunningTask]:
         """Read the tasks that workers hold, those whose lease ends soonest first."""
@@ -201,10 +209,16 @@ class Insights(_InsightOperations):
         return self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
 
     def letters(
-        self, queue: str, which: DeadLetterFilter, *, limit: int = 50, cursor: str | None = None
-    ) -> tuple[list[Document], str | None]:
-        """Read a page of a queue's dead letters as they are stored, and the next cursor."""
-        return self._run(self._letters(queue, which, limit, cursor))
+        self,
+        queue: str,
+        which: DeadLetterFilter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        shown: Shown = None,
+    ) -> TaskPage:
+        """Read a page of a queue's dead letters, newest first; ``shown`` masks their messages."""
+        return self._run(self._letters(queue, which, limit, cursor, shown))
 
     def find(self, text: str) -> Document | None:
         """Find a task by its id as people write it."""
@@ -223,6 +237,10 @@ class AsyncInsights(_InsightOperations):
     async def overview(self) -> Overview:
         """See :meth:`Insights.overview`."""
         return await self._run(self._overview())
+
+    async def stats(self, queues: Iterable[str] | None = None) -> list[QueueStats]:
+        """See :meth:`Insights.stats`."""
+        return await self._run(self._stats(queues))
 
     async def running(self, queue: str | None = None, *, limit: int = 200) -> Sequence[RunningTask]:
         """See :meth:`Insights.running`."""
@@ -250,10 +268,16 @@ class AsyncInsights(_InsightOperations):
         return await self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
 
     async def letters(
-        self, queue: str, which: DeadLetterFilter, *, limit: int = 50, cursor: str | None = None
-    ) -> tuple[list[Document], str | None]:
+        self,
+        queue: str,
+        which: DeadLetterFilter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        shown: Shown = None,
+    ) -> TaskPage:
         """See :meth:`Insights.letters`."""
-        return await self._run(self._letters(queue, which, limit, cursor))
+        return await self._run(self._letters(queue, which, limit, cursor, shown))
 
     async def find(self, text: str) -> Document | None:
         """See :meth:`Insights.find`."""

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from microqueue.model import Model
+from microqueue.operations.browse import Found
 from microqueue.operations.call import Document
 from microqueue.operations.insights import MinuteCounts, QueueOverview, RunningTask
 from microqueue.operations.workers import WorkerInfo
@@ -59,6 +60,16 @@ class TaskPage(Model):
     documents: Sequence[Mapping[str, Any]]
     next_cursor: str | None
     complete: bool
+
+
+def task_page(now: datetime, found: Found) -> TaskPage:
+    """Put a page together."""
+    return TaskPage.trusted(
+        at=now,
+        documents=found.documents,
+        next_cursor=found.next_cursor,
+        complete=found.complete,
+    )
 
 
 def queue_overview(name: str, counted: Document, minutes: MinuteCounts) -> QueueOverview:

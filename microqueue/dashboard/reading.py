@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import AsyncIterator
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
@@ -34,15 +34,16 @@ from microqueue.dashboard.views import TaskDetail
 from microqueue.insights import (
     Overview,
     TaskFilter,
+    TaskPage,
 )
 from microqueue.operations import audit, letter_groups
 from microqueue.operations.audit import AuditPage
-from microqueue.operations.dead_letters import selection
 from microqueue.operations.letter_groups import LetterGroups
 from microqueue.operations.matching import State
 from microqueue.redaction import MASK
 
 EXPORT_STEP = 500
+MOST_GROUPS = 200
 
 router = APIRouter()
 
@@ -96,17 +97,18 @@ async def workers(shared: Shared) -> WorkersReply:
 @router.get("/running")
 async def running(shared: Shared, queue: QueueName = None, limit: Limit = 200) -> RunningReply:
     """List what runs, with the end of each lease."""
+    most = min(limit, shared.options.page_limit)
     found: Overview = await shared.overview()
     rows = [row for row in found.running if queue is None or row.queue == queue]
     total = sum(one.processing for one in found.queues if queue is None or one.queue == queue)
-    if len(rows) < min(limit, total):  # The overview holds those that end soonest of all queues.
+    if len(rows) < min(most, total):  # The overview holds those that end soonest of all queues.
         rows = await shared.shared.get(
-            ("running", queue, limit),
-            lambda: shared.access.call(shared.access.insights.running, queue, limit=limit),
+            ("running", queue, most),
+            lambda: shared.access.call(shared.access.insights.running, queue, limit=most),
         )
     shown = [
         row.model_copy(update={"progress": shared.viewer.progress(row.progress)})
-        for row in rows[:limit]
+        for row in rows[:most]
     ]
     return RunningReply.model_construct(at=found.at, total=total, items=shown)
 
@@ -136,12 +138,7 @@ async def tasks(
             cursor=cursor,
             shown=shared.redactor.mask,
         )
-        return TasksReply(
-            at=found.at,
-            items=[shared.viewer.row(document, found.at) for document in found.documents],
-            next_cursor=found.next_cursor,
-            complete=found.complete,
-        )
+        return _listed(shared, found)
 
     reply: TasksReply = await shared.shared.get(("tasks", repr(which), most, cursor), read)
     return reply
@@ -164,10 +161,7 @@ async def dead_letters(
     most = min(limit, shared.options.page_limit)
 
     async def read() -> TasksReply:
-        documents, next_cursor = await _letters(shared, query, most, cursor)
-        now = await shared.access.now()
-        rows = [shared.viewer.row(document, now) for document in documents]
-        return TasksReply(at=now, items=rows, next_cursor=next_cursor)
+        return _listed(shared, await _letters(shared, query, most, cursor))
 
     key = ("letters", query.queue, repr(query.which), most, cursor)
     reply: TasksReply = await shared.shared.get(key, read)
@@ -179,16 +173,20 @@ async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> Gr
     """Group dead letters by error code and normalised message."""
 
     async def read() -> GroupsReply:
-        name = shared.access.queue(query.queue).name
-        selected = selection(name, query.which)
         found: LetterGroups = await shared.access.run(
-            letter_groups.groups(selected, shared.access.settings, shown=shared.redactor.text)
+            letter_groups.groups(
+                shared.access.queue(query.queue).name,
+                query.which,
+                shared.access.settings,
+                shown=shared.redactor.text,
+            )
         )
         return GroupsReply.model_construct(
             at=await shared.access.now(),
             total=found.total,
             truncated=found.truncated,
-            groups=list(found.groups),
+            groups=list(found.groups[:MOST_GROUPS]),
+            more_groups=max(len(found.groups) - MOST_GROUPS, 0),
         )
 
     key = ("groups", query.queue, repr(query.which))
@@ -203,18 +201,17 @@ async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> Gr
 )
 async def export(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> StreamingResponse:
     """Give all dead letters that match, one JSON document per line."""
-    documents, cursor = await _letters(shared, query, EXPORT_STEP, None)
+    first = await _letters(shared, query, EXPORT_STEP, None)
 
     async def lines() -> AsyncIterator[str]:
-        found, following = documents, cursor
+        found = first
         while True:
-            now = await shared.access.now()
-            for document in found:
-                detail = shared.viewer.detail(document, now)
+            for document in found.documents:
+                detail = shared.viewer.detail(document, found.at)
                 yield json.dumps(detail.model_dump(mode="json", exclude={"actions", "at"})) + "\n"
-            if following is None:
+            if found.next_cursor is None:
                 return
-            found, following = await _letters(shared, query, EXPORT_STEP, following)
+            found = await _letters(shared, query, EXPORT_STEP, found.next_cursor)
 
     return StreamingResponse(
         lines(),
@@ -249,11 +246,22 @@ async def audit_log(shared: Shared, limit: Limit = 50, cursor: Cursor = None) ->
     return reply
 
 
-async def _letters(
-    shared: Context, query: LetterQuery, limit: int, cursor: str | None
-) -> tuple[Sequence[Mapping[str, Any]], str | None]:
-    name = shared.access.queue(query.queue).name
-    found: tuple[Sequence[Mapping[str, Any]], str | None] = await shared.access.call(
-        shared.access.insights.letters, name, query.which, limit=limit, cursor=cursor
+async def _letters(shared: Context, query: LetterQuery, limit: int, cursor: str | None) -> TaskPage:
+    found: TaskPage = await shared.access.call(
+        shared.access.insights.letters,
+        shared.access.queue(query.queue).name,
+        query.which,
+        limit=limit,
+        cursor=cursor,
+        shown=shared.redactor.text,
     )
     return found
+
+
+def _listed(shared: Context, found: TaskPage) -> TasksReply:
+    return TasksReply(
+        at=found.at,
+        items=[shared.viewer.row(document, found.at) for document in found.documents],
+        next_cursor=found.next_cursor,
+        complete=found.complete,
+    )

@@ -20,7 +20,8 @@ from pymongo.errors import ExecutionTimeout
 from microqueue.arguments import refused
 from microqueue.operations import dead_letters, filters
 from microqueue.operations.call import Call, Document, Operation, Target
-from microqueue.operations.matching import Matcher, TaskFilter
+from microqueue.operations.dead_letters import DeadLetterFilter
+from microqueue.operations.matching import LetterMatcher, Matcher, TaskFilter
 from microqueue.settings import QueueSettings
 
 QUICK_MS = 250
@@ -28,6 +29,8 @@ QUICK_MS = 250
 WALK_SEC = 0.3
 """How long one request walks at most."""
 STEP = 2000
+GLANCE = 100
+"""After how many documents a walk looks at the time: a long text may take a millisecond."""
 
 Order: TypeAlias = list[tuple[str, int]]
 
@@ -86,11 +89,57 @@ def page(
     ``shown`` masks what a text must not find in payloads and errors.
     """
     view = DIED if which.status == "failed" else CREATED
-    reader = _Reader(view, dead_letters.targets(settings) if view is DIED else [Target.TASKS])
+    names = list(queues) if which.queue is None else [which.queue]
+    return (
+        yield from _page(
+            _Reader(view, dead_letters.targets(settings) if view is DIED else [Target.TASKS]),
+            indexed=_indexed(view, names, which),
+            sieve=_sieve(which, now),
+            matcher=Matcher(which, now, shown),
+            look=bool(which.text),
+            limit=limit,
+            cursor=cursor,
+        )
+    )
+
+
+def letters(
+    queue: str,
+    which: DeadLetterFilter,
+    *,
+    limit: int,
+    cursor: str | None,
+    settings: QueueSettings,
+    shown: Callable[[str], str] = str,
+) -> Operation[Found]:
+    """Read one page of a queue's dead letters; ``shown`` masks what must not be found."""
+    matcher = LetterMatcher(which, shown)
+    return (
+        yield from _page(
+            _Reader(DIED, dead_letters.targets(settings)),
+            indexed=_indexed(DIED, [queue], which),
+            sieve={} if which.code is None else {"error.code": which.code or None},
+            matcher=matcher,
+            look=matcher.needed,
+            limit=limit,
+            cursor=cursor,
+        )
+    )
+
+
+def _page(
+    reader: _Reader,
+    *,
+    indexed: Document,
+    sieve: Document,
+    matcher: Matcher | LetterMatcher,
+    look: bool,
+    limit: int,
+    cursor: str | None,
+) -> Operation[Found]:
+    """Let the server find a page if it can soon; else, or if told to look, walk the index."""
     place = None if cursor is None else read_cursor(cursor)
-    indexed = _indexed(view, which, queues)
-    sieve = _sieve(which, now)
-    if not which.text:
+    if not look:
         try:
             found = yield from reader.read(
                 {**indexed, **sieve}, place, limit + 1, max_time_ms=QUICK_MS if sieve else None
@@ -99,9 +148,8 @@ def page(
             pass  # Matches are rare, and there is no index for them.
         else:
             more = len(found) > limit
-            last = view.place(found[limit - 1]) if more else None
+            last = reader.view.place(found[limit - 1]) if more else None
             return Found(found[:limit], write_cursor(last) if last else None, complete=True)
-    matcher = Matcher(which, now, shown)
     return (yield from _walk(reader, indexed, place, matcher, limit))
 
 
@@ -164,20 +212,25 @@ class _Reader:
 
 
 def _walk(
-    reader: _Reader, indexed: Document, place: Document | None, matcher: Matcher, limit: int
+    reader: _Reader,
+    indexed: Document,
+    place: Document | None,
+    matcher: Matcher | LetterMatcher,
+    limit: int,
 ) -> Operation[Found]:
     """Look at one document after the other until there are enough, or the time is over."""
     deadline = time.monotonic() + WALK_SEC
     ids: list[Any] = []
     while True:
         step = yield from reader.read(indexed, place, STEP, fields=matcher.fields)
-        for document in step:
+        for count, document in enumerate(step, start=1):
             if matcher.accepts(document):
                 ids.append(document["_id"])
-                if len(ids) == limit:
-                    documents = yield from reader.whole(ids)
-                    following = write_cursor(reader.view.place(document))
-                    return Found(documents, following, complete=True)
+            late = count % GLANCE == 0 and time.monotonic() > deadline
+            if len(ids) == limit or late:
+                documents = yield from reader.whole(ids)
+                following = write_cursor(reader.view.place(document))
+                return Found(documents, following, complete=len(ids) == limit)
         over = len(step) < STEP
         if over or time.monotonic() > deadline:
             cursor = None if over else write_cursor(reader.view.place(step[-1]))
@@ -186,10 +239,9 @@ def _walk(
         place = reader.view.place(step[-1])
 
 
-def _indexed(view: _View, which: TaskFilter, queues: Sequence[str]) -> Document:
+def _indexed(view: _View, queues: Sequence[str], which: TaskFilter | DeadLetterFilter) -> Document:
     """Write the part of the filter that the index holds."""
-    names = list(queues) if which.queue is None else [which.queue]
-    indexed: Document = {"queue": {"$in": names}}
+    indexed: Document = {"queue": {"$in": list(queues)}}
     if view is DIED:
         indexed |= filters.DEAD
     bounds = {"$gte": which.since, "$lt": which.until}

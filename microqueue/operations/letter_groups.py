@@ -6,15 +6,31 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
+from pymongo.errors import ExecutionTimeout
+
 from microqueue.model import Model
 from microqueue.operations import dead_letters
 from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.dead_letters import DeadLetterFilter, selection
+from microqueue.operations.matching import LetterMatcher
 from microqueue.operations.normalise import normalise
 from microqueue.settings import QueueSettings
 from microqueue.task import TaskId
 
 MOST_LETTERS = 50_000
 """Groups are made of the newest letters; older ones are not looked at."""
+LONGEST_MS = 5000
+QUICK_MS = 1000
+NEWEST: list[Document] = [{"$sort": dict(dead_letters.ORDER)}, {"$limit": MOST_LETTERS}]
+COUNT: Document = {
+    "$group": {
+        "_id": {"code": "$error.code", "message": "$error.message"},
+        "count": {"$sum": 1},
+        "first_at": {"$min": "$updated_at"},
+        "last_at": {"$max": "$updated_at"},
+        "latest_id": {"$first": "$_id"},
+    }
+}
 
 
 class LetterGroup(Model):
@@ -38,39 +54,66 @@ class LetterGroups(Model):
 
 
 def groups(
-    query: Document, settings: QueueSettings, *, shown: Callable[[str], str] = str
+    queue: str,
+    which: DeadLetterFilter,
+    settings: QueueSettings,
+    *,
+    shown: Callable[[str], str] = str,
 ) -> Operation[LetterGroups]:
     """Count equal messages on the server, then join those that normalise to the same.
 
     ``shown`` masks what must not be told of a message.
     """
-    pipeline = [
-        {"$match": query},
-        {"$sort": dict(dead_letters.ORDER)},
-        {"$limit": MOST_LETTERS},
-        {
-            "$group": {
-                "_id": {"code": "$error.code", "message": "$error.message"},
-                "count": {"$sum": 1},
-                "first_at": {"$min": "$updated_at"},
-                "last_at": {"$max": "$updated_at"},
-                "latest_id": {"$first": "$_id"},
-            }
-        },
-    ]
+    found, all_seen = yield from _equal_messages(queue, which, settings)
+    matcher = LetterMatcher(which, shown)
+    if matcher.needed:
+        found = [one for one in found if matcher.accepts_message(_message_of(one))]
+    return LetterGroups(
+        total=sum(one["count"] for one in found),
+        truncated=not all_seen,
+        groups=_joined(found, shown),
+    )
+
+
+def _equal_messages(
+    queue: str, which: DeadLetterFilter, settings: QueueSettings
+) -> Operation[tuple[list[Document], bool]]:
+    """Count the newest letters by code and message, and tell whether those were all.
+
+    A code is in no index. If it takes long to find the newest letters that have it, those
+    of them that are among the newest of all have to do.
+    """
+    here = selection(queue, which.model_copy(update={"code": None, "text": None, "group": None}))
+    code = {} if which.code is None else {"error.code": which.code or None}
+    pipeline = [{"$match": {**here, **code}}, *NEWEST, COUNT]
+    try:
+        found = yield from _aggregate(pipeline, settings, QUICK_MS if code else LONGEST_MS)
+    except ExecutionTimeout:
+        if not code:
+            raise
+        pipeline = [{"$match": here}, *NEWEST, {"$match": code}, COUNT]
+        return (yield from _aggregate(pipeline, settings, LONGEST_MS)), False
+    return found, sum(one["count"] for one in found) < MOST_LETTERS
+
+
+def _aggregate(
+    pipeline: list[Document], settings: QueueSettings, most_ms: int
+) -> Operation[list[Document]]:
     found: list[Document] = []
     for target in dict.fromkeys(dead_letters.targets(settings)):
-        found += yield Call("aggregate", pipeline, target=target)
-    total = sum(one["count"] for one in found)
-    return LetterGroups(total=total, truncated=total >= MOST_LETTERS, groups=_joined(found, shown))
+        found += yield Call("aggregate", pipeline, target=target, maxTimeMS=most_ms)
+    return found
+
+
+def _message_of(found: Document) -> str:
+    return str(found["_id"].get("message") or "")
 
 
 def _joined(found: Sequence[Document], shown: Callable[[str], str]) -> list[LetterGroup]:
     joined: dict[tuple[str | None, str], dict[str, Any]] = {}
     for one in found:
-        key = one["_id"]
-        message = shown(str(key.get("message") or ""))
-        code = key.get("code")
+        message = shown(_message_of(one))
+        code = one["_id"].get("code")
         code = None if code is None else str(code)
         group = joined.setdefault(
             (code, normalise(message)),

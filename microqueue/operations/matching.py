@@ -1,4 +1,7 @@
-"""Match: tell whether a document is one that a viewer looks for, without asking the server."""
+"""Match: tell whether a document is one that a viewer looks for, without asking the server.
+
+No pattern is made of what a viewer gives, so looking at a text takes a time that its length bounds.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from microqueue.durations import AwareDatetime
 from microqueue.model import Model
 from microqueue.operations import filters
 from microqueue.operations.call import Document
+from microqueue.operations.dead_letters import DeadLetterFilter
+from microqueue.operations.normalise import normalise
 
 LONGEST_TEXT = 200
 PLAIN = re.compile(r"(?=.*[a-z])[a-z0-9 @._:/-]+")
@@ -78,8 +83,7 @@ class Matcher:
         which = self._which
         if which.status is not None and not self._is_in(which.status, document):
             return False
-        error = document.get("error")
-        error = error if isinstance(error, Mapping) else {}
+        error = _error_of(document)
         if which.code is not None and error.get("code") != (which.code or None):
             return False
         if self._text is None:
@@ -105,3 +109,37 @@ class Matcher:
         if isinstance(value, list):
             return any(map(self._holds, value))
         return (self._text or "") in str(value).lower()
+
+
+class LetterMatcher:
+    """Looks at one dead letter after the other; ``shown`` masks what its message must not tell."""
+
+    fields: Document = dict.fromkeys(("error", "updated_at"), 1)
+
+    def __init__(self, which: DeadLetterFilter, shown: Callable[[str], str] = str) -> None:
+        self._which = which
+        self._text = which.text.lower() if which.text else None
+        self._shown = shown
+        self.needed = self._text is not None or which.group is not None
+
+    def accepts(self, document: Document) -> bool:
+        """Tell whether a letter matches."""
+        error = _error_of(document)
+        code = self._which.code
+        if code is not None and error.get("code") != (code or None):
+            return False
+        return not self.needed or self.accepts_message(str(error.get("message") or ""))
+
+    def accepts_message(self, message: str) -> bool:
+        """Tell whether a letter with this message, as it is stored, matches by its message."""
+        if self._text is not None and self._text not in message.lower():
+            return False  # Masking takes longer.
+        shown = self._shown(message)
+        if self._text is not None and self._text not in shown.lower():
+            return False
+        return self._which.group is None or normalise(shown) == self._which.group
+
+
+def _error_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    error = document.get("error")
+    return error if isinstance(error, Mapping) else {}
