@@ -82,7 +82,7 @@ class Settling(QueueBase[PayloadT]):
     def _release(self, task: Task[Any], *, front: bool) -> Operation[None]:
         check_popped(task)
         now = yield from self._now()
-        yield from self._settle(task, settle.released(now, front=front), now)
+        yield from self._settle(task, settle.released(task, now, front=front), now)
 
     def _touch(self, task: Task[PayloadT], extend: Duration | None) -> Operation[Task[PayloadT]]:
         lease = check_popped(task).lease

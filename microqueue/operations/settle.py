@@ -84,11 +84,14 @@ def snoozed(task: Task[Any], now: datetime, *, delay_sec: float) -> Settlement:
     return Settlement(Outcome.SNOOZED, changes, None, {"attempts": -1})
 
 
-def released(now: datetime, *, front: bool) -> Settlement:
+def released(task: Task[Any], now: datetime, *, front: bool) -> Settlement:
     """Hand the task back unharmed: its attempt is refunded, and it is ready at once."""
-    changes: Document = {"status": filters.PENDING, "next_retry_at": None}
-    if front:
-        changes["position"] = front_position(now)
+    rightful = rightful_position(task.position, task.created_at)
+    changes = {
+        "status": filters.PENDING,
+        "next_retry_at": None,
+        "position": front_position(now) if front else rightful,
+    }
     return Settlement(Outcome.RELEASED, changes, None, {"attempts": -1})
 
 
