@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from microqueue.arguments import (
     check_several,
 )
 from microqueue.core.base import QueueBase
-from microqueue.durations import Duration, duration_argument
+from microqueue.durations import Duration, duration_argument, to_positive_timedelta
 from microqueue.errors import LeaseLost
 from microqueue.operations import (
     relocate,
@@ -95,4 +96,7 @@ class Settling(QueueBase[PayloadT]):
 
     def _lease_length(self, task: Task[Any]) -> timedelta:
         own = task.visibility_timeout_sec
-        return self.settings.visibility_timeout if own is None else timedelta(seconds=own)
+        if own is not None:
+            with suppress(ValueError):  # Read by an id, it may be anything.
+                return to_positive_timedelta(own)
+        return self.settings.visibility_timeout
