@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -17,7 +18,9 @@ from microqueue.arguments import (
 )
 from microqueue.core.pausing import REMEMBERED_SEC, Pausing
 from microqueue.core.settling import Settling
+from microqueue.durations import to_positive_timedelta
 from microqueue.errors import InvalidPayload, LeaseLost
+from microqueue.model import shorten
 from microqueue.new_task import AddedTasks, Duplicate, EnqueueReport, NewTask
 from microqueue.operations import (
     claim,
@@ -198,24 +201,24 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
 
     def _deliver(self, documents: list[Document], lease: Lease) -> Operation[list[Claimed]]:
         """Hand over what may run; fail what has expired, is used up, or does not validate."""
-        yield from claim.apply_own_timeouts(documents, lease)
         now = lease.started_at
-        delivered: list[Claimed] = []
+        sound: list[tuple[Document, Any]] = []
         for document in documents:
             settlement = None if clearly_deliverable(document) else undeliverable(document, now)
             if settlement is None:
                 try:
-                    payload = self._codec.load(document.get("payload"))
+                    sound.append((document, self._codec.load(document.get("payload"))))
                 except InvalidPayload as exc:
                     error = TaskError(message=str(exc), code="invalid_payload", at=now)
                     settlement = settle.failed(now, error)
-                else:
-                    delivered.append(Claimed(document, own_lease(document, lease), payload))
             if settlement is not None:
                 task: Task[Any] = Task.from_document(document)
                 with suppress(LeaseLost):  # Whoever has it now decides about it.
                     yield from self._settle(task, settlement, now)
-        return delivered
+        yield from claim.apply_own_timeouts((document for document, _ in sound), lease)
+        return [
+            Claimed(document, own_lease(document, lease), payload) for document, payload in sound
+        ]
 
     def next_look_sec(self) -> Operation[float | None]:
         """Give the seconds after which a pop that waits should look, whatever the stream says.
@@ -237,12 +240,20 @@ def worker_name() -> str:
 
 def clearly_deliverable(document: Document) -> bool:
     """Tell the ordinary task, which most are, from one that needs a closer look."""
-    most = document.get("max_attempts")
-    return type(most) is int and document["attempts"] <= most and document.get("expires_at") is None
+    get, attempts, most = document.get, document["attempts"], document.get("max_attempts")
+    return (
+        type(attempts) is int
+        and type(most) is int
+        and attempts <= most
+        and get("expires_at") is None
+        and get("visibility_timeout_sec") is None
+    )
 
 
 def undeliverable(document: Document, now: datetime) -> Settlement | None:
     """Decide whether a claimed task must not run, and what becomes of it."""
+    if reason := malformed(document):
+        return settle.failed(now, settle.invalid_task(reason, now), delivered=False)
     task: Task[Any] = Task.from_document(document)
     if task.expires_at is not None and task.expires_at <= now:
         message, code = "not delivered before it expired", "expired"
@@ -251,6 +262,22 @@ def undeliverable(document: Document, now: datetime) -> Settlement | None:
     else:
         return None
     return settle.failed(now, TaskError(message=message, code=code, at=now), delivered=False)
+
+
+def malformed(document: Document) -> str | None:
+    """Say which field of a claimed task cannot be what it is, and why, if there is one."""
+    attempts, expires_at = document["attempts"], document.get("expires_at")
+    own_sec = document.get("visibility_timeout_sec")
+    if not isinstance(attempts, int | float) or not math.isfinite(attempts):
+        return f"attempts={shorten(attempts)} is not valid: give a number"
+    if expires_at is not None and not isinstance(expires_at, datetime):
+        return f"expires_at={shorten(expires_at)} is not valid: give a date up to the year 9999"
+    if own_sec is not None:
+        try:
+            to_positive_timedelta(own_sec)
+        except ValueError as exc:
+            return f"visibility_timeout_sec={shorten(own_sec)} is not valid: {exc}"
+    return None
 
 
 def own_lease(document: Document, lease: Lease) -> Lease:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from microqueue.arguments import (
     check_several,
 )
 from microqueue.core.base import QueueBase
-from microqueue.durations import Duration, duration_argument
+from microqueue.durations import Duration, duration_argument, to_positive_timedelta
 from microqueue.errors import LeaseLost
 from microqueue.operations import (
     relocate,
@@ -84,7 +85,7 @@ class Settling(QueueBase[PayloadT]):
     def _release(self, task: Task[Any], *, front: bool) -> Operation[None]:
         check_popped(task)
         now = yield from self._now()
-        yield from self._settle(task, settle.released(now, front=front), now)
+        yield from self._settle(task, settle.released(task, now, front=front), now)
 
     def _touch(self, task: Task[PayloadT], extend: Duration | None) -> Operation[Task[PayloadT]]:
         lease = check_popped(task).lease
@@ -97,4 +98,7 @@ class Settling(QueueBase[PayloadT]):
 
     def _lease_length(self, task: Task[Any]) -> timedelta:
         own = task.visibility_timeout_sec
-        return self.settings.visibility_timeout if own is None else timedelta(seconds=own)
+        if own is not None:
+            with suppress(ValueError):  # Read by an id, it may be anything.
+                return to_positive_timedelta(own)
+        return self.settings.visibility_timeout

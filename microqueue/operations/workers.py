@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from pymongo import UpdateOne
-
 from microqueue.model import Model
-from microqueue.operations import filters, settle
+from microqueue.operations import endings, filters, settle
 from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.endings import Ending
+from microqueue.operations.settle import Settlement
 from microqueue.operations.sweep import WITHOUT_PAYLOAD
 from microqueue.settings import QueueSettings
 from microqueue.task import Outcome, Task, TaskError
@@ -109,30 +109,20 @@ def reclaim_from(
         held: list[Document] = yield Call(
             "find", selection, WITHOUT_PAYLOAD, sort=order, limit=settings.batch_size
         )
-        back: list[UpdateOne] = []
-        dead: list[UpdateOne] = []
+        ended: list[Ending] = []
         for document in held:
             task: Task[Any] = Task.from_document(document)
-            update = _crash_update(task, now, settings, suspect=suspects > 0)
+            settlement = _crash(task, now, settings, suspect=suspects > 0)
             suspects -= 1
-            waits = update["$set"]["status"] == filters.PENDING
-            (back if waits else dead).append(UpdateOne(filters.claimed(task), update))
-        moved = 0
-        for updates in (back, dead):
-            if updates:
-                result = yield Call("bulk_write", updates, ordered=False)
-                moved += result.modified_count
-                if updates is back:
-                    reclaimed += result.modified_count
-                else:
-                    buried += result.modified_count
-        if len(held) < settings.batch_size or not moved:
+            ended.append(Ending(task, settlement, filters.claimed(task)))
+        back, out = yield from endings.take_back(ended, now=now, settings=settings)
+        reclaimed += back
+        buried += out
+        if len(held) < settings.batch_size or not back + out:
             return reclaimed, buried
 
 
-def _crash_update(
-    task: Task[Any], now: datetime, settings: QueueSettings, *, suspect: bool
-) -> Document:
+def _crash(task: Task[Any], now: datetime, settings: QueueSettings, *, suspect: bool) -> Settlement:
     worker_id = task.lease.worker_id if task.lease else None
     crashes = task.crashes + suspect
     message = f"the worker {worker_id} ended without settling the task"
@@ -148,7 +138,7 @@ def _crash_update(
     settlement.changes["redelivered"] = True
     if suspect:
         settlement.increments["crashes"] = 1
-    return settle.settlement_update(task, settlement, now=now, history_limit=settings.history_limit)
+    return settlement
 
 
 def _read(document: Document) -> WorkerInfo:
