@@ -3,8 +3,9 @@
 
     */1 * * * *  MICROQUEUE_URI=mongodb://... python scripts/sweep.py
 
-Two at once do no harm: the second one skips its turn. One log line per sweep goes to stderr.
-The exit status is 0, or 1 if the server could not be reached or a job failed.
+Two at once do no harm: a second one of the same jobs and queues skips its turn.
+One log line per sweep goes to stderr. The exit status is 0, or 1 if the server could not be
+reached or a job failed.
 """
 
 from __future__ import annotations
