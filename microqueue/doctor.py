@@ -58,7 +58,8 @@ def examine(queue: Queue[Any]) -> list[Check]:
         checks.append(check_indexes(there, name, made_on_demand=queue.settings.ensure_indexes))
     if findings.existing:
         checks.append(check_pop(queue.run(operations.explain_pop(queue.name, tasks))))
-        checks.append(check_retention(findings))
+        told = "retention" in queue.settings.model_fields_set
+        checks.append(check_retention(findings, told=told))
     checks.append(check_write_concern(queue.collections.tasks.write_concern))
     return checks
 
@@ -141,18 +142,22 @@ def check_pop(used: list[str]) -> Check:
     return Check(name=name, ok=False, detail=detail, advice=f"it must be 'ready'; {RUN_INDEXES}")
 
 
-def check_retention(findings: IndexFindings) -> Check:
-    """Tell whether the server removes done tasks when the settings say so."""
+def check_retention(findings: IndexFindings, *, told: bool) -> Check:
+    """Tell whether the server removes done tasks when the settings say so.
+
+    Settings that were not told how long, have nothing to say against what there is.
+    """
     name = "retention"
     if "finished" not in findings.existing:
         detail = "the index that removes done tasks is missing"
         return Check(name=name, ok=False, detail=detail, advice=RUN_INDEXES)
-    expected = describe_expiry(findings.expected_expiry_sec.get("finished"))
     found = describe_expiry(findings.existing["finished"].get("expireAfterSeconds"))
-    if "finished" not in findings.expiry_differs:
+    if not told or "finished" not in findings.expiry_differs:
         return Check(name=name, ok=True, detail=f"done tasks are kept {found}")
-    detail = f"done tasks are kept {found}, and the settings say {expected}"
-    advice = f"if the settings are right, {RUN_INDEXES}"
+    wanted = findings.expected_expiry_sec["finished"]
+    detail = f"done tasks are kept {found}, and the settings say {describe_expiry(wanted)}"
+    duration = "forever" if wanted == indexes.NEVER_SEC else f"{wanted}s"
+    advice = f"if the settings are right, {RUN_INDEXES} --retention {duration}"
     return Check(name=name, ok=False, detail=detail, advice=advice)
 
 

@@ -62,7 +62,7 @@ def up(
     home = directory or default_directory()
     with stop_on_signals() as stop, EmbeddedServer.start(home, port=port) as server:
         with Queue.from_uri(server.uri) as queue, ExitStack() as stack:
-            queue.ensure_indexes()
+            queue.ensure_indexes(adjust=False)
             page = _dashboard(session, queue, dashboard_port) if with_dashboard else None
             if page is not None:
                 stack.enter_context(page.running())

@@ -129,7 +129,7 @@ def _run(job: Job) -> int:
     function = load_handler(job.handler)
     with ExitStack() as opened:
         first = opened.enter_context(job.session.connect(job.names[0]))
-        first.ensure_indexes()  # A server that is not there is told at once.
+        first.ensure_indexes(adjust=False)  # A server that is not there is told at once.
         if not job.burst and own_name() is None:
             described = formats.listed([repr(name) for name in job.names])
             noun = "queue" if len(job.names) == 1 else "queues"
@@ -176,7 +176,7 @@ def _supervise(
     """Run this very command in several processes, and take back what a dead one held."""
     load_handler(handler)  # A wrong name is told once, before anything starts.
     with session.connect(names[0]) as queue:
-        queue.ensure_indexes()
+        queue.ensure_indexes(adjust=False)
         session.out.say(
             f"Working on {formats.listed([repr(name) for name in names])} with {handler} in "
             f"{formats.count(processes, 'process', 'processes')}. Ctrl-C ends it."

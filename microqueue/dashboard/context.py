@@ -94,7 +94,10 @@ class Context:
     async def _record(self, request: Request, **what: Any) -> None:
         try:
             if not self._audit_ready:
-                await self.access.run(audit.prepare(self.options.audit_retention))
+                # The default must not shorten what another dashboard was told to keep.
+                told = "audit_retention" in self.options.model_fields_set
+                kept = audit.prepare(self.options.audit_retention, adjust=told)
+                await self.access.run(kept)
                 self._audit_ready = True
             now, who = await self.access.now(), self.guard.who(request)
             entry = audit.AuditEntry(id=str(ObjectId()), at=now, who=who, **what)
