@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from microqueue.cli import formats, serving, tasks, values
+from microqueue.cli.adopting import adopt
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
 from microqueue.doctor import Check, describe_expiry, examine
@@ -46,9 +47,10 @@ def sweep(
     if once and every is not None:
         raise typer.BadParameter("give --once or --every, not both.")
     queues = None if session.options.queue is None else [session.options.queue]
-    with session.connect() as queue:
+    with session.open() as queue:
         sweeper = Sweeper(queue, queues=queues, jobs=job or JOBS)
         if every is None:
+            adopt(queue)
             report = sweeper.run_once()
             print_sweep(session, report)
             if not report.ok:
@@ -58,6 +60,7 @@ def sweep(
         with serving.sweep_metrics(metrics_port, queue) as count, stop_on_signals() as stop:
             while not stop.is_set():
                 try:
+                    adopt(queue)  # Each time: a service may have started meanwhile.
                     report = sweeper.run_once()
                 except MicroqueueError as exc:  # The next sweep may find the server back.
                     session.out.error(exc)
@@ -233,7 +236,7 @@ def _retention(former: int | None, kept: int | None) -> dict[str, int | None]:
 
 def doctor(session: Session) -> None:
     """Examine the server, the clock, the indexes and the write concern; changes nothing."""
-    with session.connect() as queue:
+    with session.open() as queue:
         checks = examine(queue)
     healthy = all(check.ok for check in checks)
     if session.out.as_json:

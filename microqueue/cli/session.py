@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from pymongo.errors import PyMongoError
 
+from microqueue.cli.adopting import adopt
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
 from microqueue.cli.output import Output
 from microqueue.connection import URI_VARIABLE
@@ -90,7 +91,17 @@ class Session:
         return "default" if self.options.queue is None else self.options.queue
 
     def connect(self, name: str | None = None, **settings: Any) -> Queue:
-        """Open the queue, or another one; the caller closes it.
+        """Open the queue as :meth:`open` does, with its dead letters where they are kept."""
+        queue = self.open(name, **settings)
+        try:
+            adopt(queue)
+        except BaseException:
+            queue.close()
+            raise
+        return queue
+
+    def open(self, name: str | None = None, **settings: Any) -> Queue:
+        """Open the queue, or another one, without a look at the server; the caller closes it.
 
         The settings are those of the environment, and those given here.
         """

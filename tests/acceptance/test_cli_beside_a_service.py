@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -154,3 +156,106 @@ def test_doctor_minds_only_a_retention_that_the_environment_says(
     assert advice is not None
     run(*advice.group(1).split())
     assert "✓ retention: done tasks are kept for 90 minutes\n" in run("doctor")
+
+
+# The dead letters
+
+
+@pytest.fixture
+def letter(microqueue_database: Any) -> str:
+    """The id of a dead letter that a service keeps apart."""
+    settings = QueueSettings(dead_letters="collection")
+    queue: Queue[Any] = Queue(microqueue_database, settings=settings)
+    queue.enqueue({"n": 1}, task_id="letter")
+    task = queue.pop()
+    assert task is not None
+    queue.mark_failure(task, "boom", code="boom")
+    assert microqueue_database.tasks.count_documents({}) == 0
+    return "letter"
+
+
+def test_every_command_sees_letters_that_a_service_keeps_apart(letter: str) -> None:
+    assert [task["id"] for task in run_json("dlq", "list")["tasks"]] == [letter]
+    assert run_json("stats")["failed"] == 1
+    assert run_json("show", letter)["status"] == "failed"
+    assert run_json("top")["queues"][0]["failed"] == 1
+    assert run_json("dlq", "replay", letter)["replayed"] == 1
+    assert run_json("show", letter)["status"] == "pending"
+
+
+def test_environment_that_says_where_letters_are_is_taken_by_its_word(
+    letter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MICROQUEUE_DEAD_LETTERS", "status")
+    assert run_json("stats")["failed"] == 0
+
+
+def test_collection_without_letters_of_its_own_stays_without(microqueue_database: Any) -> None:
+    run("worker", "service_handlers:handle", "--burst")
+    run("sweep")
+    run("doctor")
+    assert "tasks_dlq" not in microqueue_database.list_collection_names()
+
+
+@pytest.mark.parametrize("handler", ["handle", "handle_async"])
+def test_worker_moves_the_letters_of_all_its_queues(
+    letter: str, microqueue_database: Any, handler: str
+) -> None:
+    for name in ("one", "two"):
+        Queue[Any](microqueue_database, name).enqueue({}, max_attempts=1)
+    run("worker", f"service_handlers:{handler}", "--burst", "-q", "one", "-q", "two")
+    assert microqueue_database.tasks.count_documents({}) == 0
+    assert microqueue_database.tasks_dlq.count_documents({"queue": {"$in": ["one", "two"]}}) == 2
+
+
+def test_sweep_moves_letters_from_then_on_when_a_service_keeps_them_apart(
+    uri: str, microqueue_database: Any
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    queue.enqueue({}, expires_in=0.001)
+    time.sleep(0.01)
+    command = ["sweep", "--every", "0.05", "--json", "--uri", uri]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "microqueue.cli", *command], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        assert (first["expired"], first["moved"]) == (1, 0)
+        settings = QueueSettings(dead_letters="collection")
+        Queue[Any](microqueue_database, settings=settings).ensure_indexes()
+        reports = (json.loads(process.stdout.readline()) for _ in range(100))
+        assert any(report["moved"] for report in reports)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_sweep_goes_on_until_its_server_is_there() -> None:
+    command = ["sweep", "--every", "0.01", "--uri", "mongodb://127.0.0.1:1/?directConnection=true"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "microqueue.cli", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MICROQUEUE_SERVER_TIMEOUT": "0.1"},
+    )
+    try:
+        assert process.stderr is not None
+        for _ in range(2):
+            assert "no MongoDB server answered in time" in process.stderr.readline()
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_doctor_says_where_letters_are_when_the_settings_do_not(
+    letter: str, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = run("doctor")
+    assert "! dead letters: tasks_dlq is there, so commands keep them there" in said
+    assert "MICROQUEUE_DEAD_LETTERS=collection" in said
+    assert "✓ indexes of tasks_dlq: all there" in said
+    monkeypatch.setenv("MICROQUEUE_DEAD_LETTERS", "status")
+    assert "! dead letters: kept in tasks, as the settings say; but tasks_dlq" in run("doctor")
+    monkeypatch.setenv("MICROQUEUE_DEAD_LETTERS", "collection")
+    assert "dead letters:" not in run("doctor")
