@@ -112,9 +112,9 @@ class AsyncQueue(QueueCore[PayloadT]):
         """See :meth:`Queue.now`."""
         return await self.run(self._now())
 
-    async def ensure_indexes(self) -> list[str]:
+    async def ensure_indexes(self, *, adjust: bool = True) -> list[str]:
         """See :meth:`Queue.ensure_indexes`."""
-        return await self.run(self._ensure_indexes())
+        return await self.run(self._ensure_indexes(adjust=adjust))
 
     # Produce
 

@@ -128,7 +128,7 @@ def encode_all(
                 argument="payload",
                 value=document.get("payload"),
             )
-        if _may_be_too_deep(raw.raw):
+        if _may_be_too_deep(bytes(raw.raw)):
             _check_depth(document)
     return encoded
 

@@ -114,12 +114,14 @@ class Queue(QueueCore[PayloadT]):
         """Give the time that this queue goes by: the server's."""
         return self.run(self._now())
 
-    def ensure_indexes(self) -> list[str]:
+    def ensure_indexes(self, *, adjust: bool = True) -> list[str]:
         """Create missing indexes, adjust the retention, and give the names of the new ones.
 
-        Safe to repeat. Raises :class:`IndexConflict` if an index of another shape is in the way.
+        With ``adjust=False``, a retention that the collection has stays, whatever the settings
+        say. Safe to repeat. Raises :class:`IndexConflict` if an index of another shape is in
+        the way.
         """
-        return self.run(self._ensure_indexes())
+        return self.run(self._ensure_indexes(adjust=adjust))
 
     # Produce
 

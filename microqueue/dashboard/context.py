@@ -110,7 +110,9 @@ class Context:
         if self._audit_ready:
             return
         try:
-            await self.access.run(audit.prepare(self.options.audit_retention))
+            # The default must not shorten what another dashboard was told to keep.
+            told = "audit_retention" in self.options.model_fields_set
+            await self.access.run(audit.prepare(self.options.audit_retention, adjust=told))
             self._audit_ready = True
         except MicroqueueError:
             logger.exception("the audit log has no index that ends its entries")

@@ -8,7 +8,7 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from microqueue.errors import TaskNotFound, WrongStatus
-from microqueue.operations import filters, replay, settle
+from microqueue.operations import filters, inspect, replay, settle
 from microqueue.operations.call import Call, Document, Operation
 from microqueue.operations.settle import Settlement
 from microqueue.operations.sweep import delete_all
@@ -29,7 +29,7 @@ def cancel(task_id: Any, now: datetime, settings: QueueSettings) -> Operation[Do
     """
     wanted = {"_id": {"$eq": task_id}}
     while True:
-        document: Document | None = yield Call("find_one", wanted)
+        document = yield from inspect.get(task_id, settings)
         if document is None:
             raise TaskNotFound(task_id=task_id)
         status = document.get("status")

@@ -34,7 +34,7 @@ def reclaim_stuck(
 
     Fenced by the token and the expiry that were read: a lease renewed meanwhile is kept.
     """
-    selection = {**_within(queues), **filters.lease_expired(now)}
+    selection = {**within(queues), **filters.lease_expired(now)}
     reclaimed = buried = 0
     while True:
         stuck: list[Document] = yield Call(
@@ -117,7 +117,7 @@ def bury_exhausted(now: datetime, settings: QueueSettings, queues: Queues = None
         max_attempts = found[0]["max_attempts"]
         if _number(found[0]["attempts"]) >= _number(max_attempts):
             used_up = {"attempts": {"$gte": max_attempts, "$gt": 0}, "max_attempts": max_attempts}
-            selection = {"status": filters.PENDING, **used_up, **_within(queues)}
+            selection = {"status": filters.PENDING, **used_up, **within(queues)}
             message = f"all {max_attempts} attempts are used up"
             buried += yield from _bury(selection, message, "max_attempts", now, settings)
 
@@ -126,7 +126,7 @@ def expire_undelivered(
     now: datetime, settings: QueueSettings, queues: Queues = None
 ) -> Operation[int]:
     """Fail waiting tasks whose ``expires_at`` has passed."""
-    selection = {**filters.undelivered(now), **_within(queues)}
+    selection = {**filters.undelivered(now), **within(queues)}
     return (
         yield from _bury(selection, "not delivered before it expired", "expired", now, settings)
     )
@@ -143,7 +143,7 @@ def purge_finished(now: datetime, settings: QueueSettings, queues: Queues = None
     if retention is None:
         return 0
     selection = {**filters.FINISHED, "finished_at": {"$lte": now - retention}}
-    return (yield from delete_all({**selection, **_within(queues)}, settings.batch_size))
+    return (yield from delete_all({**selection, **within(queues)}, settings.batch_size))
 
 
 def delete_all(selection: Document, batch_size: int) -> Operation[int]:
@@ -196,5 +196,6 @@ def _number(value: Any) -> Any:
     return value.to_decimal() if isinstance(value, Decimal128) else value
 
 
-def _within(queues: Queues) -> Document:
+def within(queues: Queues) -> Document:
+    """Match the tasks of some queues, or of all."""
     return {} if queues is None else {"queue": {"$in": list(queues)}}
