@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from benchmarks.place import Place
 
 Start = Callable[[], None]
+LOOK_SEC = 1.0
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,14 @@ def run_processes(function: Callable[..., Any], count: int, place: Place, *argum
     """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(count)
-    replies = context.SimpleQueue()
+    replies: Any = context.Queue()
     processes = [
         context.Process(target=_run, args=(function, place, arguments, barrier, replies))
         for _ in range(count)
     ]
     for process in processes:
         process.start()
-    outcomes = [replies.get() for _ in processes]
+    outcomes = [_next_reply(replies, processes) for _ in processes]
     for process in processes:
         process.join()
     for outcome in outcomes:
@@ -44,6 +47,18 @@ def run_processes(function: Callable[..., Any], count: int, place: Place, *argum
     began = min(began for _, began, _ in outcomes)
     ended = max(ended for _, _, ended in outcomes)
     return Run([result for result, _, _ in outcomes], ended - began)
+
+
+def _next_reply(replies: Any, processes: Sequence[BaseProcess]) -> Any:
+    """Wait for a reply, but not for that of a process which died without one."""
+    while True:
+        try:
+            return replies.get(timeout=LOOK_SEC)
+        except queue.Empty:
+            if any(process.exitcode for process in processes):
+                for process in processes:
+                    process.kill()
+                raise RuntimeError("a process of the benchmark died; see above") from None
 
 
 def _run(

@@ -3,6 +3,7 @@
 from microqueue.async_queue import AsyncQueue
 from microqueue.backoff import BackoffPolicy, compute_backoff_seconds
 from microqueue.errors import (
+    DuplicatesStored,
     DuplicateTask,
     EmbeddedServerError,
     IndexConflict,
@@ -41,6 +42,7 @@ __all__ = [
     "DeadLetterStats",
     "Duplicate",
     "DuplicateTask",
+    "DuplicatesStored",
     "EmbeddedServerError",
     "EnqueueReport",
     "IndexConflict",

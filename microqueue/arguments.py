@@ -93,10 +93,13 @@ def check_code(code: Any) -> str | None:
     return cast("str | None", code)
 
 
-def check_session(session: Any) -> Any:
-    """Refuse what is not a driver's session."""
+def check_session(session: Any, client: Any) -> Any:
+    """Refuse what is not a session of this client."""
+    if session is None:
+        return None
     # The type is asked: a database would give a collection for any attribute.
-    if session is not None and not hasattr(type(session), "in_transaction"):
+    is_session = hasattr(type(session), "in_transaction")
+    if not is_session or getattr(session, "client", client) is not client:
         raise refused("session", session, "give a session of the queue's own client")
     return session
 

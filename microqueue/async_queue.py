@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from pymongo import AsyncMongoClient
 
-from microqueue.arguments import check_count, check_session, check_worker_id
+from microqueue.arguments import check_count, check_worker_id
 from microqueue.backoff import BackoffPolicy
 from microqueue.clock import Clock
 from microqueue.core import QueueCore
@@ -18,7 +19,7 @@ from microqueue.drivers.asynchronous import AsyncDriver
 from microqueue.drivers.collections import is_blocking
 from microqueue.drivers.wakeup import AsyncWakeup
 from microqueue.durations import Duration, duration_argument
-from microqueue.errors import InvalidArgument, LeaseLost
+from microqueue.errors import InvalidArgument, LeaseLost, MicroqueueError
 from microqueue.new_task import EnqueueReport, NewTask
 from microqueue.operations.call import Operation
 from microqueue.operations.control import Pause
@@ -111,9 +112,9 @@ class AsyncQueue(QueueCore[PayloadT]):
         """See :meth:`Queue.now`."""
         return await self.run(self._now())
 
-    async def ensure_indexes(self) -> list[str]:
+    async def ensure_indexes(self, *, adjust: bool = True) -> list[str]:
         """See :meth:`Queue.ensure_indexes`."""
-        return await self.run(self._ensure_indexes())
+        return await self.run(self._ensure_indexes(adjust=adjust))
 
     # Produce
 
@@ -147,13 +148,13 @@ class AsyncQueue(QueueCore[PayloadT]):
             task_id=task_id,
             headers={} if headers is None else headers,
         )
-        return await self.run(self._enqueue(new, check_session(session)))
+        return await self.run(self._enqueue(new, session))
 
     async def enqueue_many(
         self, items: Iterable[PayloadT | NewTask[PayloadT]], *, session: Any = None, **options: Any
     ) -> EnqueueReport[PayloadT]:
         """See :meth:`Queue.enqueue_many`."""
-        return await self.run(self._enqueue_many(items, options, check_session(session)))
+        return await self.run(self._enqueue_many(items, options, session))
 
     # Claim
 
@@ -175,8 +176,8 @@ class AsyncQueue(QueueCore[PayloadT]):
                 remaining = deadline - asyncio.get_running_loop().time()
                 if task is not None or remaining <= 0:
                     return task
-                due_sec = await self.run(self.next_due_sec())
-                await wakeup.sleep(remaining if due_sec is None else min(remaining, due_sec))
+                look_sec = await self.run(self.next_look_sec())
+                await wakeup.sleep(remaining if look_sec is None else min(remaining, look_sec))
 
     async def pop_many(self, limit: int, *, worker_id: str | None = None) -> list[Task[PayloadT]]:
         """See :meth:`Queue.pop_many`."""
@@ -194,15 +195,16 @@ class AsyncQueue(QueueCore[PayloadT]):
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            for task in await claiming:
-                await self.release(task)
+            with suppress(MicroqueueError):  # The caller wants to end; a lease ends by itself.
+                for task in await claiming:
+                    await self.release(task)
             raise
 
     # Settle
 
     async def mark_done(self, task: Task[Any], *, result: Any = None, session: Any = None) -> None:
         """See :meth:`Queue.mark_done`."""
-        await self.run(self._mark_done(task, result, check_session(session)))
+        await self.run(self._mark_done(task, result, session))
 
     async def mark_done_many(self, tasks: Iterable[Task[Any]]) -> list[LeaseLost]:
         """See :meth:`Queue.mark_done_many`."""

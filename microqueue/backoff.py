@@ -83,7 +83,11 @@ class BackoffPolicy(Model):
         # Compared as logarithms first: 2.0 ** 1100 overflows, steps * log(2) does not.
         if steps * math.log(self.factor) >= math.log(self.max_sec) - math.log(self.base_sec):
             return self.max_sec
-        return min(self.base_sec * self.factor**steps, self.max_sec)
+        try:
+            return min(self.base_sec * self.factor**steps, self.max_sec)
+        except OverflowError:  # The power of a tiny base may overflow where the product does not.
+            exponent = math.log(self.base_sec) + steps * math.log(self.factor)
+            return min(math.exp(exponent), self.max_sec)
 
 
 def _is_delay(value: object) -> TypeGuard[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from typing import Any
 
 from pymongo.errors import ConfigurationError, InvalidURI
@@ -16,6 +17,11 @@ from microqueue.settings import QueueSettings
 
 DEFAULT_DATABASE = "microqueue"
 URI_VARIABLE = "MICROQUEUE_URI"
+
+
+def option_names(uri: str) -> set[str]:
+    """Give the names of the options that a URI sets, in lower case."""
+    return {option.partition("=")[0].lower() for option in re.split("[&;]", uri.partition("?")[2])}
 
 
 class Connection:
@@ -38,14 +44,15 @@ class Connection:
             self.server = EmbeddedServer.start(default_directory())
             address = self.server.uri
         timeout_ms = int(settings.server_timeout.total_seconds() * 1000)
-        options = {
+        defaults = {
             "serverSelectionTimeoutMS": timeout_ms,
             "connectTimeoutMS": timeout_ms,
             "appname": "microqueue",
-            **client_options,
         }
+        given = option_names(address)
+        options = {name: value for name, value in defaults.items() if name.lower() not in given}
         try:
-            self.client = client_class(address, **options)
+            self.client = client_class(address, **{**options, **client_options})
             database = self.client.get_default_database(DEFAULT_DATABASE)
         except (InvalidURI, ConfigurationError, ValueError, TypeError) as exc:
             self.stop_server()

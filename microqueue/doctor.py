@@ -50,7 +50,12 @@ def examine(queue: Queue[Any]) -> list[Check]:
         check_clock(as_utc(hello["localTime"]), here=sent[0] + took / 2, uncertain=took / 2),
         check_indexes(findings, tasks, made_on_demand=queue.settings.ensure_indexes),
     ]
-    if queue.settings.dead_letters == "collection":
+    told = queue.settings.model_fields_set
+    kept_apart = queue.settings.dead_letters == "collection"
+    if not kept_apart and queue.run(operations.has_letters_apart(tasks)):
+        kept_apart = "dead_letters" not in told
+        checks.append(check_dead_letters(tasks, told="dead_letters" in told))
+    if kept_apart:
         wanted, name = indexes.dead_letter_indexes(), f"{tasks}_dlq"
         there = queue.run(
             operations.compare_indexes(wanted, name, target=Target.DEAD_LETTERS),
@@ -58,7 +63,7 @@ def examine(queue: Queue[Any]) -> list[Check]:
         checks.append(check_indexes(there, name, made_on_demand=queue.settings.ensure_indexes))
     if findings.existing:
         checks.append(check_pop(queue.run(operations.explain_pop(queue.name, tasks))))
-        checks.append(check_retention(findings))
+        checks.append(check_retention(findings, told="retention" in told))
     checks.append(check_write_concern(queue.collections.tasks.write_concern))
     return checks
 
@@ -130,6 +135,23 @@ def check_indexes(findings: IndexFindings, collection: str, *, made_on_demand: b
     return Check(name=name, ok=True, detail="all there")
 
 
+def check_dead_letters(collection: str, *, told: bool) -> Check:
+    """Tell where dead letters are kept if ``tasks_dlq`` is there, and the settings do without."""
+    name, place = "dead letters", f"{collection}_dlq"
+    if not told:
+        detail = f"{place} is there, so commands keep them there; the settings do not say so"
+        advice = (
+            "set MICROQUEUE_DEAD_LETTERS=collection here, and dead_letters='collection' in all "
+            f"services; or, if no service keeps them apart any more, drop {place} once it is empty"
+        )
+        return Check(name=name, ok=True, detail=detail, advice=advice)
+    detail = f"kept in {collection}, as the settings say; but {place} is there, too"
+    advice = (
+        f"what is in {place} is not seen: set dead_letters to 'collection', or drop it if empty"
+    )
+    return Check(name=name, ok=True, detail=detail, advice=advice)
+
+
 def check_pop(used: list[str]) -> Check:
     """Tell whether a pop reads the one index that keeps it fast at any size."""
     name = "index of a pop"
@@ -141,18 +163,22 @@ def check_pop(used: list[str]) -> Check:
     return Check(name=name, ok=False, detail=detail, advice=f"it must be 'ready'; {RUN_INDEXES}")
 
 
-def check_retention(findings: IndexFindings) -> Check:
-    """Tell whether the server removes done tasks when the settings say so."""
+def check_retention(findings: IndexFindings, *, told: bool) -> Check:
+    """Tell whether the server removes done tasks when the settings say so.
+
+    Settings that were not told how long, have nothing to say against what there is.
+    """
     name = "retention"
     if "finished" not in findings.existing:
         detail = "the index that removes done tasks is missing"
         return Check(name=name, ok=False, detail=detail, advice=RUN_INDEXES)
-    expected = describe_expiry(findings.expected_expiry_sec.get("finished"))
     found = describe_expiry(findings.existing["finished"].get("expireAfterSeconds"))
-    if "finished" not in findings.expiry_differs:
+    if not told or "finished" not in findings.expiry_differs:
         return Check(name=name, ok=True, detail=f"done tasks are kept {found}")
-    detail = f"done tasks are kept {found}, and the settings say {expected}"
-    advice = f"if the settings are right, {RUN_INDEXES}"
+    wanted = findings.expected_expiry_sec["finished"]
+    detail = f"done tasks are kept {found}, and the settings say {describe_expiry(wanted)}"
+    duration = "forever" if wanted == indexes.NEVER_SEC else f"{wanted}s"
+    advice = f"if the settings are right, {RUN_INDEXES} --retention {duration}"
     return Check(name=name, ok=False, detail=detail, advice=advice)
 
 

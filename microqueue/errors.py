@@ -8,6 +8,7 @@
     ├── TaskNotFound             no task has this id
     ├── WrongStatus              the task is in a status that does not allow this
     ├── IndexConflict            an index of another shape is in the way
+    ├── DuplicatesStored         live tasks share a dedupe key, so its index cannot be built
     ├── OperationFailed          MongoDB refused; the cause is attached
     │   └── ServerUnavailable    MongoDB could not be reached in time; trying later may work
     ├── EmbeddedServerError      the embedded MongoDB could not be found or started
@@ -94,6 +95,18 @@ class IndexConflict(MicroqueueError):
         super().__init__(
             f"collection {collection!r} has an index in the way of {index!r}: "
             f"found {found}, expected {expected}. Drop it and run ensure_indexes() again."
+        )
+
+
+class DuplicatesStored(MicroqueueError):
+    """Live tasks share a dedupe key: they were stored before the indexes were there."""
+
+    def __init__(self, *, collection: str, key: Any) -> None:
+        self.collection = collection
+        self.key = key
+        super().__init__(
+            f"several live tasks of collection {collection!r} have the key {key}, and the index "
+            "'dedupe' allows one: cancel or delete the others, and run ensure_indexes() again"
         )
 
 

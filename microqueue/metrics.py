@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 try:
@@ -27,6 +27,7 @@ except ImportError as exc:
 
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, MicroqueueError
+from microqueue.insights import Insights
 from microqueue.operations.inspect import QueueStats
 from microqueue.queue import Queue
 from microqueue.sweeper import SweepReport
@@ -145,7 +146,8 @@ class QueueCollector(Collector):
     - ``microqueue_queue_overdue{queue}``: those of ``processing`` whose lease has expired.
     - ``microqueue_queue_oldest_ready_seconds{queue}``: how long the oldest ready task waits.
 
-    One collector takes all queues of a registry. A queue whose server is away is logged and
+    One collector takes all queues of a registry; those of one collection are read together, with
+    as many queries as one of them would need. A queue whose server is away is logged and
     left out, and the other metrics of the process are still served.
     """
 
@@ -177,11 +179,21 @@ class QueueCollector(Collector):
             return queue_families(self._stats)
 
     def _read(self) -> Iterator[QueueStats]:
-        for queue in self._queues:
+        for queues in self._by_collection():
             try:
-                yield queue.stats()
+                yield from Insights(queues[0]).stats([queue.name for queue in queues])
             except MicroqueueError as exc:
-                logger.warning("queue %s has no metrics now: %s", queue.name, exc)
+                for queue in queues:
+                    logger.warning("queue %s has no metrics now: %s", queue.name, exc)
+
+    def _by_collection(self) -> Iterable[Sequence[Queue[Any]]]:
+        """Put queues together that are read at once."""
+        found: dict[Any, dict[str, Queue[Any]]] = {}
+        for queue in self._queues:
+            place = queue.collections
+            key = place.client, place.database.name, place.name, queue.settings.dead_letters
+            found.setdefault(key, {})[queue.name] = queue
+        return [list(queues.values()) for queues in found.values()]
 
 
 def queue_families(stats: Iterable[QueueStats]) -> list[GaugeMetricFamily]:

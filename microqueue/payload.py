@@ -27,6 +27,12 @@ from microqueue.task import PayloadT
 
 LARGEST_DOCUMENT = 15 * 1024 * 1024
 """In bytes. MongoDB's own limit is 16 MB; the rest is for the history, errors and result."""
+DEEPEST_DOCUMENT = 170
+"""In levels, the task's own included. MongoDB stores 180; some updates need a few more."""
+SMALLEST_LEVEL = 7
+"""In bytes: the kind, an empty name, the length and the end."""
+_CONTAINERS = (b"\x03", b"\x04", b"\x0f")
+"""The bytes that begin a document, an array, and code with a scope inside of BSON."""
 
 _BSON_LEAVES = (
     str, bytes, bool, int, float, datetime, UUID, ObjectId, Binary, Code, DBRef, Decimal128,
@@ -110,7 +116,7 @@ def encode_all(
             encoded.append(RawBSONDocument(bson.encode(document, codec_options=codec_options)))  # noqa: PERF401 (its length tells which one failed)
     except (BSONError, OverflowError, TypeError, ValueError, RecursionError) as exc:
         raise InvalidPayload(
-            f"MongoDB cannot store this task: {shorten(exc.args[0] if exc.args else exc)}",
+            f"MongoDB cannot store this task: {_reason(exc)}",
             argument="payload",
             value=documents[len(encoded)].get("payload"),
         ) from exc
@@ -122,7 +128,42 @@ def encode_all(
                 argument="payload",
                 value=document.get("payload"),
             )
+        if _may_be_too_deep(bytes(raw.raw)):
+            _check_depth(document)
     return encoded
+
+
+def _reason(exc: Exception) -> str:
+    """Say what the encoder said; of text that is none, which characters are at fault."""
+    whole = isinstance(exc, UnicodeError) or not exc.args
+    return shorten(str(exc) if whole else exc.args[0])
+
+
+def _may_be_too_deep(raw: bytes) -> bool:
+    """Tell cheaply that a document has few levels: each takes some bytes, and one of a kind."""
+    if len(raw) < DEEPEST_DOCUMENT * SMALLEST_LEVEL:
+        return False
+    return sum(raw.count(byte) for byte in _CONTAINERS) >= DEEPEST_DOCUMENT
+
+
+def _check_depth(document: Mapping[str, Any]) -> None:
+    depth = 0
+    level: list[Any] = [document]
+    while level:
+        depth += 1
+        level = [
+            item
+            for one in level
+            for item in (one.values() if isinstance(one, Mapping) else one)
+            if isinstance(item, Mapping | list | tuple)
+        ]
+    if depth > DEEPEST_DOCUMENT:
+        raise InvalidPayload(
+            f"the task is nested {depth:,} levels deep, and at most {DEEPEST_DOCUMENT} can be "
+            "stored; flatten it",
+            argument="payload",
+            value=document.get("payload"),
+        )
 
 
 def _validate(adapter: TypeAdapter[PayloadT], value: Any, **options: Any) -> PayloadT:

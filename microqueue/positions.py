@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime
+from typing import Any
 
 LONGEST_LEAD = 300 * 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -24,9 +25,15 @@ def front_position(now: datetime) -> int:
     return -microseconds(now)
 
 
-def rightful_position(position: int, created_at: datetime) -> int:
-    """Give the place that a task takes when it comes back: a turn at the front is for once."""
-    return position if position >= 0 else microseconds(created_at)
+def rightful_position(position: Any, created_at: Any) -> Any:
+    """Give the place that a task takes when it comes back: a turn at the front is for once.
+
+    Both are read from a document; a place that is no number counts as one at the front.
+    """
+    is_number = isinstance(position, int | float) and not isinstance(position, bool)
+    if is_number and position >= 0:
+        return position
+    return microseconds(created_at) if isinstance(created_at, datetime) else 0
 
 
 class Positions:

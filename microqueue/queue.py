@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 
 from pymongo import MongoClient
 
-from microqueue.arguments import check_count, check_session, check_worker_id
+from microqueue.arguments import check_count, check_worker_id
 from microqueue.backoff import BackoffPolicy
 from microqueue.clock import Clock
 from microqueue.core import QueueCore
@@ -114,12 +114,14 @@ class Queue(QueueCore[PayloadT]):
         """Give the time that this queue goes by: the server's."""
         return self.run(self._now())
 
-    def ensure_indexes(self) -> list[str]:
+    def ensure_indexes(self, *, adjust: bool = True) -> list[str]:
         """Create missing indexes, adjust the retention, and give the names of the new ones.
 
-        Safe to repeat. Raises :class:`IndexConflict` if an index of another shape is in the way.
+        With ``adjust=False``, a retention that the collection has stays, whatever the settings
+        say. Safe to repeat. Raises :class:`IndexConflict` if an index of another shape is in
+        the way.
         """
-        return self.run(self._ensure_indexes())
+        return self.run(self._ensure_indexes(adjust=adjust))
 
     # Produce
 
@@ -142,9 +144,11 @@ class Queue(QueueCore[PayloadT]):
         """Add a task; when this returns, it is stored.
 
         ``priority`` is 0 to 255, higher first. ``delay`` or ``eta`` hold it back; ``expires_in``
-        fails it if it was not delivered by then. Raises :class:`DuplicateTask` if a live task
-        has the ``dedupe_key``, or any task the ``task_id``. With ``session`` it joins the
-        caller's transaction. Safe to repeat after a lost connection: the id is fixed before.
+        fails it if it waits then, for its first attempt or for another. Raises
+        :class:`DuplicateTask` if a live task has the ``dedupe_key``, or any task the
+        ``task_id``. With ``session`` it joins the caller's transaction. After a lost connection
+        it is repeated, which is safe as the id is fixed before. Who calls again after an error
+        gives a ``task_id`` or ``dedupe_key``: without, that is another task.
         """
         new = NewTask[Any](
             payload=payload,
@@ -159,7 +163,7 @@ class Queue(QueueCore[PayloadT]):
             task_id=task_id,
             headers={} if headers is None else headers,
         )
-        return self.run(self._enqueue(new, check_session(session)))
+        return self.run(self._enqueue(new, session))
 
     def enqueue_many(
         self, items: Iterable[PayloadT | NewTask[PayloadT]], *, session: Any = None, **options: Any
@@ -168,9 +172,11 @@ class Queue(QueueCore[PayloadT]):
 
         ``options`` are those of ``NewTask``, for the items that are bare payloads. All items
         are checked before any is written. Duplicates by ``dedupe_key`` or ``task_id`` are
-        reported and the rest is added. Safe to repeat, as ``enqueue`` is.
+        reported and the rest is added. Repeated as ``enqueue`` is. If the server is away for too
+        long, the first ``settings.batch_size`` or more may be stored: with ``task_id`` or
+        ``dedupe_key`` in each item, the call can be made again.
         """
-        return self.run(self._enqueue_many(items, options, check_session(session)))
+        return self.run(self._enqueue_many(items, options, session))
 
     # Claim
 
@@ -197,8 +203,8 @@ class Queue(QueueCore[PayloadT]):
                 remaining = deadline - time.monotonic()
                 if task is not None or remaining <= 0:
                     return task
-                due_sec = self.run(self.next_due_sec())
-                wakeup.sleep(remaining if due_sec is None else min(remaining, due_sec))
+                look_sec = self.run(self.next_look_sec())
+                wakeup.sleep(remaining if look_sec is None else min(remaining, look_sec))
 
     def pop_many(self, limit: int, *, worker_id: str | None = None) -> list[Task[PayloadT]]:
         """Claim up to ``limit`` tasks at once, under one lease token, in queue order."""
@@ -209,7 +215,7 @@ class Queue(QueueCore[PayloadT]):
 
     def mark_done(self, task: Task[Any], *, result: Any = None, session: Any = None) -> None:
         """Finish a task. With ``session``, in the caller's transaction: all of it, or nothing."""
-        self.run(self._mark_done(task, result, check_session(session)))
+        self.run(self._mark_done(task, result, session))
 
     def mark_done_many(self, tasks: Iterable[Task[Any]]) -> list[LeaseLost]:
         """Finish many tasks with one write per batch popped; give those whose lease was lost."""

@@ -28,6 +28,7 @@ PayloadT = TypeVar("PayloadT", default=dict[str, Any])
 
 LARGEST_PRIORITY = 255
 LONGEST_NAME = 120
+LARGEST_COUNT = 2**31 - 1
 
 
 class TaskStatus(StrEnum):
@@ -137,7 +138,7 @@ class Task(Model, Generic[PayloadT]):
             id=document["_id"],
             queue=get("queue", "default"),
             payload=get("payload") if payload is None else payload,
-            status=_STATUSES.get(get("status", "pending"), get("status")),
+            status=_known(_STATUSES, get("status", "pending")),
             priority=get("priority", 0),
             attempts=_count(get("attempts"), 0),
             max_attempts=_count(get("max_attempts"), 10),
@@ -163,9 +164,13 @@ class Task(Model, Generic[PayloadT]):
         )
 
 
-# A status or outcome of another version is shown as it is.
-_STATUSES: dict[Any, TaskStatus] = {one.value: one for one in TaskStatus}
-_OUTCOMES: dict[Any, Outcome] = {one.value: one for one in Outcome}
+_STATUSES: dict[str, Any] = {one.value: one for one in TaskStatus}
+_OUTCOMES: dict[str, Any] = {one.value: one for one in Outcome}
+
+
+def _known(names: Mapping[str, Any], value: Any) -> Any:
+    """Read a status or outcome; one of another version is shown as it is."""
+    return names.get(value, value) if isinstance(value, str) else value
 
 
 def _read_history(entries: Any) -> tuple[Attempt, ...]:
@@ -175,7 +180,10 @@ def _read_history(entries: Any) -> tuple[Attempt, ...]:
 
 
 def _count(value: Any, default: int) -> int:
-    return int(value) if isinstance(value, (int, float)) and value >= 0 else default
+    """Read a count; one that is larger than can be stored again is cut."""
+    if not isinstance(value, (int, float)) or not value >= 0:
+        return default
+    return int(value) if value <= LARGEST_COUNT else LARGEST_COUNT
 
 
 def _read_error(document: Any) -> TaskError | None:
@@ -208,7 +216,7 @@ def _read_attempt(entry: Mapping[str, Any]) -> Attempt:
         worker_id=get("worker_id"),
         started_at=get("started_at"),
         ended_at=get("ended_at"),
-        outcome=_OUTCOMES.get(get("outcome"), get("outcome")),
+        outcome=_known(_OUTCOMES, get("outcome")),
         error=_read_error(get("error")),
     )
 

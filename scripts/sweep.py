@@ -3,8 +3,9 @@
 
     */1 * * * *  MICROQUEUE_URI=mongodb://... python scripts/sweep.py
 
-Two at once do no harm: the second one skips its turn. One log line per sweep goes to stderr.
-The exit status is 0, or 1 if the server could not be reached or a job failed.
+Two at once do no harm: a second one of the same jobs and queues skips its turn.
+One log line per sweep goes to stderr. The exit status is 0, or 1 if the server could not be
+reached or a job failed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
+from microqueue.cli.adopting import adopt
 from microqueue.errors import MicroqueueError
 from microqueue.queue import Queue
 from microqueue.redaction import without_password
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Queue.from_uri(options.uri) as queue:
             sweeper = Sweeper(queue, queues=options.queue, jobs=options.job or JOBS)
             while True:
-                ok = sweep(sweeper, as_json=options.json)
+                ok = sweep(queue, sweeper, as_json=options.json)
                 if pause is None:
                     return 0 if ok else 1
                 if stop.wait(pause):
@@ -65,9 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def sweep(sweeper: Sweeper, *, as_json: bool) -> bool:
+def sweep(queue: Queue[Any], sweeper: Sweeper, *, as_json: bool) -> bool:
     """Sweep once, log one line, and tell whether all went well."""
     try:
+        adopt(queue)
         report = sweeper.run_once()
     except MicroqueueError as exc:
         logger.error("sweep failed: %s", without_password(str(exc)))  # noqa: TRY400 (one line)

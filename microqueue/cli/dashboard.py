@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
+from microqueue.cli.adopting import adopt
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
-from microqueue.errors import MicroqueueError
+from microqueue.errors import MicroqueueError, ServerUnavailable
 from microqueue.queue import Queue
 
 if TYPE_CHECKING:
@@ -50,7 +52,9 @@ def dashboard(
     options: dict[str, Any] = {"read_only": read_only, "token": token}
     if show_secrets:
         options["redact"] = None
-    with session.connect() as queue:
+    with session.open() as queue:
+        with suppress(ServerUnavailable):  # The page tells that, and when the server is back.
+            adopt(queue)
         server = new_server(queue, host=host, port=port, insecure=insecure, **options)
         with stop_on_signals() as stop, server.running():
             announce(session, server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -11,13 +12,15 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from microqueue.cli import formats, serving, tasks
+from microqueue.cli import formats, serving, tasks, values
+from microqueue.cli.adopting import adopt
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
-from microqueue.doctor import Check, examine
+from microqueue.doctor import Check, describe_expiry, examine
 from microqueue.errors import MicroqueueError
 from microqueue.operations.dead_letters import DeadLetterStats
 from microqueue.operations.examine import explain_pop, list_indexes
+from microqueue.operations.indexes import NEVER_SEC
 from microqueue.operations.inspect import QueueStats
 from microqueue.queue import Queue
 from microqueue.sweeper import JOBS, Sweeper, SweepReport, check_every
@@ -44,9 +47,10 @@ def sweep(
     if once and every is not None:
         raise typer.BadParameter("give --once or --every, not both.")
     queues = None if session.options.queue is None else [session.options.queue]
-    with session.connect() as queue:
+    with session.open() as queue:
         sweeper = Sweeper(queue, queues=queues, jobs=job or JOBS)
         if every is None:
+            adopt(queue)
             report = sweeper.run_once()
             print_sweep(session, report)
             if not report.ok:
@@ -56,6 +60,7 @@ def sweep(
         with serving.sweep_metrics(metrics_port, queue) as count, stop_on_signals() as stop:
             while not stop.is_set():
                 try:
+                    adopt(queue)  # Each time: a service may have started meanwhile.
                     report = sweeper.run_once()
                 except MicroqueueError as exc:  # The next sweep may find the server back.
                     session.out.error(exc)
@@ -158,10 +163,26 @@ def _stats_view(session: Session, found: QueueStats, letters: DeadLetterStats) -
     )
 
 
-def indexes(session: Session) -> None:
-    """Create missing indexes, list them, and show which one a pop uses."""
-    with session.connect() as queue:
-        created = queue.ensure_indexes()
+def indexes(
+    session: Session,
+    *,
+    retention: Annotated[
+        timedelta | None,
+        typer.Option(
+            help="From now on, keep done tasks so long: 30d, or forever.",
+            parser=values.read_retention,
+            metavar="DURATION",
+        ),
+    ] = None,
+) -> None:
+    """Create missing indexes, list them, and show which one a pop uses.
+
+    How long done tasks are kept changes only with --retention.
+    """
+    told: dict[str, Any] = {} if retention is None else {"retention": retention}
+    with session.connect(**told) as queue:
+        former = _kept_sec(queue.run(list_indexes()))
+        created = queue.ensure_indexes(adjust=bool(told))
         found = queue.run(list_indexes())
         used = queue.run(explain_pop(queue.name, queue.collections.name))
     listed: list[dict[str, Any]] = [
@@ -176,7 +197,8 @@ def indexes(session: Session) -> None:
         for name, index in found.items()
     ]
     if session.out.as_json:
-        session.out.json({"created": created, "indexes": listed, "pop_uses": used})
+        document = {"created": created, "indexes": listed, "pop_uses": used}
+        session.out.json({**document, **_retention(former, _kept_sec(found))})
         return
     session.out.table(
         ["index", "keys", "only tasks with"],
@@ -193,11 +215,28 @@ def indexes(session: Session) -> None:
     )
     session.out.say(f"\nCreated: {', '.join(created)}." if created else "\nAll were there.")
     session.out.say(f"A pop uses: {', '.join(used)}.")
+    kept = _kept_sec(found)
+    before = "" if former in {None, kept} else f"; until now, {describe_expiry(former)}"
+    session.out.say(f"Done tasks are kept {describe_expiry(kept)}{before}.")
+
+
+def _kept_sec(found: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """Read how long done tasks are kept from the index that says so, if it is there."""
+    seconds: int | None = found.get("finished", {}).get("expireAfterSeconds")
+    return seconds
+
+
+def _retention(former: int | None, kept: int | None) -> dict[str, int | None]:
+    """Tell for programs how long done tasks are kept, and were if that is new; null: for good."""
+    told = {"retention_sec": kept}
+    if former not in {None, kept}:
+        told["former_retention_sec"] = former
+    return {name: None if value == NEVER_SEC else value for name, value in told.items()}
 
 
 def doctor(session: Session) -> None:
     """Examine the server, the clock, the indexes and the write concern; changes nothing."""
-    with session.connect() as queue:
+    with session.open() as queue:
         checks = examine(queue)
     healthy = all(check.ok for check in checks)
     if session.out.as_json:

@@ -16,6 +16,7 @@ from microqueue.cli.pipeline_options import (
     RunName,
     dry_run_option,
     named_queues,
+    settings_of,
 )
 from microqueue.cli.session import Session
 from microqueue.cli.spark_progress import running
@@ -51,6 +52,7 @@ def archive(
             path,
             uri=session.options.uri,
             collection=collection,
+            settings=settings_of(session, collection),
             queues=named_queues(session),
             statuses=status or ("done", "failed"),
             older_than=older_than,
@@ -104,6 +106,7 @@ def ingest(
             run=run_name,
             uri=session.options.uri,
             collection=collection,
+            settings=settings_of(session, collection),
             dry_run=dry_run,
             tell=runner.tell,
         )
@@ -150,6 +153,7 @@ def replay(
             run=run_name,
             uri=session.options.uri,
             collection=collection,
+            settings=settings_of(session, collection),
             dry_run=dry_run,
             tell=runner.tell,
         )

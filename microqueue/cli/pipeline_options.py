@@ -8,8 +8,10 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from microqueue.cli import values
+from microqueue.cli.adopting import adopted
 from microqueue.cli.dead_letters import PAST
 from microqueue.cli.session import Session
+from microqueue.settings import QueueSettings
 
 Master: TypeAlias = Annotated[
     str | None,
@@ -40,6 +42,21 @@ def dry_run_option(what: str) -> Any:
 def named_queues(session: Session) -> list[str] | None:
     """Give the queue that was named; without a name, pipelines take all of them."""
     return None if session.options.queue is None else [session.options.queue]
+
+
+def settings_of(session: Session, collection: str, *, live: bool = True) -> QueueSettings:
+    """Give the environment's settings, with dead letters where the collection has them.
+
+    Where the collection is not read, nobody is asked.
+    """
+    settings = QueueSettings.from_environment()
+    if not live:
+        return settings
+    from microqueue.spark.pipelines.place import locate, primary  # noqa: PLC0415 (optional, slow)
+    from microqueue.spark.place import place_of  # noqa: PLC0415 (as above)
+
+    place = place_of(primary(locate(session.options.uri, collection=collection)))
+    return adopted(settings, place.run, collection)
 
 
 def instant(past: timedelta | datetime | None) -> datetime | None:

@@ -21,6 +21,7 @@ from microqueue.cli.pipeline_options import (
     dry_run_option,
     instant,
     named_queues,
+    settings_of,
 )
 from microqueue.cli.session import Session
 from microqueue.cli.spark_progress import running
@@ -63,6 +64,7 @@ def report(
             live=live,
             uri=session.options.uri,
             collection=collection,
+            settings=settings_of(session, collection, live=live),
             queues=named_queues(session),
             since=instant(since),
             until=instant(until),
@@ -98,6 +100,7 @@ def triage(
             live=live,
             uri=session.options.uri,
             collection=collection,
+            settings=settings_of(session, collection, live=live),
             queues=named_queues(session),
             since=instant(since),
             top=top,
@@ -133,6 +136,7 @@ def storms(
             live=live,
             uri=session.options.uri,
             collection=collection,
+            settings=settings_of(session, collection, live=live),
             queues=named_queues(session),
             since=instant(since),
             until=instant(until),
@@ -187,6 +191,7 @@ def simulate(
             live=live,
             uri=session.options.uri,
             collection=collection,
+            settings=settings_of(session, collection, live=live),
             queues=named_queues(session),
             since=instant(since),
             output=output,

@@ -12,12 +12,14 @@ from typing import Annotated, Any
 import typer
 from pymongo.errors import PyMongoError
 
+from microqueue.cli.adopting import adopt
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
 from microqueue.cli.output import Output
 from microqueue.connection import URI_VARIABLE
 from microqueue.embedded import default_directory, running
 from microqueue.errors import MicroqueueError
 from microqueue.queue import Queue
+from microqueue.settings import QueueSettings
 
 PANEL = "Options of every command"
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -88,8 +90,21 @@ class Session:
         """The queue's name, or the default one."""
         return "default" if self.options.queue is None else self.options.queue
 
-    def connect(self, name: str | None = None) -> Queue:
-        """Open the queue, or another one; the caller closes it."""
+    def connect(self, name: str | None = None, **settings: Any) -> Queue:
+        """Open the queue as :meth:`open` does, with its dead letters where they are kept."""
+        queue = self.open(name, **settings)
+        try:
+            adopt(queue)
+        except BaseException:
+            queue.close()
+            raise
+        return queue
+
+    def open(self, name: str | None = None, **settings: Any) -> Queue:
+        """Open the queue, or another one, without a look at the server; the caller closes it.
+
+        The settings are those of the environment, and those given here.
+        """
         if not self.options.uri and not os.environ.get(URI_VARIABLE):
             directory = default_directory()
             if running(directory) is None:
@@ -97,7 +112,8 @@ class Session:
                     f"Starting the embedded MongoDB of {directory} for this command alone; "
                     "`microqueue up` keeps one running."
                 )
-        return Queue.from_uri(self.options.uri, name or self.queue_name)
+        chosen = QueueSettings.from_environment(**settings)
+        return Queue.from_uri(self.options.uri, name or self.queue_name, settings=chosen)
 
     def log(self, default: LogLevel = LogLevel.WARNING) -> None:
         """Send the log to stderr, at the level that was asked for."""

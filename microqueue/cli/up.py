@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from microqueue.cli import operate, tasks
+from microqueue.cli.adopting import adopt
 from microqueue.cli.dashboard import DEFAULT_PORT, NotInstalled, new_server
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
@@ -62,13 +63,14 @@ def up(
     home = directory or default_directory()
     with stop_on_signals() as stop, EmbeddedServer.start(home, port=port) as server:
         with Queue.from_uri(server.uri) as queue, ExitStack() as stack:
-            queue.ensure_indexes()
+            adopt(queue)
+            queue.ensure_indexes(adjust=False)
             page = _dashboard(session, queue, dashboard_port) if with_dashboard else None
             if page is not None:
                 stack.enter_context(page.running())
             _announce(session, server, queue.run(server_version()), page)
             sweeper = Sweeper(queue, on_report=lambda report: _tell(session, report))
-            _sweep_until(stop, session, sweeper, pause)
+            _sweep_until(stop, session, queue, sweeper, pause)
         session.out.say("Stopping ...")
     session.out.say("Stopped. The tasks are kept for the next time.")
 
@@ -87,9 +89,12 @@ def _dashboard(session: Session, queue: Queue[Any], port: int | None) -> Dashboa
         return None
 
 
-def _sweep_until(stop: threading.Event, session: Session, sweeper: Sweeper, pause: float) -> None:
+def _sweep_until(
+    stop: threading.Event, session: Session, queue: Queue[Any], sweeper: Sweeper, pause: float
+) -> None:
     while not stop.is_set():
         try:
+            adopt(queue)
             sweeper.run_once()
         except MicroqueueError as exc:  # The next sweep may find all well.
             session.out.error(exc)

@@ -16,6 +16,7 @@ from bson import ObjectId
 from microqueue.durations import to_timedelta
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.model import shorten
+from microqueue.operations.indexes import NEVER_SEC
 
 UNITS_SEC = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)"
@@ -35,6 +36,13 @@ def read_duration(text: str | timedelta) -> timedelta:
     except ValueError as exc:
         raise typer.BadParameter(f"{text!r}: {exc}.") from exc
     raise typer.BadParameter(f"{text!r} is not a duration: give seconds, or 30s, 5m, 2h, 1d.")
+
+
+def read_retention(text: str | timedelta) -> timedelta:
+    """Read how long done tasks are kept: a duration, or ``forever``."""
+    if isinstance(text, str) and text.strip().lower() == "forever":
+        return timedelta(seconds=NEVER_SEC)
+    return read_duration(text)
 
 
 def read_instant(text: str | datetime) -> datetime:

@@ -23,6 +23,7 @@ from microqueue.core import worker_name
 from microqueue.errors import MicroqueueError
 from microqueue.operations import workers
 from microqueue.queue import Queue
+from microqueue.settings import QueueSettings
 from microqueue.worker import AsyncWorker, Worker, load_handler
 from microqueue.worker.handlers import router_for
 from microqueue.worker.supervisor import INIT_PID, Supervisor, end_with_supervisor, own_name
@@ -129,7 +130,7 @@ def _run(job: Job) -> int:
     function = load_handler(job.handler)
     with ExitStack() as opened:
         first = opened.enter_context(job.session.connect(job.names[0]))
-        first.ensure_indexes()  # A server that is not there is told at once.
+        first.ensure_indexes(adjust=False)  # A server that is not there is told at once.
         if not job.burst and own_name() is None:
             described = formats.listed([repr(name) for name in job.names])
             noun = "queue" if len(job.names) == 1 else "queues"
@@ -137,20 +138,26 @@ def _run(job: Job) -> int:
                 f"Working on {noun} {described} with {job.handler}. Ctrl-C ends it."
             )
         if router_for(function).coroutines():
-            return asyncio.run(_run_async(job, function))
-        others = [Queue(first.collections.database, name) for name in job.names[1:]]
+            return asyncio.run(_run_async(job, function, first.settings))
+        others = [
+            Queue(first.collections.database, name, settings=first.settings)
+            for name in job.names[1:]
+        ]
         threads = Worker([first, *others], function, hooks=job.hooks, **job.options)
         with stopping_by_signal(threads.stop):
             end_with_supervisor(threads.stop)
             return threads.run(burst=job.burst)
 
 
-async def _run_async(job: Job, function: Any) -> int:
+async def _run_async(job: Job, function: Any, settings: QueueSettings) -> int:
     async with AsyncExitStack() as opened:
         first = await opened.enter_async_context(
-            AsyncQueue[Any].from_uri(job.session.options.uri, job.names[0])
+            AsyncQueue[Any].from_uri(job.session.options.uri, job.names[0], settings=settings)
         )
-        others = [AsyncQueue[Any](first.collections.database, name) for name in job.names[1:]]
+        others = [
+            AsyncQueue[Any](first.collections.database, name, settings=settings)
+            for name in job.names[1:]
+        ]
         coroutines = AsyncWorker([first, *others], function, hooks=job.hooks, **job.options)
         loop = asyncio.get_running_loop()
 
@@ -176,7 +183,7 @@ def _supervise(
     """Run this very command in several processes, and take back what a dead one held."""
     load_handler(handler)  # A wrong name is told once, before anything starts.
     with session.connect(names[0]) as queue:
-        queue.ensure_indexes()
+        queue.ensure_indexes(adjust=False)
         session.out.say(
             f"Working on {formats.listed([repr(name) for name in names])} with {handler} in "
             f"{formats.count(processes, 'process', 'processes')}. Ctrl-C ends it."

@@ -90,7 +90,7 @@ class QueueBase(Generic[PayloadT]):
     def _now(self) -> Operation[datetime]:
         return (yield from read_clock(self.clock))
 
-    def _ensure_indexes(self, *, adjust: bool = True) -> Operation[list[str]]:
+    def _ensure_indexes(self, *, adjust: bool) -> Operation[list[str]]:
         tasks = self.collections.name
         wanted = indexes.task_indexes(self.settings.retention)
         created = yield from indexes.ensure_indexes(wanted, tasks, adjust=adjust)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -11,16 +12,20 @@ from datetime import datetime
 from typing import Any
 
 from microqueue.arguments import (
+    check_session,
     check_several,
     refused,
 )
-from microqueue.core.pausing import Pausing
+from microqueue.core.pausing import REMEMBERED_SEC, Pausing
 from microqueue.core.settling import Settling
+from microqueue.durations import to_positive_timedelta
 from microqueue.errors import InvalidPayload, LeaseLost
+from microqueue.model import shorten
 from microqueue.new_task import AddedTasks, Duplicate, EnqueueReport, NewTask
 from microqueue.operations import (
     claim,
     glance,
+    indexes,
     inspect,
     produce,
     settle,
@@ -40,7 +45,7 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
 
     def _enqueue(self, new: NewTask[PayloadT], session: Any) -> Operation[Task[PayloadT]]:
         given, payload = self._codec.accept(new.payload)
-        now = yield from self.begin(session)
+        now = yield from self._begin_adding([new], session)
         (document,) = self._documents([new], [payload], now)
         (stored,) = self._encoded([document])
         yield from produce.enqueue(document, stored=stored, settings=self.settings, session=session)
@@ -60,7 +65,7 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
             accept(item if new is bare else new.payload)
             for item, new in zip(given, news, strict=True)
         ]
-        now = yield from self.begin(session)
+        now = yield from self._begin_adding(news, session)
         documents = self._documents(news, [payload for _, payload in accepted], now)
         encoded = self._encoded(documents)
         left_out: set[int] = set()
@@ -89,6 +94,23 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
                 for place in sorted(left_out)
             ],
         )
+
+    def _begin_adding(self, news: Iterable[NewTask[Any]], session: Any) -> Operation[datetime]:
+        """Begin, and in a transaction see that the index is there which tells duplicates.
+
+        A transaction cannot wait for an index that is built beside it.
+        """
+        check_session(session, self.collections.client)
+        now = yield from self.begin(session)
+        keys = (new.dedupe_key for new in news if new.dedupe_key is not None)
+        if session is not None and not self._indexed and (key := next(keys, None)) is not None:
+            wanted = indexes.task_indexes(self.settings.retention)
+            missing = yield from indexes.missing_indexes(wanted)
+            if "dedupe" in missing:
+                instead = "call ensure_indexes() before the first transaction"
+                raise refused("dedupe_key", key, instead)
+            self._indexed = not missing
+        return now
 
     def _documents(
         self, news: Sequence[NewTask[Any]], payloads: Sequence[Document], now: datetime
@@ -179,27 +201,33 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
 
     def _deliver(self, documents: list[Document], lease: Lease) -> Operation[list[Claimed]]:
         """Hand over what may run; fail what has expired, is used up, or does not validate."""
-        yield from claim.apply_own_timeouts(documents, lease)
         now = lease.started_at
-        delivered: list[Claimed] = []
+        sound: list[tuple[Document, Any]] = []
         for document in documents:
             settlement = None if clearly_deliverable(document) else undeliverable(document, now)
             if settlement is None:
                 try:
-                    payload = self._codec.load(document.get("payload"))
+                    sound.append((document, self._codec.load(document.get("payload"))))
                 except InvalidPayload as exc:
                     error = TaskError(message=str(exc), code="invalid_payload", at=now)
                     settlement = settle.failed(now, error)
-                else:
-                    delivered.append(Claimed(document, own_lease(document, lease), payload))
             if settlement is not None:
                 task: Task[Any] = Task.from_document(document)
                 with suppress(LeaseLost):  # Whoever has it now decides about it.
                     yield from self._settle(task, settlement, now)
-        return delivered
+        yield from claim.apply_own_timeouts((document for document, _ in sound), lease)
+        return [
+            Claimed(document, own_lease(document, lease), payload) for document, payload in sound
+        ]
 
-    def next_due_sec(self) -> Operation[float | None]:
-        """Give the seconds until the next delayed task comes due."""
+    def next_look_sec(self) -> Operation[float | None]:
+        """Give the seconds after which a pop that waits should look, whatever the stream says.
+
+        When the next delayed task comes due, or, as the stream does not tell of a resume, when
+        a pause is due to be read again.
+        """
+        if not (yield from self._may_claim()):
+            return REMEMBERED_SEC
         now = yield from self._now()
         due_at = yield from inspect.next_due(self.name)
         return None if due_at is None else max((due_at - now).total_seconds(), 0.0)
@@ -212,12 +240,20 @@ def worker_name() -> str:
 
 def clearly_deliverable(document: Document) -> bool:
     """Tell the ordinary task, which most are, from one that needs a closer look."""
-    most = document.get("max_attempts")
-    return type(most) is int and document["attempts"] <= most and document.get("expires_at") is None
+    get, attempts, most = document.get, document["attempts"], document.get("max_attempts")
+    return (
+        type(attempts) is int
+        and type(most) is int
+        and attempts <= most
+        and get("expires_at") is None
+        and get("visibility_timeout_sec") is None
+    )
 
 
 def undeliverable(document: Document, now: datetime) -> Settlement | None:
     """Decide whether a claimed task must not run, and what becomes of it."""
+    if reason := malformed(document):
+        return settle.failed(now, settle.invalid_task(reason, now), delivered=False)
     task: Task[Any] = Task.from_document(document)
     if task.expires_at is not None and task.expires_at <= now:
         message, code = "not delivered before it expired", "expired"
@@ -226,6 +262,22 @@ def undeliverable(document: Document, now: datetime) -> Settlement | None:
     else:
         return None
     return settle.failed(now, TaskError(message=message, code=code, at=now), delivered=False)
+
+
+def malformed(document: Document) -> str | None:
+    """Say which field of a claimed task cannot be what it is, and why, if there is one."""
+    attempts, expires_at = document["attempts"], document.get("expires_at")
+    own_sec = document.get("visibility_timeout_sec")
+    if not isinstance(attempts, int | float) or not math.isfinite(attempts):
+        return f"attempts={shorten(attempts)} is not valid: give a number"
+    if expires_at is not None and not isinstance(expires_at, datetime):
+        return f"expires_at={shorten(expires_at)} is not valid: give a date up to the year 9999"
+    if own_sec is not None:
+        try:
+            to_positive_timedelta(own_sec)
+        except ValueError as exc:
+            return f"visibility_timeout_sec={shorten(own_sec)} is not valid: {exc}"
+    return None
 
 
 def own_lease(document: Document, lease: Lease) -> Lease:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 from microqueue.arguments import (
     check_code,
     check_popped,
+    check_session,
     check_several,
 )
 from microqueue.core.base import QueueBase
-from microqueue.durations import Duration, duration_argument
+from microqueue.durations import Duration, duration_argument, to_positive_timedelta
 from microqueue.errors import LeaseLost
 from microqueue.operations import (
     relocate,
@@ -36,6 +38,7 @@ class Settling(QueueBase[PayloadT]):
             yield from relocate.move_out_by_id(task.id)
 
     def _mark_done(self, task: Task[Any], result: Any, session: Any) -> Operation[None]:
+        check_session(session, self.collections.client)
         check_popped(task)
         if result is not None:
             check_encodable({"result": result}, self.collections.codec_options)
@@ -82,7 +85,7 @@ class Settling(QueueBase[PayloadT]):
     def _release(self, task: Task[Any], *, front: bool) -> Operation[None]:
         check_popped(task)
         now = yield from self._now()
-        yield from self._settle(task, settle.released(now, front=front), now)
+        yield from self._settle(task, settle.released(task, now, front=front), now)
 
     def _touch(self, task: Task[PayloadT], extend: Duration | None) -> Operation[Task[PayloadT]]:
         lease = check_popped(task).lease
@@ -95,4 +98,7 @@ class Settling(QueueBase[PayloadT]):
 
     def _lease_length(self, task: Task[Any]) -> timedelta:
         own = task.visibility_timeout_sec
-        return self.settings.visibility_timeout if own is None else timedelta(seconds=own)
+        if own is not None:
+            with suppress(ValueError):  # Read by an id, it may be anything.
+                return to_positive_timedelta(own)
+        return self.settings.visibility_timeout

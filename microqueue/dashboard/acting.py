@@ -130,7 +130,7 @@ async def fail(
     return await shared.detail(task.id)
 
 
-@router.post("/queues/{queue}/succeed-next")
+@router.post("/queues/{queue:path}/succeed-next")
 async def succeed_next(
     request: Request, shared: Shared, queue: QueueInPath, body: SuccessBody = None
 ) -> TaskDetail:
@@ -138,7 +138,7 @@ async def succeed_next(
     return await _process_next(request, shared, queue, "queue.succeed_next", body or Success())
 
 
-@router.post("/queues/{queue}/fail-next")
+@router.post("/queues/{queue:path}/fail-next")
 async def fail_next(
     request: Request, shared: Shared, queue: QueueInPath, body: FailureBody = None
 ) -> TaskDetail:
@@ -146,17 +146,17 @@ async def fail_next(
     return await _process_next(request, shared, queue, "queue.fail_next", body or Failure())
 
 
-@router.post("/queues/{queue}/pause")
+@router.post("/queues/{queue:path}/pause")
 async def pause(request: Request, shared: Shared, queue: QueueInPath) -> Paused:
     """Stop deliveries from a queue, for all workers."""
     chosen = shared.access.queue(queue)
     async with shared.acting(request, "queue.pause", queue=chosen.name) as tally:
-        await shared.access.call(chosen.pause, reason=f"by {shared.guard.who(request)}")
+        await shared.access.call(chosen.pause, reason=f"by {tally.who}")
         tally.count = 1
     return Paused(queue=chosen.name, paused=True)
 
 
-@router.post("/queues/{queue}/resume")
+@router.post("/queues/{queue:path}/resume")
 async def resume(request: Request, shared: Shared, queue: QueueInPath) -> Paused:
     """Let a queue go on."""
     chosen = shared.access.queue(queue)

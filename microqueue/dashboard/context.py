@@ -14,7 +14,7 @@ from microqueue.dashboard.access import Access, AnyQueue
 from microqueue.dashboard.events import EventHub
 from microqueue.dashboard.options import DashboardOptions
 from microqueue.dashboard.redact import Redactor
-from microqueue.dashboard.security import Guard
+from microqueue.dashboard.security import Guard, storable
 from microqueue.dashboard.shared import SharedReads
 from microqueue.dashboard.views import TaskDetail, Viewer
 from microqueue.errors import MicroqueueError, TaskNotFound
@@ -28,9 +28,11 @@ logger = logging.getLogger("microqueue.dashboard")
 
 
 class Tally:
-    """Says at the end of an action how many tasks it concerned."""
+    """Says who acts, and at the end how many tasks it concerned."""
 
-    count = 0
+    def __init__(self, who: str) -> None:
+        self.who = who
+        self.count = 0
 
 
 class Context:
@@ -72,8 +74,11 @@ class Context:
     async def acting(
         self, request: Request, action: str, *, queue: str | None = None, target: Any = None
     ) -> AsyncIterator[Tally]:
-        """Write what is done inside to the audit log, whatever comes of it."""
-        tally = Tally()
+        """Write what is done inside to the audit log, whatever comes of it.
+
+        Who acts is found out first: nothing is done for somebody who cannot be named.
+        """
+        tally = Tally(self.guard.who(request))
         outcome = "ok"
         try:
             yield tally
@@ -86,22 +91,31 @@ class Context:
         finally:
             self.shared.forget()
             await self._record(
-                request,
+                who=tally.who,
                 action=action,
                 queue=queue,
-                target=None if target is None else str(target)[:LONGEST_TARGET],
+                target=None if target is None else storable(str(target))[:LONGEST_TARGET],
                 count=tally.count,
                 outcome=outcome,
             )
 
-    async def _record(self, request: Request, **what: Any) -> None:
+    async def _record(self, **what: Any) -> None:
+        await self._prepare_audit()
         try:
-            if not self._audit_ready:
-                await self.access.run(audit.prepare(self.options.audit_retention))
-                self._audit_ready = True
-            now, who = await self.access.now(), self.guard.who(request)
-            entry = audit.AuditEntry(id=str(ObjectId()), at=now, who=who, **what)
+            entry = audit.AuditEntry(id=str(ObjectId()), at=await self.access.now(), **what)
             await self.access.run(audit.record(entry, self.access.collections.name))
         except MicroqueueError:
             # What was done is done; that it could not be noted must not look like a failure.
             logger.exception("%s by hand is not in the audit log", what["action"])
+
+    async def _prepare_audit(self) -> None:
+        """See that entries end in time; those that are kept too long are better than none."""
+        if self._audit_ready:
+            return
+        try:
+            # The default must not shorten what another dashboard was told to keep.
+            told = "audit_retention" in self.options.model_fields_set
+            await self.access.run(audit.prepare(self.options.audit_retention, adjust=told))
+            self._audit_ready = True
+        except MicroqueueError:
+            logger.exception("the audit log has no index that ends its entries")

@@ -11,6 +11,7 @@ from microqueue.dashboard.extended import from_json
 from microqueue.dashboard.requests import EditAndReplay, Replay, Selection, Shared
 from microqueue.dashboard.views import TaskDetail, shown_id
 from microqueue.errors import WrongStatus
+from microqueue.payload import check_encodable
 from microqueue.task import Task, TaskStatus
 
 router = APIRouter()
@@ -85,7 +86,9 @@ async def edit_and_replay(
     """Send a dead letter back with another payload; values left masked stay as they are."""
     document = await shared.document(task_id)
     task: Task[object] = Task.from_document(document)
-    payload = shared.redactor.restore(from_json(body.payload), task.payload)
+    given = from_json(body.payload)
+    check_encodable({"payload": given}, shared.access.collections.codec_options)
+    payload = shared.redactor.restore(given, task.payload)
     letters = shared.access.queue(task.queue).dead_letters
     async with shared.acting(
         request, "dead_letters.edit_and_replay", queue=task.queue, target=task.id

@@ -111,7 +111,7 @@ def install(app: FastAPI) -> None:
 def log_failure(request: Request, error: Exception) -> None:
     """Log what nobody could foresee; the reply does not say it all."""
     text = without_fragments(repr(error))
-    logger.error("%s %s failed: %s", request.method, request.url.path, text)
+    logger.error("%s %s failed: %s", request.method, request.scope["path"], text)
 
 
 def _first_problem(exc: Exception) -> str:

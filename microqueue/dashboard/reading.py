@@ -43,6 +43,7 @@ from microqueue.operations.matching import State
 from microqueue.redaction import MASK
 
 EXPORT_STEP = 500
+MOST_GROUPS = 200
 
 router = APIRouter()
 
@@ -96,17 +97,18 @@ async def workers(shared: Shared) -> WorkersReply:
 @router.get("/running")
 async def running(shared: Shared, queue: QueueName = None, limit: Limit = 200) -> RunningReply:
     """List what runs, with the end of each lease."""
+    most = min(limit, shared.options.page_limit)
     found: Overview = await shared.overview()
     rows = [row for row in found.running if queue is None or row.queue == queue]
     total = sum(one.processing for one in found.queues if queue is None or one.queue == queue)
-    if len(rows) < min(limit, total):  # The overview holds those that end soonest of all queues.
+    if len(rows) < min(most, total):  # The overview holds those that end soonest of all queues.
         rows = await shared.shared.get(
-            ("running", queue, limit),
-            lambda: shared.access.call(shared.access.insights.running, queue, limit=limit),
+            ("running", queue, most),
+            lambda: shared.access.call(shared.access.insights.running, queue, limit=most),
         )
     shown = [
         row.model_copy(update={"progress": shared.viewer.progress(row.progress)})
-        for row in rows[:limit]
+        for row in rows[:most]
     ]
     return RunningReply.model_construct(at=found.at, total=total, items=shown)
 
@@ -184,7 +186,8 @@ async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> Gr
             at=await shared.access.now(),
             total=found.total,
             truncated=found.truncated,
-            groups=list(found.groups),
+            groups=list(found.groups[:MOST_GROUPS]),
+            more_groups=max(len(found.groups) - MOST_GROUPS, 0),
         )
 
     key = ("groups", query.queue, repr(query.which))

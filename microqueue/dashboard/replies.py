@@ -75,12 +75,17 @@ class TasksReply(BaseModel):
 
 
 class GroupsReply(BaseModel):
-    """Dead letters by code and normalised message, the largest groups first."""
+    """Dead letters by code and normalised message, the largest groups first.
+
+    ``more_groups`` is how many smaller ones there are; ``total`` counts their letters too.
+    ``truncated``: there are older letters, which were not looked at.
+    """
 
     at: datetime
     total: int
     truncated: bool
     groups: list[LetterGroup]
+    more_groups: int
 
 
 class SweeperReply(BaseModel):

@@ -10,7 +10,6 @@ from prometheus_client.registry import Collector
 
 from microqueue.dashboard.context import Context
 from microqueue.metrics import queue_families
-from microqueue.operations import examine
 from microqueue.operations.inspect import QueueStats
 
 
@@ -26,9 +25,6 @@ class _Read(Collector):
 
 async def registry_of(context: Context) -> CollectorRegistry:
     """Read how all queues stand, and give it as a registry."""
-    access = context.access
-    names = await access.run(examine.queue_names())
-    stats = [await access.call(access.queue(name).stats) for name in sorted({access.name, *names})]
     registry = CollectorRegistry()
-    registry.register(_Read(stats))
+    registry.register(_Read(await context.access.call(context.access.insights.stats)))
     return registry

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import time
 from http import HTTPStatus
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from fastapi import HTTPException, Request, Response
 
@@ -62,8 +62,8 @@ class Guard:
         """Refuse a name that is not ours: another site's name may be made to lead here."""
         if self._hosts is None:
             return
-        name = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        if name not in self._hosts:
+        place = _place(f"//{request.headers.get('host', '')}")
+        if place is None or (place.hostname or "") not in self._hosts:
             raise HTTPException(HTTPStatus.MISDIRECTED_REQUEST, "this name does not lead here")
 
     def check_origin(self, request: Request) -> None:
@@ -75,7 +75,10 @@ class Guard:
         if fetched_by is not None:
             same = fetched_by in {"same-origin", "none"}
         else:
-            same = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+            place = _place(origin or "")
+            same = origin is None or (
+                place is not None and place.netloc == request.headers.get("host")
+            )
         if not same:
             raise HTTPException(HTTPStatus.FORBIDDEN, "this came from a page of another site")
 
@@ -111,7 +114,7 @@ class Guard:
             path=cookie_path(request),
             httponly=True,
             samesite="strict",
-            secure=request.url.scheme == "https",
+            secure=request.scope["scheme"] == "https",
         )
 
     def log_out(self, request: Request, response: Response) -> None:
@@ -122,7 +125,7 @@ class Guard:
         """Name who asks, for the audit log."""
         named = self._identify(request) if self._identify is not None else None
         if named:
-            return named[:200]
+            return storable(named)[:200]
         address = request.client.host if request.client else "unknown"
         if self._token is None:
             return f"anybody at {address}"
@@ -133,6 +136,19 @@ class Guard:
 def cookie_path(request: Request) -> str:
     """Give the path below which the dashboard is mounted."""
     return f"{request.scope.get('root_path', '')}/"
+
+
+def storable(text: str) -> str:
+    """Replace what MongoDB cannot hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _place(address: str) -> SplitResult | None:
+    """Read an address that anybody may have written; ``None`` if it is none."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return None
 
 
 def _digest(given: str) -> bytes:

@@ -12,7 +12,8 @@ from typing import Any
 MOST_ANSWERS = 256
 SHARE_OF_TIME = 5
 """An answer is kept at least this many times as long as it took: an open page is never busy."""
-LONGEST_SEC = 30.0
+LONGEST_SEC = 900.0
+"""No answer is older than this, and what it took to read it."""
 SOON_SEC = 1.0
 
 

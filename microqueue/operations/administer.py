@@ -8,13 +8,15 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from microqueue.errors import TaskNotFound, WrongStatus
-from microqueue.operations import filters, replay, settle
+from microqueue.operations import filters, inspect, replay, settle
 from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.settle import Settlement
 from microqueue.operations.sweep import delete_all
 from microqueue.settings import QueueSettings
 from microqueue.task import Outcome, Task, TaskError, TaskStatus
 
 CANCELLED = "cancelled"
+ONCE: Document = {"return_document": ReturnDocument.AFTER, "repeatable": False}
 
 
 def cancel(task_id: Any, now: datetime, settings: QueueSettings) -> Operation[Document]:
@@ -27,26 +29,27 @@ def cancel(task_id: Any, now: datetime, settings: QueueSettings) -> Operation[Do
     """
     wanted = {"_id": {"$eq": task_id}}
     while True:
-        document: Document | None = yield Call("find_one", wanted)
+        document = yield from inspect.get(task_id, settings)
         if document is None:
             raise TaskNotFound(task_id=task_id)
         status = document.get("status")
+        cancelled: Document | None
         if status == filters.PENDING:
-            seen, update = {**wanted, "status": status}, _cancel_waiting(now)
+            seen = {**wanted, "status": status}
+            cancelled = yield Call("find_one_and_update", seen, _cancel_waiting(now), **ONCE)
         elif status == filters.PROCESSING:
             task: Task[Any] = Task.from_document(document)
-            seen = {**filters.claimed(task), **wanted}
-            update = _cancel_running(task, now, settings)
+            cancelled = yield from settle.write(
+                "find_one_and_update",
+                task,
+                _cancel_running(now),
+                now=now,
+                settings=settings,
+                **ONCE,
+            )
         else:
             needed = f"{filters.PENDING} or {filters.PROCESSING}"
             raise WrongStatus(task_id=task_id, status=str(status), needed=needed)
-        cancelled: Document | None = yield Call(
-            "find_one_and_update",
-            seen,
-            update,
-            return_document=ReturnDocument.AFTER,
-            repeatable=False,
-        )
         if cancelled is not None:
             return cancelled
         # It was popped, settled or reclaimed in between: look again.
@@ -58,10 +61,9 @@ def _cancel_waiting(now: datetime) -> Document:
     return {"$set": changes}
 
 
-def _cancel_running(task: Task[Any], now: datetime, settings: QueueSettings) -> Document:
+def _cancel_running(now: datetime) -> Settlement:
     error = TaskError.trusted(message="cancelled while it ran", code=CANCELLED, at=now)
-    settlement = settle.failed(now, error, outcome=Outcome.CANCELLED)
-    return settle.settlement_update(task, settlement, now=now, history_limit=settings.history_limit)
+    return settle.failed(now, error, outcome=Outcome.CANCELLED)
 
 
 def purge(

@@ -12,7 +12,7 @@ from pymongo import IndexModel
 from microqueue.arguments import refused
 from microqueue.model import Model
 from microqueue.operations.call import Call, Document, Operation, Target
-from microqueue.operations.indexes import ensure_indexes
+from microqueue.operations.indexes import NEVER_SEC, ensure_indexes
 
 
 class AuditEntry(Model):
@@ -36,11 +36,15 @@ class AuditPage(Model):
     next_cursor: str | None = None
 
 
-def prepare(retention: timedelta) -> Operation[list[str]]:
-    """Create the index that ends entries after the retention, or adjust it. Safe to repeat."""
-    kept_sec = int(retention.total_seconds())
+def prepare(retention: timedelta, *, adjust: bool) -> Operation[list[str]]:
+    """Create the index that ends entries after the retention, or adjust it. Safe to repeat.
+
+    Without ``adjust``, an index that is there stays as it is.
+    """
+    kept_sec = min(int(retention.total_seconds()), NEVER_SEC)
     index = IndexModel([("at", 1)], name="kept", expireAfterSeconds=kept_sec)
-    return (yield from ensure_indexes([index], "microqueue_audit", target=Target.AUDIT))
+    place = "microqueue_audit"
+    return (yield from ensure_indexes([index], place, target=Target.AUDIT, adjust=adjust))
 
 
 def record(entry: AuditEntry, collection: str) -> Operation[None]:

@@ -187,9 +187,10 @@ def _finish(document: Document) -> tuple[Any, Any]:
 
 
 def _return_type(document: Document) -> str:
-    history = document.get("history") or [{}]
-    outcome = history[-1].get("outcome")
-    if outcome in {Outcome.LEASE_EXPIRED, Outcome.CRASHED}:
+    history = document.get("history")
+    last = history[-1] if isinstance(history, list) and history else None
+    outcome = last.get("outcome") if isinstance(last, dict) else None
+    if outcome in (Outcome.LEASE_EXPIRED, Outcome.CRASHED):
         return "task.reclaimed"
     return "task.released" if outcome == Outcome.RELEASED else "task.retried"
 

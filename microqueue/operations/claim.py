@@ -10,13 +10,13 @@ from typing import Any
 from pymongo import ReturnDocument
 from pymongo.errors import AutoReconnect, OperationFailure
 
-from microqueue.operations import filters
+from microqueue.operations import filters, refusals
 from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.settle import INVALID_TASK
 from microqueue.task import Lease
 
 WINDOWS = 16
 LARGEST_SKEW = timedelta(seconds=1)
-TYPE_MISMATCH = 14
 _random = random.Random()  # noqa: S311 (it only spreads workers)
 
 
@@ -62,7 +62,7 @@ def _claim_one(selection: Document, lease: Lease) -> Operation[Document | None]:
         if document is None:
             raise
     except OperationFailure as exc:
-        if exc.code != TYPE_MISMATCH:
+        if exc.code != refusals.TYPE_MISMATCH:
             raise
         yield from _bury_malformed(selection, lease.started_at)
         return (yield from _claim_one(selection, lease))
@@ -138,7 +138,7 @@ def pop_many(
         try:
             claimed = yield from _claim_window(window, lease)
         except OperationFailure as exc:
-            if exc.code != TYPE_MISMATCH:
+            if exc.code != refusals.TYPE_MISMATCH:
                 raise
             yield from _bury_malformed(_these(window), lease.started_at)
             claimed = yield from _read_back(window, lease)
@@ -155,7 +155,8 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
         return [] if document is None else [document]
     # A task that went round since it was read has a newer stamp, and is not what we read.
     # Stamps of the last second do not tell, as clocks differ: then it is read once more.
-    stamps = [stamp for document in window if (stamp := document.get("updated_at"))]
+    # Nor does a window with a stamp that is no date, or a count that is no number.
+    stamps = [document["updated_at"] for document in window if _is_plain(document)]
     newest = max(stamps, default=lease.started_at)
     guard = {"updated_at": {"$lte": newest}} if len(stamps) == len(window) else {}
     as_read = bool(guard) and newest < lease.started_at - LARGEST_SKEW
@@ -174,8 +175,13 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
     ours = window if all_ours else (yield from _won(window, lease))
     fields = _claim_fields(lease)
     for document in ours:
-        document.update(fields, attempts=document.get("attempts", 0) + 1)
+        document.update(fields, attempts=document["attempts"] + 1)
     return ours
+
+
+def _is_plain(document: Document) -> bool:
+    stamp, attempts = document.get("updated_at"), document.get("attempts")
+    return isinstance(stamp, datetime) and isinstance(attempts, int | float)
 
 
 def _won(window: list[Document], lease: Lease) -> Operation[list[Document]]:
@@ -200,7 +206,7 @@ def _these(window: list[Document]) -> Document:
 
 def _bury_malformed(selection: Document, now: datetime) -> Operation[None]:
     """Fail ready tasks whose count of attempts is no number: they would block the line."""
-    error = {"message": "attempts is not a number", "code": "invalid_task", "at": now}
+    error = {"message": "attempts is not a number", "code": INVALID_TASK, "at": now}
     changes = {"status": filters.FAILED, "attempts": 0, "error": error}
     yield Call(
         "update_many",

@@ -156,7 +156,8 @@ def page(
 def place(document: Document) -> tuple[Any, ...]:
     """Order letters as MongoDB does, newest first, ids of different types included."""
     failed_at = document.get("updated_at")
-    return (-microseconds(failed_at) if failed_at else 0, *id_place(document["_id"]))
+    newest_first = -microseconds(failed_at) if isinstance(failed_at, datetime) else 0
+    return newest_first, *id_place(document["_id"])
 
 
 def id_place(letter_id: Any) -> tuple[int, Any]:
@@ -173,8 +174,9 @@ def _rank(letter_id: Any) -> int:
 
 def write_cursor(document: Document) -> str:
     """Name the place after a letter, as text that can stand in an address."""
-    at = document.get("updated_at") or datetime.fromtimestamp(0, UTC)
-    place = {"at": at, "id": document["_id"]}
+    at = document.get("updated_at")
+    known_at = at if isinstance(at, datetime) else datetime.fromtimestamp(0, UTC)
+    place = {"at": known_at, "id": document["_id"]}
     return json_util.dumps(place, json_options=CURSOR_JSON)
 
 
@@ -226,14 +228,16 @@ def stats(queue: str, settings: QueueSettings) -> Operation[DeadLetterStats]:
             "newest": {"$max": "$updated_at"},
         }
         groups = yield Call("aggregate", [{"$match": query}, {"$group": group}])
+    oldest = [found["oldest"] for found in groups if isinstance(found["oldest"], datetime)]
+    newest = [found["newest"] for found in groups if isinstance(found["newest"], datetime)]
     by_code: Counter[str] = Counter()
     for found in groups:
         by_code[str(found["_id"] or "none")] += found["count"]
     return DeadLetterStats(
         total=by_code.total(),
         by_code=dict(by_code.most_common()),
-        oldest_at=min((found["oldest"] for found in groups if found["oldest"]), default=None),
-        newest_at=max((found["newest"] for found in groups if found["newest"]), default=None),
+        oldest_at=min(oldest, default=None),
+        newest_at=max(newest, default=None),
     )
 
 

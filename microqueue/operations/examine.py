@@ -99,6 +99,18 @@ def winning_plan(reply: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"inputStages": [shard["winningPlan"] for shard in plan["shards"]]}
 
 
+def has_letters_apart(collection: str) -> Operation[bool]:
+    """Tell whether ``tasks_dlq`` is there: somebody keeps dead letters apart, or has done so."""
+    name = f"{collection}_dlq"
+    names = yield Call(
+        "list_collection_names",
+        filter={"name": name},
+        authorizedCollections=True,  # Without the right to list them, at least one's own.
+        target=Target.DATABASE,
+    )
+    return name in names
+
+
 def queue_names(*, target: Target = Target.TASKS) -> Operation[list[str]]:
     """List the queues that have tasks, by one key of ``browse`` each."""
     names: list[str] = yield Call("distinct", "queue", target=target)

@@ -14,7 +14,7 @@ from typing import Any
 from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
-from microqueue.errors import IndexConflict
+from microqueue.errors import DuplicatesStored, IndexConflict
 from microqueue.operations import filters
 from microqueue.operations.call import Call, Document, Operation, Target
 
@@ -23,6 +23,7 @@ NEVER_SEC = 2**31 - 1
 
 TOMBSTONE_SEC = 86_400
 CONFLICTS = {85, 86}  # IndexOptionsConflict, IndexKeySpecsConflict
+DUPLICATE_KEY = 11000
 
 
 def task_indexes(retention: timedelta | None) -> list[IndexModel]:
@@ -90,10 +91,20 @@ def ensure_indexes(
         try:
             yield Call("create_indexes", missing, target=target)
         except OperationFailure as exc:
+            if exc.code == DUPLICATE_KEY:
+                raise DuplicatesStored(
+                    collection=collection, key=(exc.details or {}).get("keyValue")
+                ) from exc
             if exc.code not in CONFLICTS:
                 raise
             raise _find_conflict(missing, existing, collection) from exc
     return [model.document["name"] for model in missing]
+
+
+def missing_indexes(wanted: Sequence[IndexModel]) -> Operation[set[str]]:
+    """Give the names of those that are not there."""
+    existing = (yield Call("index_information")) or {}
+    return {model.document["name"] for model in wanted} - set(existing)
 
 
 def index_names(plan: Mapping[str, Any]) -> list[str]:

@@ -13,11 +13,17 @@ from typing import Any
 from microqueue.model import Model
 from microqueue.operations import dead_letters, filters
 from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.inspect import QueueStats
 from microqueue.settings import QueueSettings
 from microqueue.task import Progress, Task, TaskId
 
 # A range on the first key of an index lets a query over all queues run on that index.
 ANY_QUEUE: Document = {"queue": {"$gt": ""}}
+NOTHING: Document = {
+    **dict.fromkeys(("ready", "delayed", "processing", "overdue", "failed"), 0),
+    "oldest_ready_age_sec": None,
+    "next_due_at": None,
+}
 MINUTE = timedelta(minutes=1)
 MINUTES = 60
 RUNNING_FIELDS = dict.fromkeys(
@@ -72,31 +78,62 @@ class RunningTask(Model):
     progress: Progress | None = None
 
 
-def counts(now: datetime, settings: QueueSettings) -> Operation[dict[str, Document]]:
-    """Count what waits, runs and is dead in every queue: by queue, the fields of an overview."""
+def counts(
+    now: datetime, settings: QueueSettings, names: Sequence[str] | None = None
+) -> Operation[dict[str, Document]]:
+    """Count what waits, runs and is dead in every queue: by queue, the fields of an overview.
+
+    With ``names`` these queues alone are looked at.
+    """
     found: dict[str, Document] = {}
+    here = ANY_QUEUE if names is None else _named(names)
 
     def note(group: Document, **values: Any) -> None:
         found.setdefault(str(group["_id"]), {}).update(values)
 
     since = {"$min": "$updated_at"}
-    for group in (yield from _by_queue({**ANY_QUEUE, **filters.READY}, at=since)):
+    for group in (yield from _by_queue({**here, **filters.READY}, at=since)):
         age = None if group["at"] is None else max((now - group["at"]).total_seconds(), 0.0)
         note(group, ready=group["count"], oldest_ready_age_sec=age)
     soonest = {"$min": "$next_retry_at"}
-    for group in (yield from _by_queue({**ANY_QUEUE, **filters.DELAYED}, at=soonest)):
+    for group in (yield from _by_queue({**here, **filters.DELAYED}, at=soonest)):
         note(group, delayed=group["count"], next_due_at=group["at"])
     late = {"$sum": {"$cond": [{"$lte": ["$lease_expires_at", now]}, 1, 0]}}
-    for group in (yield from _by_queue(filters.LEASED, overdue=late)):
+    for group in (yield from _by_queue({**_named(names), **filters.LEASED}, overdue=late)):
         note(group, processing=group["count"], overdue=group["overdue"])
     dead: dict[str, int] = {}
     for target in dict.fromkeys(dead_letters.targets(settings)):
-        for group in (yield from _by_queue({**ANY_QUEUE, **filters.DEAD}, target=target)):
+        for group in (yield from _by_queue({**here, **filters.DEAD}, target=target)):
             name = str(group["_id"])
             dead[name] = dead.get(name, 0) + group["count"]
     for name, count in dead.items():
         found.setdefault(name, {})["failed"] = count
     return found
+
+
+def stats(
+    names: Sequence[str], now: datetime, settings: QueueSettings
+) -> Operation[list[QueueStats]]:
+    """Tell how these queues stand, with as many queries as one of them would need."""
+    counted = yield from counts(now, settings, names)
+    finished = {**_named(names), **filters.FINISHED, "finished_at": filters.IS_DATE}
+    done = {str(group["_id"]): group["count"] for group in (yield from _by_queue(finished))}
+    return [
+        QueueStats(
+            **{
+                "queue": name,
+                "at": now,
+                **NOTHING,
+                "done": done.get(name, 0),
+                **counted.get(name, {}),
+            }
+        )
+        for name in names
+    ]
+
+
+def _named(names: Sequence[str] | None) -> Document:
+    return {} if names is None else {"queue": {"$in": list(names)}}
 
 
 def _by_queue(

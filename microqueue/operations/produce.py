@@ -10,6 +10,7 @@ from typing import Any
 from bson import ObjectId
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
+from microqueue.backoff import BackoffPolicy
 from microqueue.clock import whole_milliseconds
 from microqueue.errors import DuplicateTask
 from microqueue.new_task import NewTask
@@ -19,6 +20,7 @@ from microqueue.settings import QueueSettings
 
 DUPLICATE_KEY = 11000
 ONE_MILLISECOND = timedelta(milliseconds=1)
+DEFAULT_POLICY = BackoffPolicy()
 
 
 def new_document(
@@ -53,8 +55,10 @@ def new_document(
     if new.task_id is not None:
         # An id of the caller's own does not tell our insert from another's; this does.
         document["insert_token"] = insert_token or secrets.token_hex(8)
-    if new.backoff is not None:
-        document["backoff_policy"] = new.backoff.model_dump()
+    policy = settings.backoff if new.backoff is None else new.backoff
+    if new.backoff is not None or policy != DEFAULT_POLICY:
+        # The sweeper serves all queues of the collection, and has settings of its own.
+        document["backoff_policy"] = policy.model_dump()
     if new.visibility_timeout is not None:
         document["visibility_timeout_sec"] = new.visibility_timeout.total_seconds()
     if new.dedupe_key is not None:

@@ -27,8 +27,6 @@ ABANDONED_AFTER = timedelta(minutes=1)
 STEP = 50
 """How many letters are read at a time, whole: each may have 15 MB."""
 
-# A filter on the queue, true for all, lets the scan run on the index of dead letters.
-LETTERS: Document = {"queue": {"$gt": ""}, **filters.DEAD}
 UNTOUCHED: Document = {**filters.DEAD, "replaying": None}
 
 
@@ -74,9 +72,7 @@ def move_out_by_id(task_id: Any) -> Operation[None]:
 
 def move_all_out(queues: list[str] | None = None) -> Operation[int]:
     """Move every failed task that is still in ``tasks``; give how many went."""
-    selection = {**LETTERS, "replaying": None}
-    if queues is not None:
-        selection["queue"] = {"$in": queues}
+    selection = {**_letters(queues), "replaying": None}
     moved = 0
     unmovable: list[Any] = []
     while True:
@@ -121,9 +117,9 @@ def discard(document: Document, now: datetime) -> Operation[bool]:
     return buried
 
 
-def finish_abandoned(now: datetime) -> Operation[int]:
+def finish_abandoned(now: datetime, queues: list[str] | None = None) -> Operation[int]:
     """Finish the replays whose process died half way."""
-    abandoned = {**LETTERS, "replaying.at": {"$lte": now - ABANDONED_AFTER}}
+    abandoned = {**_letters(queues), "replaying.at": {"$lte": now - ABANDONED_AFTER}}
     finished = 0
     for letter in (yield Call("find", abandoned, limit=STEP, target=Target.DEAD_LETTERS)):
         finished += yield from _bring_back(letter, now)
@@ -203,6 +199,12 @@ def _complete(letter: Document) -> Operation[None]:
     grave = {"_id": letter["_id"], "version": letter["version"] + 1}
     done = {"$set": {"completed": True}}
     yield Call("update_one", grave, done, target=Target.DEAD_LETTERS)
+
+
+def _letters(queues: list[str] | None) -> Document:
+    """Match the dead letters of some queues, or of all."""
+    # A filter on the queue, true for all, lets the scan run on the index of dead letters.
+    return {"queue": {"$gt": ""} if queues is None else {"$in": queues}, **filters.DEAD}
 
 
 def _unchanged(document: Document) -> Document:

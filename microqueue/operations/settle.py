@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from pymongo.errors import OperationFailure
+
 from microqueue.errors import LeaseLost
-from microqueue.operations import filters
+from microqueue.operations import filters, refusals
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.produce import round_up
 from microqueue.positions import front_position, rightful_position
 from microqueue.settings import QueueSettings
 from microqueue.task import Claim, Outcome, Task, TaskError
 
+INVALID_TASK = "invalid_task"
 LONGEST_MESSAGE = 4000
 LONGEST_IN_HISTORY = 500
 """In bytes. A full history of a thousand attempts must fit beside the largest payload."""
@@ -84,11 +87,14 @@ def snoozed(task: Task[Any], now: datetime, *, delay_sec: float) -> Settlement:
     return Settlement(Outcome.SNOOZED, changes, None, {"attempts": -1})
 
 
-def released(now: datetime, *, front: bool) -> Settlement:
+def released(task: Task[Any], now: datetime, *, front: bool) -> Settlement:
     """Hand the task back unharmed: its attempt is refunded, and it is ready at once."""
-    changes: Document = {"status": filters.PENDING, "next_retry_at": None}
-    if front:
-        changes["position"] = front_position(now)
+    rightful = rightful_position(task.position, task.created_at)
+    changes = {
+        "status": filters.PENDING,
+        "next_retry_at": None,
+        "position": front_position(now) if front else rightful,
+    }
     return Settlement(Outcome.RELEASED, changes, None, {"attempts": -1})
 
 
@@ -101,10 +107,34 @@ def settle(
     session: Any = None,
 ) -> Operation[None]:
     """Write a settlement, or raise :class:`LeaseLost` if the claim no longer holds the task."""
-    update = settlement_update(task, settlement, now=now, history_limit=settings.history_limit)
-    result = yield Call("update_one", filters.claimed(task), update, session=session)
+    result = yield from write(
+        "update_one", task, settlement, now=now, settings=settings, session=session
+    )
     if not result.matched_count:
         yield from _confirm(task, settlement.outcome, settings=settings, session=session)
+
+
+def write(
+    method: str,
+    task: Task[Any],
+    settlement: Settlement,
+    *,
+    now: datetime,
+    settings: QueueSettings,
+    session: Any = None,
+    **options: Any,
+) -> Operation[Any]:
+    """Update the claimed task by a method of the collection, and give its reply."""
+    fence, limit = filters.claimed(task), settings.history_limit
+    update = settlement_update(task, settlement, now=now, history_limit=limit)
+    try:
+        return (yield Call(method, fence, update, session=session, **options))
+    except OperationFailure as exc:
+        # The caller's transaction is aborted, and nothing can be written in it any more.
+        if exc.code not in refusals.BROKEN or session is not None:
+            raise
+    update = settlement_update(task, settlement, now=now, history_limit=limit, anew=True)
+    return (yield Call(method, fence, update, **options))
 
 
 def touch(task: Task[Any], expires_at: datetime, now: datetime) -> Operation[None]:
@@ -116,9 +146,17 @@ def touch(task: Task[Any], expires_at: datetime, now: datetime) -> Operation[Non
 
 
 def settlement_update(
-    task: Claim, settlement: Settlement, *, now: datetime, history_limit: int
+    task: Claim,
+    settlement: Settlement,
+    *,
+    now: datetime,
+    history_limit: int,
+    anew: bool = False,
 ) -> Document:
-    """Write the update of a settlement: the new state, and the attempt's line in the history."""
+    """Write the update of a settlement: the new state, and the attempt's line in the history.
+
+    ``anew`` replaces the history and the counts, for a task whose own cannot be added to.
+    """
     lease = task.lease
     error = settlement.error.model_dump() if settlement.error else None
     entry: Document = {
@@ -138,6 +176,11 @@ def settlement_update(
     if error:
         changes["error"] = error
         entry["error"] = {**error, "message": _cut(error["message"], LONGEST_IN_HISTORY)}
+    if anew:
+        counts = {
+            name: max(getattr(task, name) + step, 0) for name, step in settlement.increments.items()
+        }
+        return {"$set": {**changes, **counts, "history": [entry]}}
     update: Document = {
         "$set": changes,
         "$push": {"history": {"$each": [entry], "$slice": -history_limit}},
@@ -155,6 +198,11 @@ def describe_error(error: object, code: str | None, now: datetime, *, otherwise:
     else:
         message = otherwise if error is None else _text(error)
     return TaskError.trusted(message=_cut(message, LONGEST_MESSAGE), code=code, at=now)
+
+
+def invalid_task(reason: str, now: datetime) -> TaskError:
+    """Say why a stored document is no task that can be run."""
+    return TaskError.trusted(message=_cut(reason, LONGEST_IN_HISTORY), code=INVALID_TASK, at=now)
 
 
 def _text(value: object) -> str:
@@ -188,9 +236,12 @@ def _confirm(
 def settled_as(task: Claim, outcome: Outcome, document: Document) -> bool:
     """Tell whether the history shows this very settlement."""
     token = task.lease.token if task.lease else None
-    return any(
-        entry.get("lease_token") == token and entry.get("outcome") == outcome.value
-        for entry in document.get("history", ())
+    history = document.get("history")
+    return isinstance(history, list) and any(
+        isinstance(entry, dict)
+        and entry.get("lease_token") == token
+        and entry.get("outcome") == outcome.value
+        for entry in history
     )
 
 

@@ -8,23 +8,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any
 
-from pymongo import UpdateOne
+from pymongo.errors import OperationFailure
 
 from microqueue.errors import LeaseLost
-from microqueue.operations import filters, relocate, settle
+from microqueue.operations import endings, filters, refusals, relocate, settle
 from microqueue.operations.call import Call, Operation
+from microqueue.operations.endings import Ending
 from microqueue.operations.settle import Settlement
 from microqueue.settings import QueueSettings
 from microqueue.task import Claim, Task
 
-Ending: TypeAlias = tuple[Task[Any], Settlement]
-
 
 def settle_batch(
     plain: Sequence[Claim],
-    others: Sequence[Ending],
+    others: Sequence[tuple[Task[Any], Settlement]],
     *,
     now: datetime,
     settings: QueueSettings,
@@ -36,16 +35,8 @@ def settle_batch(
     """
     lost = yield from mark_all_done(plain, now=now, settings=settings)
     if others:
-        limit = settings.history_limit
-        updates = [
-            UpdateOne(
-                filters.claimed(task),
-                settle.settlement_update(task, settlement, now=now, history_limit=limit),
-            )
-            for task, settlement in others
-        ]
-        result = yield Call("bulk_write", updates, ordered=False)
-        if result.matched_count != len(others):
+        ended = [Ending(task, settlement, filters.claimed(task)) for task, settlement in others]
+        if (yield from endings.write(ended, now=now, settings=settings)) != len(others):
             lost += yield from _find_lost(others)
         if settings.dead_letters == "collection":
             for task, settlement in others:
@@ -67,31 +58,36 @@ def mark_all_done(
         token = task.lease.token if task.lease else None
         groups[(token, task.attempts)].append(task)
     settlement = settle.done(now)
-    singly: list[UpdateOne] = []
+    singly: list[Claim] = []
     matched = 0
     for group in groups.values():
+        if len(group) == 1:
+            singly += group
+            continue
         fence = {**filters.claimed(group[0]), **filters.any_of({task.id: None for task in group})}
         update = settle.settlement_update(
             group[0], settlement, now=now, history_limit=settings.history_limit
         )
-        if len(group) == 1:
-            singly.append(UpdateOne(fence, update))
-        else:
+        try:
             matched += (yield Call("update_many", fence, update)).matched_count
-    if singly:
-        matched += (yield Call("bulk_write", singly, ordered=False)).matched_count
+        except OperationFailure as exc:
+            if exc.code not in refusals.BROKEN:
+                raise
+            singly += group  # It ended at a broken one; those before it are found as done.
+    ended = [Ending(task, settlement, filters.claimed(task)) for task in singly]
+    matched += yield from endings.write(ended, now=now, settings=settings)
     if matched == len({(task.id, task.lease and task.lease.token) for task in tasks}):
         return []
     return (yield from _find_lost([(task, settlement) for task in tasks]))
 
 
-def _find_lost(endings: Sequence[tuple[Claim, Settlement]]) -> Operation[list[LeaseLost]]:
+def _find_lost(settled: Sequence[tuple[Claim, Settlement]]) -> Operation[list[LeaseLost]]:
     """Find the settlements that are in no history: they were refused."""
-    ids = filters.any_of({task.id: None for task, _ in endings})
+    ids = filters.any_of({task.id: None for task, _ in settled})
     stored = yield Call("find", ids, {"history": 1})
     documents = {document["_id"]: document for document in stored}
     lost = []
-    for task, settlement in endings:
+    for task, settlement in settled:
         document = documents.get(task.id, {})
         if not settle.settled_as(task, settlement.outcome, document):
             lost.append((yield from settle.explain_loss(task)))

@@ -12,10 +12,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
 
-from pymongo import UpdateOne
+from bson import Decimal128
 
-from microqueue.operations import claim, filters, indexes, settle
+from microqueue.operations import claim, endings, filters, indexes, settle
 from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.endings import Ending
+from microqueue.operations.settle import Settlement
 from microqueue.settings import QueueSettings
 from microqueue.task import Outcome, Task, TaskError
 
@@ -32,7 +34,7 @@ def reclaim_stuck(
 
     Fenced by the token and the expiry that were read: a lease renewed meanwhile is kept.
     """
-    selection = {**_within(queues), **filters.lease_expired(now)}
+    selection = {**within(queues), **filters.lease_expired(now)}
     reclaimed = buried = 0
     while True:
         stuck: list[Document] = yield Call(
@@ -42,26 +44,19 @@ def reclaim_stuck(
             sort=[("lease_expires_at", 1)],
             limit=settings.batch_size,
         )
-        back: list[UpdateOne] = []
-        dead: list[UpdateOne] = []
+        ended: list[Ending] = []
         for document in stuck:
             task: Task[Any] = Task.from_document(document)
-            update = _reclaim_update(task, now, settings)
-            (back if update["$set"]["status"] == filters.PENDING else dead).append(
-                UpdateOne(
-                    {**filters.claimed(task), "lease_expires_at": document["lease_expires_at"]},
-                    update,
-                )
-            )
-        moved_back = yield from _write_all(back)
-        moved_out = yield from _write_all(dead)
-        reclaimed += moved_back
-        buried += moved_out
-        if len(stuck) < settings.batch_size or not moved_back + moved_out:
+            fence = {**filters.claimed(task), "lease_expires_at": document["lease_expires_at"]}
+            ended.append(Ending(task, _reclaim(task, now, settings), fence))
+        back, out = yield from endings.take_back(ended, now=now, settings=settings)
+        reclaimed += back
+        buried += out
+        if len(stuck) < settings.batch_size or not back + out:
             return reclaimed, buried
 
 
-def _reclaim_update(task: Task[Any], now: datetime, settings: QueueSettings) -> Document:
+def _reclaim(task: Task[Any], now: datetime, settings: QueueSettings) -> Settlement:
     worker_id = task.lease.worker_id if task.lease else None
     error = TaskError.trusted(
         message=f"the lease of {worker_id} expired before the task was settled",
@@ -74,7 +69,7 @@ def _reclaim_update(task: Task[Any], now: datetime, settings: QueueSettings) -> 
         task, now, error, delay_sec=delay_sec, outcome=Outcome.LEASE_EXPIRED
     )
     settlement.changes["redelivered"] = True
-    return settle.settlement_update(task, settlement, now=now, history_limit=settings.history_limit)
+    return settlement
 
 
 def promote_due(now: datetime, settings: QueueSettings, queues: Queues = None) -> Operation[int]:
@@ -108,7 +103,7 @@ def bury_exhausted(now: datetime, settings: QueueSettings, queues: Queues = None
     Walks the few distinct ``max_attempts`` in the index, and looks at each one's highest count.
     """
     buried = 0
-    max_attempts = -1
+    max_attempts: Any = -1
     while True:
         found = yield Call(
             "find",
@@ -120,9 +115,9 @@ def bury_exhausted(now: datetime, settings: QueueSettings, queues: Queues = None
         if not found:
             return buried
         max_attempts = found[0]["max_attempts"]
-        if found[0]["attempts"] >= max_attempts:
-            used_up = {"attempts": {"$gte": max(max_attempts, 1)}, "max_attempts": max_attempts}
-            selection = {"status": filters.PENDING, **used_up, **_within(queues)}
+        if _number(found[0]["attempts"]) >= _number(max_attempts):
+            used_up = {"attempts": {"$gte": max_attempts, "$gt": 0}, "max_attempts": max_attempts}
+            selection = {"status": filters.PENDING, **used_up, **within(queues)}
             message = f"all {max_attempts} attempts are used up"
             buried += yield from _bury(selection, message, "max_attempts", now, settings)
 
@@ -131,7 +126,7 @@ def expire_undelivered(
     now: datetime, settings: QueueSettings, queues: Queues = None
 ) -> Operation[int]:
     """Fail waiting tasks whose ``expires_at`` has passed."""
-    selection = {**filters.undelivered(now), **_within(queues)}
+    selection = {**filters.undelivered(now), **within(queues)}
     return (
         yield from _bury(selection, "not delivered before it expired", "expired", now, settings)
     )
@@ -148,7 +143,7 @@ def purge_finished(now: datetime, settings: QueueSettings, queues: Queues = None
     if retention is None:
         return 0
     selection = {**filters.FINISHED, "finished_at": {"$lte": now - retention}}
-    return (yield from delete_all({**selection, **_within(queues)}, settings.batch_size))
+    return (yield from delete_all({**selection, **within(queues)}, settings.batch_size))
 
 
 def delete_all(selection: Document, batch_size: int) -> Operation[int]:
@@ -196,12 +191,11 @@ def _repeat(step: Callable[[], Operation[int]], batch_size: int) -> Operation[in
             return total
 
 
-def _write_all(updates: list[Any]) -> Operation[int]:
-    if not updates:
-        return 0
-    result = yield Call("bulk_write", updates, ordered=False)
-    return int(result.modified_count)
+def _number(value: Any) -> Any:
+    """Read a number that MongoDB can compare, as one that Python can."""
+    return value.to_decimal() if isinstance(value, Decimal128) else value
 
 
-def _within(queues: Queues) -> Document:
+def within(queues: Queues) -> Document:
+    """Match the tasks of some queues, or of all."""
     return {} if queues is None else {"queue": {"$in": list(queues)}}

@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from pymongo import UpdateOne
-
 from microqueue.model import Model
-from microqueue.operations import filters, settle
+from microqueue.operations import endings, filters, settle
 from microqueue.operations.call import Call, Document, Operation, Target
-from microqueue.operations.sweep import WITHOUT_PAYLOAD
+from microqueue.operations.endings import Ending
+from microqueue.operations.settle import Settlement
+from microqueue.operations.sweep import WITHOUT_PAYLOAD, Queues, within
 from microqueue.settings import QueueSettings
 from microqueue.task import Outcome, Task, TaskError
 
 MISSED_BEATS = 3
+AS_CLAIMED = [("started_at", 1), *filters.READY_ORDER]
+"""The order in which a worker claimed its tasks, and so starts them."""
 
 
 class WorkerInfo(Model):
@@ -46,7 +48,7 @@ class WorkerInfo(Model):
 def beat(info: WorkerInfo) -> Operation[None]:
     """Register a worker, or renew its registration. Safe to repeat: it writes the same again."""
     document = info.model_dump(exclude={"id"})
-    document |= {"worker_id": info.id, "gone_at": info.gone_at()}
+    document |= {"worker_id": info.id, "gone_at": info.gone_at(), "blamed": 0}
     own = {"_id": _registration(info.id, info.collection)}
     yield Call("update_one", own, {"$set": document}, upsert=True, target=Target.WORKERS)
 
@@ -70,69 +72,84 @@ def list_workers(collection: str) -> Operation[list[WorkerInfo]]:
 
 
 def reclaim_orphaned(
-    collection: str, now: datetime, settings: QueueSettings
+    collection: str, now: datetime, settings: QueueSettings, queues: Queues = None
 ) -> Operation[tuple[int, int]]:
     """Take back the tasks of workers whose heartbeat has ended: how many wait, and are buried.
 
     A worker is taken off the list only after its tasks were, so a sweeper that dies half
-    way leaves the rest to the next one.
+    way leaves the rest to the next one; and one of some queues, what is in the others.
     """
     reclaimed = buried = 0
     silent = {"collection": collection, "gone_at": {"$lte": now}}
     dead = yield Call("find", silent, target=Target.WORKERS)
     for document in dead:
+        worker_id, blamed = _worker_id(document), document.get("blamed", 0)
+        suspects = max((document.get("concurrency") or 1) - blamed, 0)
+        if queues is not None:
+            suspects = yield from _suspects_within(queues, worker_id, suspects)
         back, out = yield from reclaim_from(
-            _worker_id(document), now, settings, concurrency=document.get("concurrency") or 1
+            worker_id, now, settings, concurrency=suspects, queues=queues
         )
         reclaimed += back
         buried += out
         # Unless it beat again in the meantime: then it was only slow.
         unchanged = {"_id": document["_id"], "heartbeat_at": document["heartbeat_at"]}
-        yield Call("delete_one", unchanged, target=Target.WORKERS)
+        if queues is None or not (yield Call("find_one", _held_by(worker_id), {"_id": 1})):
+            yield Call("delete_one", unchanged, target=Target.WORKERS)
+        elif suspects:
+            # Whoever takes back the rest must not blame as many once more.
+            fewer = {"$set": {"blamed": blamed + suspects}}
+            yield Call("update_one", unchanged, fewer, target=Target.WORKERS)
     return reclaimed, buried
 
 
+def _suspects_within(queues: Sequence[str], worker_id: str, suspects: int) -> Operation[int]:
+    """Count how many of the first tasks that a worker holds are in some queues."""
+    if not suspects:
+        return 0
+    first = yield Call("find", _held_by(worker_id), {"queue": 1}, sort=AS_CLAIMED, limit=suspects)
+    return sum(document.get("queue") in queues for document in first)
+
+
 def reclaim_from(
-    worker_id: str, now: datetime, settings: QueueSettings, *, concurrency: int
+    worker_id: str,
+    now: datetime,
+    settings: QueueSettings,
+    *,
+    concurrency: int,
+    queues: Queues = None,
 ) -> Operation[tuple[int, int]]:
-    """Take back everything that one worker holds: how many wait, and how many are buried.
+    """Take back what one worker holds, in all queues or in some: how many wait, and are buried.
 
     A crash is counted only against those that may have been running. Tasks start in the
     order in which they were claimed, so these are the first ``concurrency`` ones; the others
     waited for a handler, and are no poison.
     """
-    selection = {**filters.LEASED, "worker_id": worker_id}
-    order = [("started_at", 1), *filters.READY_ORDER]
+    selection = {**_held_by(worker_id), **within(queues)}
     reclaimed = buried = 0
     suspects = concurrency
     while True:
         held: list[Document] = yield Call(
-            "find", selection, WITHOUT_PAYLOAD, sort=order, limit=settings.batch_size
+            "find", selection, WITHOUT_PAYLOAD, sort=AS_CLAIMED, limit=settings.batch_size
         )
-        back: list[UpdateOne] = []
-        dead: list[UpdateOne] = []
+        ended: list[Ending] = []
         for document in held:
             task: Task[Any] = Task.from_document(document)
-            update = _crash_update(task, now, settings, suspect=suspects > 0)
+            settlement = _crash(task, now, settings, suspect=suspects > 0)
             suspects -= 1
-            waits = update["$set"]["status"] == filters.PENDING
-            (back if waits else dead).append(UpdateOne(filters.claimed(task), update))
-        moved = 0
-        for updates in (back, dead):
-            if updates:
-                result = yield Call("bulk_write", updates, ordered=False)
-                moved += result.modified_count
-                if updates is back:
-                    reclaimed += result.modified_count
-                else:
-                    buried += result.modified_count
-        if len(held) < settings.batch_size or not moved:
+            ended.append(Ending(task, settlement, filters.claimed(task)))
+        back, out = yield from endings.take_back(ended, now=now, settings=settings)
+        reclaimed += back
+        buried += out
+        if len(held) < settings.batch_size or not back + out:
             return reclaimed, buried
 
 
-def _crash_update(
-    task: Task[Any], now: datetime, settings: QueueSettings, *, suspect: bool
-) -> Document:
+def _held_by(worker_id: str) -> Document:
+    return {**filters.LEASED, "worker_id": worker_id}
+
+
+def _crash(task: Task[Any], now: datetime, settings: QueueSettings, *, suspect: bool) -> Settlement:
     worker_id = task.lease.worker_id if task.lease else None
     crashes = task.crashes + suspect
     message = f"the worker {worker_id} ended without settling the task"
@@ -148,7 +165,7 @@ def _crash_update(
     settlement.changes["redelivered"] = True
     if suspect:
         settlement.increments["crashes"] = 1
-    return settle.settlement_update(task, settlement, now=now, history_limit=settings.history_limit)
+    return settlement
 
 
 def _read(document: Document) -> WorkerInfo:

@@ -1,8 +1,8 @@
 """The scheduled jobs: reclaim what is stuck, wake what is due, bury what is used up.
 
 A sweep is safe to run anywhere, and any number at once. It covers all queues of the
-collection unless told otherwise. A lock keeps sweepers from doing the same work twice;
-nothing depends on it.
+collection unless told otherwise. A lock keeps sweepers of the same jobs and queues from doing
+the same work twice; nothing depends on it.
 """
 
 from microqueue.sweeper.asynchronous import AsyncSweeper

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -14,7 +15,7 @@ from microqueue.arguments import check_names, refused
 from microqueue.core import QueueCore
 from microqueue.operations import lock, relocate, sweep, sweep_report, workers
 from microqueue.operations.call import Operation
-from microqueue.sweeper.report import Counts, SweepReport, check_jobs
+from microqueue.sweeper.report import JOBS, Counts, SweepReport, check_jobs
 
 SIMPLE_JOBS: dict[str, tuple[str, Callable[..., Operation[int]]]] = {
     "promote_due": ("promoted", sweep.promote_due),
@@ -45,7 +46,7 @@ class SweeperCore:
             raise refused("on_report", on_report, "give a function of one report")
         self._on_report = on_report
         self.sweeper_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._lock_name = f"sweeper:{core.collections.name}"
+        self._lock_name = _lock_name(core.collections.name, self.jobs, self._queues)
 
     def _job(self, name: str) -> Operation[Counts]:
         now = yield from self._core.begin()
@@ -55,7 +56,7 @@ class SweeperCore:
             return {"reclaimed": reclaimed, "buried": buried}
         if name == "reclaim_orphaned":
             place = self._core.collections.name
-            reclaimed, buried = yield from workers.reclaim_orphaned(place, now, settings)
+            reclaimed, buried = yield from workers.reclaim_orphaned(place, now, settings, queues)
             return {"reclaimed": reclaimed, "buried": buried}
         if name == "move_dead_letters":
             return {"moved": (yield from self._move_dead_letters(now))}
@@ -66,7 +67,7 @@ class SweeperCore:
         settings = self._core.settings
         if settings.dead_letters != "collection":
             return 0
-        yield from relocate.finish_abandoned(now)
+        yield from relocate.finish_abandoned(now, self._queues)
         return (yield from relocate.move_all_out(self._queues))
 
     def _acquire(self) -> Operation[tuple[datetime, bool]]:
@@ -100,3 +101,11 @@ class SweeperCore:
         if self._on_report is not None:
             self._on_report(report)
         return report
+
+
+def _lock_name(collection: str, jobs: Sequence[str], queues: Sequence[str] | None) -> str:
+    """Name the lock after what a sweeper does, so that only those wait that do the same."""
+    whole = f"sweeper:{collection}"
+    if queues is None and tuple(jobs) == JOBS:
+        return whole
+    return f"{whole}:{json.dumps([list(jobs), queues and sorted(set(queues))])}"

@@ -233,7 +233,8 @@ class WorkerCore(Generic[QueueT]):
         if not self._in_flight.conclude(held):
             return None
         self._hooks.call("on_release", held.task)
-        return Finished(held, settle.released(held.queue.clock.now(), front=False))
+        now = held.queue.clock.now()
+        return Finished(held, settle.released(held.task, now, front=False))
 
     def _try_again(self, count: int, error: MicroqueueError, lease_ends: float) -> bool:
         """Decide whether to write settlements again that did not reach the server.

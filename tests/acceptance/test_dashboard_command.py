@@ -18,7 +18,7 @@ import pytest
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
-from microqueue import Queue
+from microqueue import Queue, QueueSettings
 from microqueue.cli import app as cli_app
 from microqueue.cli import dashboard as dashboard_command
 from microqueue.dashboard import dashboard
@@ -72,6 +72,27 @@ def test_command_serves_until_it_is_interrupted(uri: str, microqueue_database: A
             assert next(stream.iter_lines())
             process.send_signal(signal.SIGINT)  # An open stream does not hold it up.
             assert process.wait(PATIENCE_SEC) == 0
+
+
+def test_letters_that_a_service_keeps_apart_are_shown(uri: str, microqueue_database: Any) -> None:
+    settings = QueueSettings(dead_letters="collection")
+    queue: Queue[Any] = Queue(microqueue_database, settings=settings)
+    queue.enqueue({})
+    task = queue.pop()
+    assert task is not None
+    queue.mark_failure(task, "boom")
+    with started("dashboard", "--port", "0", MICROQUEUE_URI=uri) as (_, said):
+        address = f"{said['dashboard']}api/v1/overview"
+        overview = httpx.get(address, timeout=PATIENCE_SEC).json()
+        assert overview["queues"][0]["failed"] == 1
+
+
+def test_dashboard_starts_before_its_server(tmp_path: Path) -> None:
+    absent = "mongodb://127.0.0.1:1/?directConnection=true"
+    environment = {"MICROQUEUE_URI": absent, "MICROQUEUE_SERVER_TIMEOUT": "0.3"}
+    with started("dashboard", "--port", "0", **environment) as (_, said):
+        reply = httpx.get(f"{said['dashboard']}healthz", timeout=PATIENCE_SEC)
+        assert reply.status_code == 200
 
 
 def test_command_with_a_token_and_read_only(uri: str) -> None:

@@ -95,6 +95,15 @@ def test_failed_job_is_in_the_one_line_and_the_status(
     assert "reclaim_stuck failed: MongoDB refused the call" in line
 
 
+def test_letters_go_where_a_service_keeps_them(uri: str, microqueue_database: Any) -> None:
+    settings = QueueSettings(dead_letters="collection")
+    Queue[Any](microqueue_database, settings=settings).ensure_indexes()
+    Queue[Any](microqueue_database).enqueue({}, expires_in=0.001)
+    time.sleep(0.01)
+    assert "expired=1 purged=0 moved=1" in run("--uri", uri).stderr
+    assert microqueue_database.tasks.count_documents({}) == 0
+
+
 def test_missing_server_is_one_line_without_the_password_and_status_1() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -132,4 +141,5 @@ def test_every_sweeps_until_a_signal_and_ends_with_status_0(uri: str, stop: sign
 def test_script_needs_no_extra(uri: str, tmp_path: Path) -> None:
     for name in ("typer", "rich"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')\n", "utf-8")
-    assert run("--uri", uri, PYTHONPATH=str(tmp_path)).returncode == 0
+    path = os.pathsep.join([str(tmp_path), str(SCRIPT.parents[1])])
+    assert run("--uri", uri, PYTHONPATH=path).returncode == 0

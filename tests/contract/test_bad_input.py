@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, model_validator
 
-from microqueue import InvalidArgument, LeaseLost, NewTask, QueueSettings, TaskStatus
+from microqueue import (
+    InvalidArgument,
+    InvalidPayload,
+    LeaseLost,
+    NewTask,
+    QueueSettings,
+    TaskStatus,
+)
 from microqueue.testing import FakeClock
 from tests.contract.conftest import Harness
 
@@ -72,6 +79,37 @@ async def test_count_beyond_what_mongodb_takes_is_refused(queue: Any, limit: int
             await call(limit)
     with pytest.raises(InvalidArgument, match="limit="):
         await queue.dead_letters.list(limit=limit)
+
+
+def nested(levels: int) -> Any:
+    value: Any = [1]
+    for level in range(levels - 1):
+        value = {"a": value} if level % 2 else [0, value]
+    return value
+
+
+@pytest.mark.parametrize("payload", [{"a": nested(169)}, {"a": nested(900)}])
+async def test_payload_that_is_nested_too_deep_is_refused(
+    harness: Harness, queue: Any, payload: Any
+) -> None:
+    for add in (queue.enqueue, lambda one: queue.enqueue_many([{}, one])):
+        with pytest.raises(InvalidPayload, match=r"nested \d+ levels deep, and at most 170"):
+            await add(payload)
+    assert await harness.stored() == []
+
+
+async def test_payload_of_the_deepest_nesting_lives_its_life(queue: Any) -> None:
+    payload = nested(168)
+    task = await queue.enqueue({"a": payload})
+    await queue.mark_failure(await queue.pop(), "no")
+    assert (await queue.dead_letters.replay(task.id)).replayed == 1
+    await queue.mark_done(await queue.pop(), result={"a": payload})
+    assert (await queue.get(task.id)).result == {"a": payload}
+
+
+async def test_payload_of_many_parts_is_taken(queue: Any) -> None:
+    payload = {"parts": [{"n": [n]} for n in range(1000)]}
+    assert (await queue.enqueue(payload)).payload == payload
 
 
 async def generate() -> AsyncIterator[dict[str, Any]]:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from microqueue import InvalidArgument
-from microqueue.core import pausing
+from microqueue.core import delivery, pausing
+from microqueue.core.delivery import Delivery
 
 
 async def test_paused_queue_takes_tasks_and_delivers_none(queue: Any) -> None:
@@ -67,3 +68,34 @@ async def test_pause_reaches_other_processes_once_their_memory_is_stale(
 async def test_reason_must_be_a_text(queue: Any) -> None:
     with pytest.raises(InvalidArgument, match="reason=7"):
         await queue.pause(reason=7)
+
+
+async def test_waiting_for_a_paused_queue_costs_a_few_looks(
+    queue: Any, harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await queue.enqueue({}, delay=1)
+    harness.clock.advance(1)  # It is due, and nobody makes it ready.
+    await queue.pause()
+    asked = 0
+    usual = Delivery._pop  # noqa: SLF001
+
+    def counted(self: Any, worker_id: str | None) -> Any:
+        nonlocal asked
+        asked += 1
+        return usual(self, worker_id)
+
+    monkeypatch.setattr(Delivery, "_pop", counted)
+    assert await queue.pop(wait=0.3) is None
+    assert asked < 25  # Every 20 ms in memory; without a pause it would be hundreds.
+
+
+async def test_waiting_pop_goes_on_soon_after_a_resume(
+    queue: Any, harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pausing, "REMEMBERED_SEC", 0.05)
+    monkeypatch.setattr(delivery, "REMEMBERED_SEC", 0.05)
+    await queue.enqueue({"n": 1})
+    await queue.pause()
+    await harness.queue().resume()  # Another process.
+    task = await queue.pop(wait=30)
+    assert task.payload == {"n": 1}

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from microqueue import DeadLetterFilter, InvalidArgument, TaskStatus
+from microqueue import DeadLetterFilter, InvalidArgument, TaskNotFound, TaskStatus, WrongStatus
 from tests.contract.conftest import Harness
 
 
@@ -211,6 +211,18 @@ async def test_letters_of_other_queues_are_left_alone(harness: Harness) -> None:
     assert len(await b.dead_letters.list()) == 0
     assert (await b.dead_letters.replay(letter.id)).replayed == 0
     assert await b.dead_letters.discard(DeadLetterFilter()) == 0
+
+
+async def test_letter_cannot_be_cancelled_wherever_it_is_kept(
+    harness: Harness, letters_queue: Any
+) -> None:
+    (letter,) = await bury(harness, letters_queue, 1, "c")
+    with pytest.raises(WrongStatus) as caught:
+        await letters_queue.cancel(letter.id)
+    assert caught.value.status == "failed"
+    await letters_queue.dead_letters.discard(letter.id)
+    with pytest.raises(TaskNotFound):
+        await letters_queue.cancel(letter.id)
 
 
 async def test_letters_in_a_collection_of_their_own_leave_tasks(harness: Harness) -> None:

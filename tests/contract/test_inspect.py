@@ -168,3 +168,4 @@ async def test_indexes_are_created_once(queue: Any) -> None:
         "ready", "due", "lease", "dedupe", "failed", "finished", "expiring", "exhausted", "browse",
     }  # fmt: skip
     assert await queue.ensure_indexes() == []
+    assert await queue.ensure_indexes(adjust=False) == []

@@ -253,6 +253,11 @@ async def test_payloads_that_cannot_be_stored_are_refused(
     assert await harness.stored() == []
 
 
+async def test_text_that_is_none_is_refused_by_name(queue: Any) -> None:
+    with pytest.raises(InvalidPayload, match="surrogates not allowed"):
+        await queue.enqueue({"text": "\ud800"})
+
+
 async def test_dollars_and_dots_in_payload_keys_are_data(queue: Any) -> None:
     payload = {"$set": {"status": "done"}, "a.b": 1}
     await queue.enqueue(payload)

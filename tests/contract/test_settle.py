@@ -124,14 +124,21 @@ async def test_last_one_released_to_the_front_goes_first(harness: Harness, queue
     assert [(await queue.pop()).payload["n"] for _ in range(3)] == [2, 1, 0]
 
 
-async def test_turn_at_the_front_is_for_once(harness: Harness, queue: Any) -> None:
-    await queue.enqueue_many([{"n": n} for n in range(2)])
-    _, second = await queue.pop_many(2)
+@pytest.mark.parametrize("way_back", ["retry", "release"])
+async def test_turn_at_the_front_is_for_once(harness: Harness, queue: Any, way_back: str) -> None:
+    await queue.enqueue({"n": 0})
+    harness.clock.advance(1)
+    await queue.enqueue({"n": 1})
+    first, second = await queue.pop_many(2)
     await queue.release(second, front=True)
+    await queue.release(first)
     again = await queue.pop()
-    assert again.position < 0
-    await queue.mark_retry(again, delay=0)
-    assert (await queue.get(again.id)).position > 0
+    assert (again.id, again.position < 0) == (second.id, True)
+    if way_back == "retry":
+        await queue.mark_retry(again, delay=0)
+    else:
+        await queue.release(again)
+    assert [(await queue.pop()).payload["n"] for _ in range(2)] == [0, 1]
 
 
 async def test_touch_moves_the_end_of_the_lease(harness: Harness) -> None:

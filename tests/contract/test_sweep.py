@@ -205,6 +205,46 @@ async def test_sweep_is_skipped_while_another_holds_the_lock(harness: Harness, q
     await queue.run(await release() if harness.blocking else release())
 
 
+TWO_JOBS = ["promote_due", "purge_finished"]
+LIMITS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
+    ({"jobs": ["purge_finished"]}, {"jobs": ["promote_due"]}, False),
+    ({"queues": ["a"]}, {"queues": ["b"]}, False),
+    ({"queues": ["a,b"]}, {"queues": ["a", "b"]}, False),
+    ({"jobs": ["promote_due"], "queues": ["a"]}, {"jobs": ["promote_due"]}, False),
+    ({}, {"jobs": ["promote_due"]}, False),
+    (
+        {"jobs": ["promote_due", "purge_finished"]},
+        {"jobs": ["purge_finished", "promote_due"]},
+        True,
+    ),
+    ({"queues": ["a", "b"]}, {"queues": ["b", "a", "b"]}, True),
+]
+
+
+@pytest.mark.parametrize(("held", "wanted", "skipped"), LIMITS)
+async def test_sweepers_of_other_jobs_or_queues_do_not_wait_for_each_other(
+    harness: Harness, queue: Any, held: Any, wanted: Any, skipped: bool
+) -> None:
+    first, second = harness.sweeper(queue, **held), harness.sweeper(queue, **wanted)
+    acquire = first._acquire  # noqa: SLF001
+    await queue.run(await acquire() if harness.blocking else acquire())
+    assert (await second.run_once()).skipped is skipped
+
+
+async def test_abandoned_replay_of_another_queue_is_left_alone(harness: Harness) -> None:
+    queues = {name: harness.queue(name, dead_letters="collection") for name in ("a", "b")}
+    intent = {"at": harness.clock.now(), "changes": {"status": "pending", "next_retry_at": None}}
+    for queue in queues.values():
+        await queue.enqueue({})
+        await queue.mark_failure(await queue.pop(), "no")
+    marked = harness.database.tasks_dlq.update_many({}, {"$set": {"replaying": intent}})
+    if not harness.blocking:
+        await marked
+    harness.clock.advance(60)
+    await harness.sweeper(queues["a"], queues=["a"]).move_dead_letters()
+    assert [(await queue.stats()).pending for queue in queues.values()] == [1, 0]
+
+
 @pytest.mark.parametrize("jobs", [["reclaim"], ["promote_due", "x"]])
 async def test_unknown_jobs_are_refused_by_name(harness: Harness, queue: Any, jobs: Any) -> None:
     with pytest.raises(InvalidArgument, match="promote_due"):
@@ -217,3 +257,14 @@ async def test_sweeping_without_a_pause_is_refused(
 ) -> None:
     with pytest.raises(InvalidArgument, match="every="):
         await harness.sweeper(queue).run_forever(every=every)
+
+
+async def test_reclaim_waits_as_the_queue_says_whatever_the_sweeper_has(harness: Harness) -> None:
+    stiff = BackoffPolicy(base_sec=300, factor=1, jitter="none")
+    patient = harness.queue("patient", backoff=stiff, visibility_timeout=5)
+    task = await patient.enqueue({})
+    await patient.pop()
+    harness.clock.advance(5)
+    await harness.sweeper(harness.queue("other")).run_once()
+    waiting = await patient.get(task.id)
+    assert waiting.next_retry_at == harness.clock.now() + timedelta(seconds=300)

@@ -373,6 +373,8 @@ class Model:
             task.deliveries -= 1
             if front:
                 task.position = -microseconds(self.now)
+            else:
+                self._leave_front(task)
 
     def touch(self, popped: Task[Any], extend: float | None) -> bool:
         """Give whether the task is without a lease now, which it is not."""
@@ -393,6 +395,9 @@ class Model:
         task.status = PENDING
         task.next_retry_at = self.now + in_whole_milliseconds(wait) if wait else None
         task.not_before = task.next_retry_at
+        self._leave_front(task)
+
+    def _leave_front(self, task: ModelTask) -> None:
         if task.position < 0:  # A turn at the front is for once.
             task.position = microseconds(task.created_at)
 

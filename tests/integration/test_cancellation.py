@@ -11,7 +11,7 @@ import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 
-from microqueue import AsyncQueue
+from microqueue import AsyncQueue, ServerUnavailable
 from microqueue.embedded import EmbeddedServer
 
 
@@ -50,3 +50,23 @@ async def test_cancelled_pop_hands_back_what_it_claimed(
     assert stats.processing == len(held)
     assert stats.processing + stats.ready == 100
     assert {task.attempts for task in await queue.peek(100, status="pending")} <= {0}
+
+
+async def test_pop_that_fails_while_it_is_cancelled_is_cancelled(
+    queue: AsyncQueue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, failing = asyncio.Event(), asyncio.Event()
+
+    async def fail(operation: Any) -> Any:
+        operation.close()
+        asked.set()
+        await failing.wait()
+        raise ServerUnavailable("gone")
+
+    monkeypatch.setattr(queue, "run", fail)
+    attempt = asyncio.create_task(queue.pop())
+    await asked.wait()
+    attempt.cancel()
+    failing.set()
+    with pytest.raises(asyncio.CancelledError):
+        await attempt

@@ -47,6 +47,17 @@ async def test_missing_server_is_a_clear_error_for_asyncio_too() -> None:
             await queue.pop()
 
 
+def test_timeouts_of_the_uri_win_over_the_settings() -> None:
+    settings = QueueSettings(server_timeout=120)
+    options = "serverselectiontimeoutms=200&connectTimeoutMS=200&appName=shop"
+    uri = f"mongodb://127.0.0.1:{closed_port()}/?{options}"
+    with Queue[Any].from_uri(uri, settings=settings) as queue:
+        assert queue.collections.client.options.pool_options.appname == "shop"
+        assert queue.collections.client.options.pool_options.connect_timeout == 0.2
+        with pytest.raises(ServerUnavailable):
+            queue.pop()
+
+
 @pytest.mark.parametrize(
     "uri",
     ["http://x", "mongodb://", "mongodb://u:se@cret@h", "mongodb://u:cret@h:port"],

@@ -42,7 +42,9 @@ def wait_for(condition: Callable[[], Any], limit_sec: float = 30) -> None:
         time.sleep(0.05)
 
 
-def registered(queue: Queue[Any], worker_id: str, *, silent_sec: float = 0) -> None:
+def registered(
+    queue: Queue[Any], worker_id: str, *, silent_sec: float = 0, concurrency: int = 1
+) -> None:
     """Register a worker whose last heartbeat was some time ago."""
     now = queue.now()
     info = WorkerInfo(
@@ -51,7 +53,7 @@ def registered(queue: Queue[Any], worker_id: str, *, silent_sec: float = 0) -> N
         host="h",
         pid=1,
         queues=["default"],
-        concurrency=1,
+        concurrency=concurrency,
         running=0,
         handled=0,
         started_at=now,
@@ -164,6 +166,43 @@ def test_workers_of_another_collection_are_none_of_this_sweepers_business(
     registered(other, "w", silent_sec=60)
     assert Sweeper(mine).reclaim_orphaned() == 0
     assert Sweeper(other).reclaim_orphaned() == 1
+
+
+def test_sweeper_of_some_queues_takes_back_only_their_tasks_and_blames_only_what_ran(
+    microqueue_database: Any, microqueue_clock: FakeClock
+) -> None:
+    queues: dict[str, Queue[Any]] = {
+        name: Queue(microqueue_database, name, clock=microqueue_clock) for name in ("a", "b", "c")
+    }
+    for name in "abbaa":  # Two of them ran: the first, and one of b.
+        queues[name].enqueue({})
+        assert queues[name].pop(worker_id="w") is not None
+        microqueue_clock.advance(0.001)
+    registered(queues["a"], "w", silent_sec=6, concurrency=2)
+    assert Sweeper(queues["a"], queues=["c"]).reclaim_orphaned() == 0
+    assert Sweeper(queues["a"], queues=["a"]).reclaim_orphaned() == 3
+    assert [queue.stats().processing for queue in queues.values()] == [0, 2, 0]
+    assert [worker.id for worker in queues["a"].workers()] == ["w"]  # For whoever sweeps b.
+    assert Sweeper(queues["a"], queues=["a"]).reclaim_orphaned() == 0
+    assert Sweeper(queues["a"], queues=["b"]).reclaim_orphaned() == 2
+    assert queues["a"].workers() == []
+    crashes = {name: [task.crashes for task in queues[name].peek()] for name in "ab"}
+    assert crashes == {"a": [0, 0, 1], "b": [0, 1]}
+
+
+def test_worker_that_was_only_slow_may_be_blamed_in_full_when_it_is_gone(
+    microqueue_database: Any, microqueue_clock: FakeClock
+) -> None:
+    a, b = (Queue[Any](microqueue_database, name, clock=microqueue_clock) for name in "ab")
+    for queue in (a, b):
+        queue.enqueue({})
+        queue.pop(worker_id="w")
+        microqueue_clock.advance(0.001)
+    registered(a, "w", silent_sec=6)
+    assert Sweeper(a, queues=["a"]).reclaim_orphaned() == 1
+    registered(a, "w", silent_sec=6)  # It beat again.
+    assert Sweeper(a).reclaim_orphaned() == 1
+    assert [queue.peek()[0].crashes for queue in (a, b)] == [1, 1]
 
 
 def test_worker_is_listed_while_it_runs_and_not_after(microqueue_database: Any) -> None:

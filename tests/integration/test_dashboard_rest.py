@@ -337,6 +337,42 @@ async def test_queue_is_paused_and_resumed(site: Site) -> None:
     assert site.queue.paused() is None
 
 
+@pytest.mark.parametrize("name", ["mail/eu", "/", "a b?c#d%", "x/pause"])
+async def test_queue_is_acted_on_whatever_its_name(
+    site: Site, microqueue_database: Any, name: str
+) -> None:
+    from urllib.parse import quote  # noqa: PLC0415 (for this test alone)
+
+    queue: Queue[Any] = Queue(microqueue_database, name, clock=site.clock)
+    queue.enqueue_many([{}, {}])
+    address = f"/queues/{quote(name, safe='')}"
+    assert await site.post(f"{address}/pause") == {"queue": name, "paused": True}
+    assert queue.paused() is not None
+    assert await site.post(f"{address}/resume") == {"queue": name, "paused": False}
+    assert (await site.post(f"{address}/succeed-next"))["queue"] == name
+    assert (await site.post(f"{address}/fail-next"))["state"] == "delayed"
+
+
+def nested(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
+
+
+async def test_payload_that_is_nested_too_deep_is_refused(site: Site) -> None:
+    problem = await site.post("/tasks", {"payload": nested(900)}, expect=422)
+    assert (problem["code"], "901 levels" in problem["detail"]) == ("InvalidPayload", True)
+    added = await site.post("/tasks", {"payload": nested(169)}, expect=201)
+    assert (await site.get(f"/tasks/{added['id']}"))["payload"] == nested(169)
+    assert len((await site.get("/tasks"))["items"]) == 1
+    dead = site.bury()
+    await site.post(
+        f"/dead-letters/{dead.id}/edit-and-replay", {"payload": nested(900)}, expect=422
+    )
+    await site.post("/queues/default/succeed-next", {"result": nested(900)}, expect=422)
+
+
 async def test_sweep_now_reports_what_it_did(site: Site) -> None:
     site.queue.enqueue({})
     site.popped()
@@ -524,8 +560,10 @@ async def test_audit_log_is_paged_and_kept_as_long_as_told(microqueue_database: 
         assert [one["who"] for one in first["items"] + second["items"]] == ["ada"] * 3
         assert second["next_cursor"] is None
         await site.get("/audit", cursor="x", expect=422)
-        index = microqueue_database.microqueue_audit.index_information()["kept"]
-        assert index["expireAfterSeconds"] == 3600
+    async with opened(microqueue_database) as site:  # Another one, which says nothing of it.
+        await site.post("/sweeper/run")
+    index = microqueue_database.microqueue_audit.index_information()["kept"]
+    assert index["expireAfterSeconds"] == 3600
 
 
 # Service

@@ -169,6 +169,8 @@ async def test_cookie_over_https_stays_there(microqueue_database: Any) -> None:
         ({"Sec-Fetch-Site": "same-origin", "Origin": "https://proxy.example"}, 200),
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
+        ({"Origin": ""}, 403),
         ({"Origin": "http://localhost:8000"}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
@@ -187,10 +189,19 @@ async def test_name_that_is_not_ours_is_refused(microqueue_database: Any) -> Non
     async with opened(microqueue_database, hosts=("localhost", "::1")) as site:
         for host, expected in [
             ("localhost", 200), ("localhost:8765", 200), ("[::1]:80", 200),
-            ("evil.example", 421), ("", 421), ("localhost.evil.example", 421),
+            ("evil.example", 421), ("", 421), ("localhost.evil.example", 421), ("[", 421),
         ]:  # fmt: skip
             reply = await site.client.get("/healthz", headers={"Host": host})
             assert reply.status_code == expected, host
+
+
+async def test_name_that_is_none_is_no_server_error(microqueue_database: Any) -> None:
+    async with opened(microqueue_database, token=TOKEN) as site:
+        headers = {"Host": "["}
+        for path in ("/", "/healthz", "/login", f"{API}/config", f"{API}/nowhere/"):
+            assert (await site.client.get(path, headers=headers)).status_code < 500, path
+        reply = await site.client.post("/login", data={"token": TOKEN}, headers=headers)
+        assert reply.status_code == 303
 
 
 async def test_page_may_run_its_own_scripts_only(microqueue_database: Any) -> None:

@@ -27,6 +27,13 @@ def test_changed_retention_is_applied_to_the_existing_index(microqueue_database:
         assert expiry(microqueue_database) == seconds
 
 
+def test_indexes_can_be_made_without_changing_the_retention(microqueue_database: Any) -> None:
+    Queue(microqueue_database, settings=QueueSettings(retention=None)).ensure_indexes()
+    microqueue_database.tasks.drop_index("ready")
+    assert Queue(microqueue_database).ensure_indexes(adjust=False) == ["ready"]
+    assert expiry(microqueue_database) == 2**31 - 1
+
+
 def test_first_write_of_another_service_leaves_the_retention_alone(
     microqueue_database: Any,
 ) -> None:

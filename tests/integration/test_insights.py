@@ -187,6 +187,15 @@ def test_sweeper_leaves_its_last_report_and_the_last_that_moved_something(
     assert active == moved
 
 
+def test_sweeper_of_some_jobs_or_queues_leaves_its_report_at_the_same_place(
+    mail: Queue[Any], clock: FakeClock
+) -> None:
+    for sweeper in (Sweeper(mail, jobs=["promote_due"]), Sweeper(mail, queues=["mail"])):
+        clock.advance(1)
+        report = sweeper.run_once()
+        assert Insights(mail).last_sweeps()[0] == report
+
+
 def test_sweep_that_was_skipped_leaves_no_report(
     mail: Queue[Any], microqueue_database: Any, clock: FakeClock
 ) -> None:
@@ -582,6 +591,7 @@ async def test_async_insights_tell_the_same(
         assert await there.running("mail") == here.running("mail")
         assert await there.last_sweeps() == here.last_sweeps()
         assert await there.tasks(limit=2) == here.tasks(limit=2)
+        assert await there.stats() == here.stats() == [mail.stats()]
         page = await there.letters("mail", DeadLetterFilter())
         assert page == here.letters("mail", DeadLetterFilter())
         (letter,) = page.documents

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pymongo import AsyncMongoClient, MongoClient
+from pymongo.monitoring import CommandListener
 
 from microqueue import AsyncQueue, BackoffPolicy, InvalidArgument, Queue, QueueSettings, Sweeper
 from microqueue.embedded import EmbeddedServer
@@ -221,6 +222,40 @@ def test_collector_gives_depth_by_status_and_age_of_each_queue(
         ("first",): 42, ("second",): 0,
     }  # fmt: skip
     assert scrape(registry, "microqueue_queue_overdue") == {("first",): 1, ("second",): 0}
+
+
+def test_queues_of_one_collection_are_read_together(
+    microqueue_server: EmbeddedServer, microqueue_database: Any, registry: CollectorRegistry
+) -> None:
+    commands = Commands()
+    with MongoClient[Any](microqueue_server.uri, event_listeners=[commands]) as client:
+        database = client[microqueue_database.name]
+        queues = [Queue[Any](database, f"q{n}") for n in range(10)]
+        for queue in queues:
+            queue.enqueue({})
+        queues.append(Queue(database.elsewhere, "q0"))
+        registry.register(QueueCollector(*queues[:-1]))
+        scrape(registry, "microqueue_queue_depth")  # The clock is read.
+        commands.count = 0
+        collector = QueueCollector(*queues)
+        depth, overdue, _oldest = collector.collect()
+        assert commands.count <= 2 * 6
+    ready = [one.value for one in depth.samples if one.labels["status"] == "ready"]
+    assert ready == [1] * 10 + [0]
+    assert len(overdue.samples) == 11
+
+
+class Commands(CommandListener):
+    """Counts the commands that a client sends."""
+
+    count = 0
+
+    def started(self, event: Any) -> None:
+        self.count += 1
+
+    def succeeded(self, event: Any) -> None: ...
+
+    def failed(self, event: Any) -> None: ...
 
 
 @pytest.mark.parametrize(("cache", "seen"), [(0, 1), (600, 0)])

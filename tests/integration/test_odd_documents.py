@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from bson import Decimal128
+from bson.datetime_ms import DatetimeMS
 
 from microqueue import DeadLetterFilter, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.testing import FakeClock
@@ -26,6 +29,24 @@ ODD: dict[str, dict[str, Any]] = {
     "a policy of another version": {"backoff_policy": {"speed": 9}},
     "a policy of text": {"backoff_policy": "fast"},
     "headers of text": {"headers": "x"},
+    "expires_at is text": {"expires_at": "2030-01-01T00:00:00Z"},
+    "expires_at is after all dates": {"expires_at": DatetimeMS(2**60)},
+    "a timeout of text": {"visibility_timeout_sec": "abc"},
+    "a timeout without end": {"visibility_timeout_sec": 1e300},
+    "a timeout in the past": {"visibility_timeout_sec": -5},
+    "a timeout of a list": {"visibility_timeout_sec": [5]},
+    "position is null": {"position": None},
+    "position is text": {"position": "x"},
+    "position of the front, no created_at": {"position": -5, "created_at": MISSING},
+    "history is null": {"history": None},
+    "history is text": {"history": "x"},
+    "an outcome of a list": {"history": [{"outcome": []}]},
+    "updated_at is text": {"updated_at": "today"},
+    "attempts without end": {"attempts": math.inf},
+    "attempts of too many digits": {"attempts": 1e300},
+    "attempts is not a number": {"attempts": math.nan},
+    "attempts is a decimal": {"attempts": Decimal128("1")},
+    "crashes is text": {"crashes": "x"},
 }
 
 

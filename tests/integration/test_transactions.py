@@ -13,7 +13,9 @@ from pymongo.errors import OperationFailure
 from microqueue import (
     AsyncQueue,
     BackoffPolicy,
+    DuplicatesStored,
     DuplicateTask,
+    InvalidArgument,
     LeaseLost,
     Queue,
     QueueSettings,
@@ -211,3 +213,53 @@ async def test_async_transactions_commit_or_vanish_whole(async_database: Any, ab
     assert (orders, stats.done, stats.ready, stats.processing) == (
         (0, 0, 0, 1) if abort else (1, 1, 1, 0)
     )
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_dedupe_key_in_a_transaction_needs_the_indexes_first(
+    microqueue_database: Any, microqueue_client: MongoClient[Any], many: bool
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    microqueue_database.create_collection("tasks")
+
+    def add(session: Any) -> None:
+        if many:
+            queue.enqueue_many([{}], dedupe_key="k", session=session)
+        else:
+            queue.enqueue({}, dedupe_key="k", session=session)
+
+    with microqueue_client.start_session() as session:
+        with (
+            pytest.raises(InvalidArgument, match=r"dedupe_key='k'.*call ensure_indexes"),
+            session.start_transaction(),
+        ):
+            add(session)
+        assert microqueue_database.tasks.count_documents({}) == 0
+        Queue[Any](microqueue_database).ensure_indexes()  # By another process.
+        with session.start_transaction():
+            add(session)
+        with pytest.raises(DuplicateTask), session.start_transaction():
+            add(session)
+
+
+def test_duplicates_that_were_stored_without_indexes_are_named(microqueue_database: Any) -> None:
+    careless = QueueSettings(ensure_indexes=False)
+    for _ in range(2):
+        Queue[Any](microqueue_database, settings=careless).enqueue({}, dedupe_key="k")
+    with pytest.raises(DuplicatesStored, match="cancel or delete the others") as caught:
+        Queue[Any](microqueue_database).pop()
+    assert caught.value.key == {"queue": "default", "dedupe_key": "k"}
+    microqueue_database.tasks.delete_one({"dedupe_key": "k"})
+    assert Queue[Any](microqueue_database).pop() is not None
+
+
+def test_session_of_another_client_is_refused(
+    queue: Queue[Any], microqueue_server: EmbeddedServer
+) -> None:
+    with (
+        MongoClient[Any](microqueue_server.uri) as other,
+        other.start_session() as session,
+        session.start_transaction(),
+        pytest.raises(InvalidArgument, match="the queue's own client"),
+    ):
+        queue.enqueue({}, session=session)

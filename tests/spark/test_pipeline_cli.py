@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
-from microqueue import BackoffPolicy, InvalidArgument
+from microqueue import BackoffPolicy, InvalidArgument, Queue, QueueSettings
 from microqueue.cli.app import app
 from microqueue.cli.pipeline_questions import read_policy
 from microqueue.cli.spark_progress import explain
@@ -138,3 +138,27 @@ def test_an_error_of_ours_is_found_in_what_spark_tells() -> None:
     )
     assert explain(told) == "MongoDB cannot be reached (ServerUnavailable, in a Spark task)"
     assert explain("first\nsecond") == "Spark failed: first"
+
+
+def test_letters_that_a_service_keeps_apart_are_seen(
+    shell: Shell, microqueue_database: Any, tmp_path: Path
+) -> None:
+    settings = QueueSettings(dead_letters="collection")
+    queue: Queue[Any] = Queue(microqueue_database, settings=settings)
+    queue.enqueue({})
+    task = queue.pop()
+    assert task is not None
+    queue.mark_failure(task, "boom")
+    assert shell.json("triage", "--dry-run")["total"] == 1
+    assert shell.json("replay", "--where", "true", "--dry-run")["letters"] == 1
+    kept = shell.json("archive", str(tmp_path), "--older-than", "0s", "--dry-run")
+    assert kept["found"] == {"default/failed": 1}
+
+
+def test_pipeline_over_the_archive_alone_needs_no_server(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MICROQUEUE_SERVER_TIMEOUT", "0.3")
+    absent = Shell("mongodb://127.0.0.1:1/?directConnection=true")
+    said = absent.run("triage", "--no-live", "--archive", str(tmp_path), "--dry-run")
+    assert "no MongoDB server" not in said.stderr

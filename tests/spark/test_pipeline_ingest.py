@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 
-from microqueue import InvalidArgument
+from microqueue import InvalidArgument, Queue, QueueSettings
 from microqueue.clock import as_utc
 from microqueue.spark.pipelines import ingest as pipeline
 from microqueue.spark.pipelines.ingest import guess_format, ingest
@@ -39,6 +39,8 @@ def test_good_rows_of_csv_become_tasks_and_bad_ones_a_file_with_reasons(
 ) -> None:
     source, rejects = tmp_path / "orders.csv", tmp_path / "out" / "rejects.jsonl"
     source.write_text(CSV)
+    keeper: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(retention=None))
+    keeper.ensure_indexes()
     options: dict[str, Any] = {"queue": "orders", "model": MODEL, "uri": database_uri}
     looked = ingest(spark, source, **options, rejects=rejects, dry_run=True)
     assert (looked.added, looked.rejected) == (3, 4)
@@ -54,6 +56,8 @@ def test_good_rows_of_csv_become_tasks_and_bad_ones_a_file_with_reasons(
         {"sku": "e", "count": 5, "due": None},
     ]
     assert {task["priority"] for task in microqueue_database.tasks.find()} == {3}
+    kept = microqueue_database.tasks.index_information()["finished"]["expireAfterSeconds"]
+    assert kept == 2**31 - 1  # As the service said that made the indexes.
     lines = [json.loads(line) for line in rejects.read_text().splitlines()]
     by_sku = {
         line["row"]["sku"]: line["reasons"] for line in lines if isinstance(line["row"], dict)

@@ -113,3 +113,11 @@ def test_previous_delay_that_is_none_is_refused(previous: Any) -> None:
 def test_other_nonsense_is_refused_by_name(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         compute_backoff_seconds(3, **options)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "expected"), [(1041, 1e-308 * 2.0**1000 * 2.0**40), (1100, 1e8), (10**9, 1e8)]
+)
+def test_tiny_base_grows_without_overflow(attempts: int, expected: float) -> None:
+    grown = compute_backoff_seconds(attempts, base_sec=1e-308, max_sec=1e8, jitter="none")
+    assert grown == pytest.approx(expected)

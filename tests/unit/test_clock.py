@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from microqueue.clock import ServerClock
 from microqueue.operations.time import read_clock
-from microqueue.positions import Positions, front_position, rightful_position
+from microqueue.positions import Positions, front_position, microseconds, rightful_position
 from microqueue.testing import FakeClock
 
 SERVER_TIME = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
@@ -102,3 +103,9 @@ def test_front_is_before_everything_and_for_once() -> None:
     assert late < early < 0
     assert rightful_position(late, SERVER_TIME) > 0
     assert rightful_position(42, SERVER_TIME) == 42
+
+
+@pytest.mark.parametrize("position", [None, "x", True, float("nan"), [1], -7])
+def test_place_that_is_no_number_counts_as_one_at_the_front(position: Any) -> None:
+    assert rightful_position(position, SERVER_TIME) == microseconds(SERVER_TIME)
+    assert rightful_position(position, None) == 0

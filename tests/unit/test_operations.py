@@ -128,7 +128,7 @@ def test_every_settlement_is_fenced_by_status_and_token() -> None:
         settle.done(NOW),
         settle.failed(NOW, error),
         settle.retried(task, NOW, error, delay_sec=1),
-        settle.released(NOW, front=True),
+        settle.released(task, NOW, front=True),
     ):
         operation = settle.settle(task, settlement, now=NOW, settings=QueueSettings())
         (call,), _ = drive(operation, iter([SimpleNamespace(matched_count=1)]))

@@ -104,7 +104,8 @@ def ingest(
         begun = begin_run(place, f"ingest:{name}", details)
         if begun.report is not None:
             return IngestSummary(**{**begun.report, "repeated": True})
-        Queue(place_of(place).collections.tasks, queue).ensure_indexes()
+        tasks = place_of(place).collections.tasks
+        Queue(tasks, queue, settings=rules).ensure_indexes(adjust=False)
     tell(Step("ingest", f"Reading {source}"))
     outcome = rows.mapInArrow(loader, OUTCOME).persist(StorageLevel.DISK_ONLY)
     try:

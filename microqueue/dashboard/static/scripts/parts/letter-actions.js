@@ -63,8 +63,9 @@ function everythingLabel({ data, filter }) {
 /** How many letters the filter matches, as text; empty while it is not known. */
 function matches({ groups }, filter) {
   if (groups.truncated) return "";
+  if (!filter.grouped) return number(groups.total);
   const chosen = groups.groups.find((group) => filter.isChosen(group));
-  return number(chosen ? chosen.count : groups.total);
+  return chosen ? number(chosen.count) : "";
 }
 
 function selectEverything(view) {

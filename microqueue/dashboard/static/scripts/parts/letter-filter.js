@@ -25,6 +25,11 @@ export class LetterFilter {
     );
   }
 
+  /** Whether one group is meant. */
+  get grouped() {
+    return "group" in this.query;
+  }
+
   /** The query of the letters. */
   letters() {
     return { queue: this.queue, ...this.#described() };

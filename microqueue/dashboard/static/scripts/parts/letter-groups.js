@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 import { count, number } from "../format.js";
 import { agoElement } from "../ticker.js";
 
-export function groupsPanel({ groups, total, truncated }, filter) {
+export function groupsPanel({ groups, more_groups: more, total, truncated }, filter) {
   return h(
     "section",
     { class: "card panel groups", key: "groups", "aria-label": "Groups" },
@@ -19,6 +19,8 @@ export function groupsPanel({ groups, total, truncated }, filter) {
       {},
       groups.map((group) => item(group, filter)),
     ),
+    more > 0 &&
+      h("p", { class: "note", key: "more" }, `and ${count(more, "smaller group")}, not shown`),
   );
 }
 

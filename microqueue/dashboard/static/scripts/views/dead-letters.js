@@ -65,7 +65,8 @@ export class DeadLettersView extends View {
 
   #letters() {
     const { page, groups } = this.data;
-    if (!page.items.length && !groups.groups.length) return this.#nothing();
+    if (!page.items.length && !groups.groups.length && page.complete !== false)
+      return this.#nothing();
     return h(
       "div",
       { class: "letters", key: "letters" },
@@ -75,7 +76,7 @@ export class DeadLettersView extends View {
         // Letters of the filter before must not be selected under this one.
         { class: "stack", key: "list", inert: this.data.query !== this.query },
         selectionBar(this),
-        page.items.length ? lettersTable(this) : empty("No letter on this page."),
+        page.items.length ? lettersTable(this) : empty(absence(page)),
         this.#more(page),
       ),
     );
@@ -97,6 +98,10 @@ export class DeadLettersView extends View {
       h("a", { href: href("dead-letters", { queue: this.query.queue }) }, "Show all"),
     );
   }
+}
+
+function absence({ complete }) {
+  return complete === false ? "Nothing found yet among the newest." : "No letter on this page.";
 }
 
 /** The queues that have dead letters, and the one that is shown. */

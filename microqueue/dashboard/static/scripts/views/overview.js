@@ -3,12 +3,16 @@
 import { fragment, h } from "../dom.js";
 import { count, duration, number, percent, short } from "../format.js";
 import { href } from "../routes.js";
+import { agoElement } from "../ticker.js";
 import { askToEnqueue, queueActions, sweepNow } from "../parts/queue-actions.js";
 import { bars, shareLine } from "../parts/chart.js";
 import { button, empty } from "../parts/pieces.js";
 import { sweeperPanel } from "../parts/sweeper.js";
 import { workersPanel } from "../parts/workers.js";
 import { View } from "./view.js";
+
+/** Counts that are older than this many ms are shown with their age. */
+const OLD = 20_000;
 
 const FIGURES = [
   { name: "ready", label: "Ready", status: "ready" },
@@ -29,9 +33,11 @@ export class OverviewView extends View {
       button("Enqueue…", () => askToEnqueue(app), { key: "enqueue", kind: "primary" }),
     ];
     if (!app.overview) return fragment(this.heading("Overview", actions), this.loading());
-    const { queues, minutes, workers } = app.overview;
+    const { at, queues, minutes, workers } = app.overview;
     return fragment(
       this.heading("Overview", actions),
+      app.clock.now() - Date.parse(at) > OLD &&
+        h("p", { class: "note", key: "age" }, "Counting takes long here. Counted ", agoElement(at)),
       h(
         "section",
         { class: "queues", "aria-label": "Queues", key: "queues" },

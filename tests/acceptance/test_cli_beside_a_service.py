@@ -1,0 +1,261 @@
+"""Commands know the environment's settings alone; a service may have others in its code."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from microqueue import Queue, QueueSettings
+from microqueue.cli import app as cli_app
+from microqueue.embedded import EmbeddedServer
+
+FOREVER_SEC = 2**31 - 1
+HANDLERS = """
+def handle(payload):
+    raise RuntimeError("no")
+
+async def handle_async(payload):
+    raise RuntimeError("no")
+"""
+
+
+@pytest.fixture(autouse=True)
+def unchanged_logging() -> Iterator[None]:
+    logger = logging.getLogger("microqueue")
+    handlers, level = list(logger.handlers), logger.level
+    yield
+    logger.handlers = handlers
+    logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def uri(
+    microqueue_server: EmbeddedServer,
+    microqueue_database: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    address = microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
+    monkeypatch.setenv("MICROQUEUE_URI", address)
+    (tmp_path / "service_handlers.py").write_text(HANDLERS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return address
+
+
+def run(*arguments: str, status: int = 0) -> str:
+    result = CliRunner().invoke(cli_app.app, list(arguments))
+    assert result.exit_code == status, (result.output, result.exception)
+    return result.stdout
+
+
+def run_json(*arguments: str, status: int = 0) -> Any:
+    return json.loads(run(*arguments, "--json", status=status))
+
+
+# The retention
+
+
+def kept_sec(database: Any) -> int:
+    seconds: int = database.tasks.index_information()["finished"]["expireAfterSeconds"]
+    return seconds
+
+
+@pytest.fixture
+def keeper(microqueue_database: Any) -> Queue[Any]:
+    """The queue of a service that keeps its done tasks for good."""
+    queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(retention=None))
+    queue.ensure_indexes()
+    return queue
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("worker", "service_handlers:handle", "--burst"),
+        ("worker", "service_handlers:handle_async", "--burst"),
+        ("indexes",),
+        ("sweep",),
+        ("doctor",),
+    ],
+)
+def test_command_leaves_the_retention_of_a_service_alone(
+    keeper: Queue[Any], microqueue_database: Any, command: tuple[str, ...]
+) -> None:
+    run(*command)
+    assert kept_sec(microqueue_database) == FOREVER_SEC
+
+
+def test_supervisor_leaves_the_retention_alone(
+    keeper: Queue[Any], microqueue_database: Any
+) -> None:
+    command = ("worker", "service_handlers:handle", "--burst", "--processes", "2")
+    subprocess.run([sys.executable, "-m", "microqueue.cli", *command], check=True, timeout=60)
+    assert kept_sec(microqueue_database) == FOREVER_SEC
+
+
+def test_up_leaves_the_retention_alone(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with EmbeddedServer.start(home) as server, Queue[Any].from_uri(server.uri) as queue:
+        settings = QueueSettings(retention=None)
+        Queue[Any](queue.collections.tasks, settings=settings).ensure_indexes()
+        command = ["up", "--directory", str(home), "--no-dashboard", "--every", "0.1", "--json"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "microqueue.cli", *command], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["reused"] is True
+            assert kept_sec(queue.collections.database) == FOREVER_SEC
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def test_indexes_show_the_retention_and_change_it_when_told(
+    keeper: Queue[Any], microqueue_database: Any
+) -> None:
+    assert "Done tasks are kept for good.\n" in run("indexes")
+    told = run("indexes", "--retention", "30d")
+    assert "Done tasks are kept for 30 days; until now, for good.\n" in told
+    assert kept_sec(microqueue_database) == timedelta(days=30).total_seconds()
+    assert "Done tasks are kept for 30 days.\n" in run("indexes", "--retention", "30d")
+    found = run_json("indexes", "--retention", "forever")
+    assert (found["retention_sec"], found["former_retention_sec"]) == (None, 30 * 86_400)
+    assert kept_sec(microqueue_database) == FOREVER_SEC
+    run("indexes", "--retention", "0", status=1)
+    run("indexes", "--retention", "a while", status=2)
+    assert kept_sec(microqueue_database) == FOREVER_SEC
+
+
+def test_indexes_that_are_new_have_the_retention_that_was_told(microqueue_database: Any) -> None:
+    assert "Done tasks are kept for 2 hours.\n" in run("indexes", "--retention", "2h")
+    assert kept_sec(microqueue_database) == 7200
+
+
+def test_doctor_minds_only_a_retention_that_the_environment_says(
+    keeper: Queue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "✓ retention: done tasks are kept for good\n" in run("doctor")
+    monkeypatch.setenv("MICROQUEUE_RETENTION", "5400")
+    said = run("doctor", status=1)
+    assert "✗ retention: done tasks are kept for good, and the settings say for 90 minutes" in said
+    advice = re.search(r"run: microqueue (indexes --retention \S+)", said)
+    assert advice is not None
+    run(*advice.group(1).split())
+    assert "✓ retention: done tasks are kept for 90 minutes\n" in run("doctor")
+
+
+# The dead letters
+
+
+@pytest.fixture
+def letter(microqueue_database: Any) -> str:
+    """The id of a dead letter that a service keeps apart."""
+    settings = QueueSettings(dead_letters="collection")
+    queue: Queue[Any] = Queue(microqueue_database, settings=settings)
+    queue.enqueue({"n": 1}, task_id="letter")
+    task = queue.pop()
+    assert task is not None
+    queue.mark_failure(task, "boom", code="boom")
+    assert microqueue_database.tasks.count_documents({}) == 0
+    return "letter"
+
+
+def test_every_command_sees_letters_that_a_service_keeps_apart(letter: str) -> None:
+    assert [task["id"] for task in run_json("dlq", "list")["tasks"]] == [letter]
+    assert run_json("stats")["failed"] == 1
+    assert run_json("show", letter)["status"] == "failed"
+    assert run_json("top")["queues"][0]["failed"] == 1
+    assert run_json("dlq", "replay", letter)["replayed"] == 1
+    assert run_json("show", letter)["status"] == "pending"
+
+
+def test_environment_that_says_where_letters_are_is_taken_by_its_word(
+    letter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MICROQUEUE_DEAD_LETTERS", "status")
+    assert run_json("stats")["failed"] == 0
+
+
+def test_collection_without_letters_of_its_own_stays_without(microqueue_database: Any) -> None:
+    run("worker", "service_handlers:handle", "--burst")
+    run("sweep")
+    run("doctor")
+    assert "tasks_dlq" not in microqueue_database.list_collection_names()
+
+
+@pytest.mark.parametrize("handler", ["handle", "handle_async"])
+def test_worker_moves_the_letters_of_all_its_queues(
+    letter: str, microqueue_database: Any, handler: str
+) -> None:
+    for name in ("one", "two"):
+        Queue[Any](microqueue_database, name).enqueue({}, max_attempts=1)
+    run("worker", f"service_handlers:{handler}", "--burst", "-q", "one", "-q", "two")
+    assert microqueue_database.tasks.count_documents({}) == 0
+    assert microqueue_database.tasks_dlq.count_documents({"queue": {"$in": ["one", "two"]}}) == 2
+
+
+def test_sweep_moves_letters_from_then_on_when_a_service_keeps_them_apart(
+    uri: str, microqueue_database: Any
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    queue.enqueue({}, expires_in=0.001)
+    time.sleep(0.01)
+    command = ["sweep", "--every", "0.05", "--json", "--uri", uri]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "microqueue.cli", *command], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        assert (first["expired"], first["moved"]) == (1, 0)
+        settings = QueueSettings(dead_letters="collection")
+        Queue[Any](microqueue_database, settings=settings).ensure_indexes()
+        reports = (json.loads(process.stdout.readline()) for _ in range(100))
+        assert any(report["moved"] for report in reports)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_sweep_goes_on_until_its_server_is_there() -> None:
+    command = ["sweep", "--every", "0.01", "--uri", "mongodb://127.0.0.1:1/?directConnection=true"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "microqueue.cli", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MICROQUEUE_SERVER_TIMEOUT": "0.1"},
+    )
+    try:
+        assert process.stderr is not None
+        for _ in range(2):
+            assert "no MongoDB server answered in time" in process.stderr.readline()
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_doctor_says_where_letters_are_when_the_settings_do_not(
+    letter: str, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = run("doctor")
+    assert "! dead letters: tasks_dlq is there, so commands keep them there" in said
+    assert "MICROQUEUE_DEAD_LETTERS=collection" in said
+    assert "✓ indexes of tasks_dlq: all there" in said
+    monkeypatch.setenv("MICROQUEUE_DEAD_LETTERS", "status")
+    assert "! dead letters: kept in tasks, as the settings say; but tasks_dlq" in run("doctor")
+    monkeypatch.setenv("MICROQUEUE_DEAD_LETTERS", "collection")
+    assert "dead letters:" not in run("doctor")
