@@ -13,7 +13,7 @@ from pymongo.errors import PyMongoError
 
 from microqueue.dashboard.access import Access
 from microqueue.drivers.asynchronous import settled
-from microqueue.operations import changes, control, examine, watch, workers
+from microqueue.operations import changes, control, examine, task_ids, watch, workers
 from microqueue.operations.changes import Change
 from microqueue.overview import read_report
 from microqueue.sweeper import SweepReport
@@ -24,6 +24,10 @@ MOST_MOVING = 10_000
 """Of how many tasks it is remembered that they are copied, and not yet deleted where they were."""
 
 logger = logging.getLogger("microqueue.dashboard")
+
+
+class FeedEnded(Exception):
+    """A feed will tell nothing any more."""
 
 
 class ChangeFeed:
@@ -77,6 +81,8 @@ class ChangeFeed:
             found = await self._access.call(self._drain, for_sec)
         else:
             found = await self._drain_awaited(for_sec)
+        if not found and not self._stream.alive:
+            raise FeedEnded
         return [change for one in found if (change := self._understand(one)) is not None]
 
     def _drain(self, for_sec: float) -> list[Any]:
@@ -117,8 +123,9 @@ class ChangeFeed:
 
     def _of_task(self, change: Any) -> Change | None:
         task_id = change.get("documentKey", {}).get("_id")
-        if change["operationType"] == "delete" and task_id in self._moving:
-            self._moving.remove(task_id)
+        key = task_ids.key(task_id)
+        if change["operationType"] == "delete" and key in self._moving:
+            self._moving.remove(key)
             return None  # It is among the dead letters now; that it failed was told.
         return changes.of_task(change)
 
@@ -129,7 +136,7 @@ class ChangeFeed:
             return changes.of_task(change)
         if len(self._moving) >= MOST_MOVING:
             self._moving.clear()
-        self._moving.add(change["documentKey"]["_id"])
+        self._moving.add(task_ids.key(change["documentKey"]["_id"]))
         return None
 
     def _of_sweeper(self, change: Any) -> Change | None:
@@ -193,7 +200,7 @@ class PollFeed:
         await anyio.sleep(self._every_sec)
         before, after = self._before, await self._look()
         assert before is not None  # noqa: S101 (opened before it is read)
-        left = [task_id for task_id in before.running if task_id not in after.running]
+        left = [one["_id"] for key, one in before.running.items() if key not in after.running]
         back = await self._access.run(changes.look_up(left[: changes.MOST_NEW]))
         self._before = after
         return [*changes.compare(before, after, back), *await self._others()]

@@ -18,7 +18,7 @@ from bson.errors import BSONError
 from pymongo.errors import ExecutionTimeout
 
 from microqueue.arguments import refused
-from microqueue.operations import dead_letters, filters
+from microqueue.operations import dead_letters, filters, task_ids
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.matching import Matcher, TaskFilter
 from microqueue.settings import QueueSettings
@@ -62,8 +62,8 @@ class _View:
         pass all keys of that instant, and one call may add thousands in an instant.
         """
         at, last_id = place["at"], place["id"]
-        nearest, *others = dead_letters.ids_beyond(last_id, ascending=self.id_order > 0)
-        same_instant = [{self.field: at, **ids} for ids in ([nearest, *others])]
+        nearest, *others = task_ids.beyond(last_id, ascending=self.id_order > 0)
+        same_instant = [{self.field: at, **one} for one in ([nearest, *others])]
         return [*same_instant, {self.field: {"$lt": at}}]
 
 
@@ -148,7 +148,7 @@ class _Reader:
                 target=target,
                 **options,
             )
-            found |= {document["_id"]: document for document in reply}
+            found |= {task_ids.key(document["_id"]): document for document in reply}
         documents = list(found.values())
         if len(self.targets) > 1:
             documents.sort(key=dead_letters.place)
@@ -159,8 +159,8 @@ class _Reader:
         found: dict[Any, Document] = {}
         for target in self.targets if ids else ():
             for document in (yield Call("find", filters.any_of(ids), target=target)):
-                found[document["_id"]] = document
-        return [found[one] for one in ids if one in found]
+                found[task_ids.key(document["_id"])] = document
+        return [found[one] for one in map(task_ids.key, ids) if one in found]
 
 
 def _walk(
@@ -231,7 +231,7 @@ def read_cursor(cursor: str) -> Document:
     try:
         place = json_util.loads(cursor, json_options=dead_letters.CURSOR_JSON)
         at, last_id = place["at"].astimezone(UTC), place["id"]
-        dead_letters.ids_beyond(last_id, ascending=True)
+        task_ids.beyond(last_id, ascending=True)
     except (ValueError, TypeError, KeyError, AttributeError, BSONError) as exc:
         raise refused("cursor", cursor, "give the next_cursor of a page") from exc
     return {"at": at, "id": last_id}
