@@ -15,11 +15,12 @@ from microqueue.dashboard.events import EventHub
 from microqueue.dashboard.options import DashboardOptions
 from microqueue.dashboard.redact import Redactor
 from microqueue.dashboard.security import Guard
-from microqueue.dashboard.shared import SharedReads
+from microqueue.dashboard.shared import SharedReads, overview_of
 from microqueue.dashboard.views import TaskDetail, Viewer
 from microqueue.errors import MicroqueueError, TaskNotFound
 from microqueue.operations import audit
 from microqueue.operations.call import Document
+from microqueue.overview import Overview
 
 LONGEST_TARGET = 300
 
@@ -45,13 +46,9 @@ class Context:
         self.events = EventHub(self.access, options, self.shared)
         self._audit_ready = False
 
-    async def overview(self) -> Any:
+    async def overview(self) -> Overview:
         """Give the overview that all viewers share."""
-        return await self.shared.get("overview", lambda: self.access.call(self._overview))
-
-    @property
-    def _overview(self) -> Any:
-        return self.access.insights.overview
+        return await overview_of(self.access, self.shared)
 
     async def document(self, task_id: str) -> Document:
         """Find a task by the id in an address, or raise :class:`TaskNotFound`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import secrets
@@ -19,7 +20,7 @@ from microqueue.dashboard.access import Access
 from microqueue.dashboard.feeds import ChangeFeed, FeedEnded, PollFeed
 from microqueue.dashboard.messages import MOST_TASKS, messages_of
 from microqueue.dashboard.options import DashboardOptions
-from microqueue.dashboard.shared import SharedReads
+from microqueue.dashboard.shared import SharedReads, overview_of
 from microqueue.errors import MicroqueueError
 from microqueue.operations import changes, task_ids
 from microqueue.operations.changes import Change
@@ -196,7 +197,8 @@ class EventHub:
     async def _open(self) -> Feed:
         feed: Feed = ChangeFeed(self._access)
         if not await feed.open():
-            feed = PollFeed(self._access, self._poll_sec)
+            overview = functools.partial(overview_of, self._access, self._shared)
+            feed = PollFeed(self._access, self._poll_sec, overview)
             await feed.open()
         self.live = feed.kind
         return feed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,12 +13,14 @@ from pymongo.errors import PyMongoError
 
 from microqueue.dashboard.access import Access
 from microqueue.drivers.asynchronous import settled
-from microqueue.operations import changes, control, examine, task_ids, watch, workers
+from microqueue.operations import audit, changes, control, examine, task_ids, watch, workers
 from microqueue.operations.changes import Change
-from microqueue.overview import read_report
+from microqueue.overview import Overview, read_report
 from microqueue.sweeper import SweepReport
 
 STREAM_WAIT_SEC = 0.25
+COUNTS_SEC = 3.0
+"""How often a look compares the counts of all queues, which cost more than what is new."""
 MOST_WORKERS = 10_000
 MOST_MOVING = 10_000
 """Of how many tasks it is remembered that they are copied, and not yet deleted where they were."""
@@ -172,17 +174,30 @@ class ChangeFeed:
 
 
 class PollFeed:
-    """Looks every so often at what runs and what is new, and tells the difference."""
+    """Looks every so often at what runs and what is new, and tells the difference.
+
+    A replay or a discard leaves nothing to be seen of that. It is found by the newest entry of
+    the audit log, and by the counts of the ``overview`` that all viewers share.
+    """
 
     kind = "polling"
 
-    def __init__(self, access: Access, every_sec: float) -> None:
+    def __init__(
+        self,
+        access: Access,
+        every_sec: float,
+        overview: Callable[[], Awaitable[Overview]] | None = None,
+    ) -> None:
         self._access = access
         self._every_sec = every_sec
         self._before: changes.Glance | None = None
         self._workers: dict[str, bool] = {}
         self._sweeps: dict[datetime, SweepReport] = {}
         self._paused: set[str] = set()
+        self._overview = overview
+        self._counts: Mapping[str, tuple[int, ...]] = {}
+        self._counted_at = float("-inf")
+        self._acted: str | None = None
 
     async def open(self) -> bool:
         """Take the first look."""
@@ -190,6 +205,8 @@ class PollFeed:
         self._workers = await self._alive()
         self._sweeps = await self._last_sweeps()
         self._paused = await self._paused_now()
+        self._acted = await self._last_action()
+        await self._recounted()
         return True
 
     async def close(self) -> None:
@@ -225,7 +242,27 @@ class PollFeed:
         paused, self._paused = self._paused, await self._paused_now()
         found += [Change("queue.paused", queue=name) for name in self._paused - paused]
         found += [Change("queue.resumed", queue=name) for name in paused - self._paused]
-        return found
+        acted, self._acted = self._acted, await self._last_action()
+        if acted != self._acted:
+            found.append(Change(changes.REFRESH))
+        return [*found, *await self._recounted()]
+
+    async def _recounted(self) -> list[Change]:
+        """Tell of which queues the counts are no longer the same, if it is time to look."""
+        if self._overview is None or time.monotonic() - self._counted_at < COUNTS_SEC:
+            return []
+        before, overview = self._counts, await self._overview()
+        self._counted_at = time.monotonic()
+        self._counts = {
+            one.queue: (one.ready, one.delayed, one.processing, one.failed)
+            for one in overview.queues
+        }
+        differing = dict(before.items() ^ self._counts.items())
+        return [Change(changes.REFRESH, queue=name) for name in sorted(differing)]
+
+    async def _last_action(self) -> str | None:
+        newest: str | None = await self._access.run(audit.newest(self._access.collections.name))
+        return newest
 
     async def _paused_now(self) -> set[str]:
         pauses = await self._access.run(control.list_paused(self._access.collections.name))

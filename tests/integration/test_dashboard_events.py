@@ -16,8 +16,8 @@ import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 
-from microqueue import AsyncQueue, BackoffPolicy, Queue, QueueSettings, Sweeper
-from microqueue.dashboard import events, feeds
+from microqueue import AsyncQueue, BackoffPolicy, DeadLetterFilter, Queue, QueueSettings, Sweeper
+from microqueue.dashboard import events, feeds, messages
 from microqueue.dashboard.access import Access
 from microqueue.dashboard.events import EventHub, Message, Viewer
 from microqueue.dashboard.feeds import ChangeFeed
@@ -250,7 +250,36 @@ def test_burst_comes_in_few_messages(queue: Queue[Any], live: str) -> None:
         viewer.wait_for(lambda: viewer.count("task.enqueued") >= many)
         elapsed = time.monotonic() - started
         assert len(viewer.of("refresh")) <= elapsed / events.BATCH_SEC + 2
-        assert all(len(data["tasks"]) <= events.MOST_TASKS for data in viewer.of("task.enqueued"))
+        assert all(len(data["tasks"]) <= messages.MOST_TASKS for data in viewer.of("task.enqueued"))
+
+
+@pytest.mark.parametrize("action", ["replay", "discard"])
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_viewer_without_a_stream_is_asked_to_refresh_by_what_is_done_to_letters(
+    queue: Queue[Any], monkeypatch: pytest.MonkeyPatch, action: str, where: str
+) -> None:
+    async def refuse(_feed: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(feeds.ChangeFeed, "open", refuse)
+    # What is done in a dashboard is seen at once, by its audit log; all else by the counts.
+    monkeypatch.setattr(feeds, "COUNTS_SEC", 3600.0 if where == "here" else 0.0)
+    for _ in range(3):
+        queue.enqueue({})
+        queue.mark_failure(popped(queue), "no")
+    with serving(queue) as (address, _), Listener(address) as viewer:
+        time.sleep(1)  # What happened before was told, if it was.
+        before = len(viewer.of("refresh"))
+        if where == "here":
+            path = f"{address}api/v1/dead-letters/{action}"
+            httpx.post(path, json={"filter": {}, "limit": 1}, timeout=40).raise_for_status()
+        else:
+            getattr(queue.dead_letters, action)(DeadLetterFilter(), limit=1)
+        viewer.wait_for(lambda: len(viewer.of("refresh")) > before)
+        if where == "elsewhere":
+            assert viewer.of("refresh")[-1]["queues"] == ["default"]
+        time.sleep(1)
+        assert len(viewer.of("refresh")) <= before + 2, "it is told once"
 
 
 def test_stream_that_comes_later_is_taken_and_nothing_is_missed(
