@@ -56,6 +56,7 @@ class Served:
 
     def __init__(self, make_app: Callable[[], Any], *, path: str = "/") -> None:
         self._make_app = make_app
+        self.app: Any = None
         self._path = path
         self._port = 0
         self._server: uvicorn.Server | None = None
@@ -68,8 +69,9 @@ class Served:
 
     def start(self) -> None:
         """Serve, on the same port as before if there was one."""
+        self.app = self._make_app()
         config = uvicorn.Config(
-            self._make_app(),
+            self.app,
             host="127.0.0.1",
             port=self._port,
             log_level="warning",

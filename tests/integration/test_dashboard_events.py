@@ -227,6 +227,28 @@ def test_viewer_who_returns_hears_what_was_missed(queue: Queue[Any], live: str) 
             ]
 
 
+def test_viewer_may_name_the_place_in_the_address(queue: Queue[Any]) -> None:
+    """A page that opens a new connection cannot set a header; one that it keeps is newer."""
+    with serving(queue) as (address, context), Listener(address) as viewer:
+        for name in ("one", "two"):
+            queue.enqueue({}, task_id=name)
+            viewer.wait_for(lambda name=name: name in tasks_told(viewer))  # type: ignore[misc]
+        first, second = (
+            context.events._id(one.number)  # noqa: SLF001 (to name a place)
+            for one in context.events._remembered  # noqa: SLF001 (as above)
+            if one.type == "task.enqueued"
+        )
+        for given, header in ((first, None), ("x-1", first)):
+            with Listener(address, last_id=header, query=f"last_event_id={given}") as again:
+                again.wait_for(lambda again=again: tasks_told(again) == ["two"])  # type: ignore[misc]
+                assert again.of("hello")[0]["resumed"] is True
+        assert first != second
+
+
+def tasks_told(viewer: Listener) -> list[Any]:
+    return [one["id"] for data in viewer.of("task.enqueued") for one in data["tasks"]]
+
+
 @pytest.mark.parametrize(
     "last_id", ["", "x", "00000000-5", "-", "00000000-99999999999999999999999"]
 )
