@@ -27,6 +27,7 @@ from microqueue.operations import (
     control,
     dead_letters,
     examine,
+    gather,
     insights,
     inspect,
     sweep_report,
@@ -57,6 +58,8 @@ __all__ = [
 
 MOST_RUNNING = 500
 Shown: TypeAlias = Callable[[Any], Any] | None
+Made: TypeAlias = Callable[[Document, datetime], Any] | None
+Enough: TypeAlias = Callable[[], bool]
 INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -118,7 +121,7 @@ class _InsightOperations:
         return read_report(last), read_report(active)
 
     def _tasks(
-        self, which: TaskFilter, limit: int, cursor: str | None, shown: Shown
+        self, which: TaskFilter, limit: int, cursor: str | None, shown: Shown, made: Made
     ) -> Operation[TaskPage]:
         now = yield from self._now()
         queues = [] if which.queue is not None else (yield from self._names())
@@ -130,6 +133,7 @@ class _InsightOperations:
             cursor=cursor,
             settings=self._core.settings,
             shown=shown,
+            made=lambda document: document if made is None else made(document, now),
         )
         return TaskPage.trusted(
             at=now,
@@ -139,17 +143,25 @@ class _InsightOperations:
         )
 
     def _letters(
-        self, queue: str, which: DeadLetterFilter, limit: int, cursor: str | None
-    ) -> Operation[tuple[list[Document], str | None]]:
+        self,
+        queue: str,
+        which: DeadLetterFilter,
+        *,
+        limit: int,
+        cursor: str | None,
+        made: Made,
+        enough: Enough,
+    ) -> Operation[tuple[list[Any], str | None]]:
+        now = yield from self._now()
         query = dead_letters.selection(queue, which)
-        return (
-            yield from dead_letters.page(
-                query,
-                limit=check_count("limit", limit),
-                cursor=cursor,
-                settings=self._core.settings,
-            )
+        letters, following = yield from dead_letters.page(
+            query,
+            limit=check_count("limit", limit),
+            cursor=cursor,
+            settings=self._core.settings,
+            each=gather.making(lambda one: one if made is None else made(one, now), enough),
         )
+        return [one[gather.MADE] for one in letters], following
 
     def _find(self, text: str) -> Operation[Document | None]:
         for candidate in candidate_ids(text):
@@ -196,15 +208,32 @@ class Insights(_InsightOperations):
         limit: int = 50,
         cursor: str | None = None,
         shown: Shown = None,
+        made: Made = None,
     ) -> TaskPage:
-        """Read a page of tasks, newest first; ``shown`` masks what text must not find."""
-        return self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
+        """Read a page of tasks, newest first; ``shown`` masks what text must not find.
+
+        ``made`` makes of each document, and the server's time, what the page holds instead, so
+        that large ones are held one after the other.
+        """
+        return self._run(self._tasks(which or TaskFilter(), limit, cursor, shown, made))
 
     def letters(
-        self, queue: str, which: DeadLetterFilter, *, limit: int = 50, cursor: str | None = None
-    ) -> tuple[list[Document], str | None]:
-        """Read a page of a queue's dead letters as they are stored, and the next cursor."""
-        return self._run(self._letters(queue, which, limit, cursor))
+        self,
+        queue: str,
+        which: DeadLetterFilter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        made: Made = None,
+        enough: Enough = gather.never,
+    ) -> tuple[list[Any], str | None]:
+        """Read a page of a queue's dead letters as they are stored, and the next cursor.
+
+        ``made`` is as in :meth:`tasks`; ``enough`` may end the page after any letter.
+        """
+        return self._run(
+            self._letters(queue, which, limit=limit, cursor=cursor, made=made, enough=enough)
+        )
 
     def find(self, text: str) -> Document | None:
         """Find a task by its id as people write it."""
@@ -245,15 +274,25 @@ class AsyncInsights(_InsightOperations):
         limit: int = 50,
         cursor: str | None = None,
         shown: Shown = None,
+        made: Made = None,
     ) -> TaskPage:
         """See :meth:`Insights.tasks`."""
-        return await self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
+        return await self._run(self._tasks(which or TaskFilter(), limit, cursor, shown, made))
 
     async def letters(
-        self, queue: str, which: DeadLetterFilter, *, limit: int = 50, cursor: str | None = None
-    ) -> tuple[list[Document], str | None]:
+        self,
+        queue: str,
+        which: DeadLetterFilter,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        made: Made = None,
+        enough: Enough = gather.never,
+    ) -> tuple[list[Any], str | None]:
         """See :meth:`Insights.letters`."""
-        return await self._run(self._letters(queue, which, limit, cursor))
+        return await self._run(
+            self._letters(queue, which, limit=limit, cursor=cursor, made=made, enough=enough)
+        )
 
     async def find(self, text: str) -> Document | None:
         """See :meth:`Insights.find`."""

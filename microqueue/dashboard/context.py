@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio.to_thread
 from bson import ObjectId
 from fastapi import Request
 
@@ -60,7 +61,8 @@ class Context:
     async def detail(self, task_id: str) -> TaskDetail:
         """Show a task as it is now."""
         document = await self.document(task_id)
-        return self.viewer.detail(document, await self.access.now())
+        now = await self.access.now()
+        return await anyio.to_thread.run_sync(self.viewer.detail, document, now)
 
     @asynccontextmanager
     async def acting(

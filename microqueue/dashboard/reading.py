@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -37,12 +38,15 @@ from microqueue.insights import (
 )
 from microqueue.operations import audit, letter_groups
 from microqueue.operations.audit import AuditPage
+from microqueue.operations.call import Document
 from microqueue.operations.dead_letters import selection
 from microqueue.operations.letter_groups import LetterGroups
 from microqueue.operations.matching import State
 from microqueue.redaction import MASK
 
 EXPORT_STEP = 500
+EXPORT_BYTES = 8_000_000
+"""How much of an export is written at a time, to within one letter."""
 
 router = APIRouter()
 
@@ -135,10 +139,11 @@ async def tasks(
             limit=most,
             cursor=cursor,
             shown=shared.redactor.mask,
+            made=shared.viewer.row,
         )
         return TasksReply(
             at=found.at,
-            items=[shared.viewer.row(document, found.at) for document in found.documents],
+            items=list(found.documents),
             next_cursor=found.next_cursor,
             complete=found.complete,
         )
@@ -164,10 +169,11 @@ async def dead_letters(
     most = min(limit, shared.options.page_limit)
 
     async def read() -> TasksReply:
-        documents, next_cursor = await _letters(shared, query, most, cursor)
+        rows, following = await _letters(
+            shared, query, limit=most, cursor=cursor, made=shared.viewer.row
+        )
         now = await shared.access.now()
-        rows = [shared.viewer.row(document, now) for document in documents]
-        return TasksReply(at=now, items=rows, next_cursor=next_cursor)
+        return TasksReply(at=now, items=rows, next_cursor=following)
 
     key = ("letters", query.queue, repr(query.which), most, cursor)
     reply: TasksReply = await shared.shared.get(key, read)
@@ -203,18 +209,16 @@ async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> Gr
 )
 async def export(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> StreamingResponse:
     """Give all dead letters that match, one JSON document per line."""
-    documents, cursor = await _letters(shared, query, EXPORT_STEP, None)
+    first = await _lines(shared, query, None)
 
     async def lines() -> AsyncIterator[str]:
-        found, following = documents, cursor
+        found, following = first
         while True:
-            now = await shared.access.now()
-            for document in found:
-                detail = shared.viewer.detail(document, now)
-                yield json.dumps(detail.model_dump(mode="json", exclude={"actions", "at"})) + "\n"
+            for line in found:
+                yield line
             if following is None:
                 return
-            found, following = await _letters(shared, query, EXPORT_STEP, following)
+            found, following = await _lines(shared, query, following)
 
     return StreamingResponse(
         lines(),
@@ -249,11 +253,34 @@ async def audit_log(shared: Shared, limit: Limit = 50, cursor: Cursor = None) ->
     return reply
 
 
+async def _lines(
+    shared: Context, query: LetterQuery, cursor: str | None
+) -> tuple[Sequence[str], str | None]:
+    """Write some letters, few of large ones, and tell where to go on."""
+    size = 0
+
+    def line(document: Document, now: datetime) -> str:
+        nonlocal size
+        detail = shared.viewer.detail(document, now)
+        text = json.dumps(detail.model_dump(mode="json", exclude={"actions", "at"})) + "\n"
+        size += len(text)
+        return text
+
+    return await _letters(
+        shared,
+        query,
+        limit=EXPORT_STEP,
+        cursor=cursor,
+        made=line,
+        enough=lambda: size > EXPORT_BYTES,
+    )
+
+
 async def _letters(
-    shared: Context, query: LetterQuery, limit: int, cursor: str | None
-) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+    shared: Context, query: LetterQuery, **options: Any
+) -> tuple[Sequence[Any], str | None]:
     name = shared.access.queue(query.queue).name
-    found: tuple[Sequence[Mapping[str, Any]], str | None] = await shared.access.call(
-        shared.access.insights.letters, name, query.which, limit=limit, cursor=cursor
+    found: tuple[Sequence[Any], str | None] = await shared.access.call(
+        shared.access.insights.letters, name, query.which, **options
     )
     return found

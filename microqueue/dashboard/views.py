@@ -12,6 +12,7 @@ from bson.binary import UuidRepresentation
 from bson.errors import BSONError
 from pydantic import BaseModel, Field
 
+from microqueue.dashboard.preview import preview
 from microqueue.dashboard.redact import Redactor
 from microqueue.errors import InvalidArgument
 from microqueue.operations.insights import name_of
@@ -23,7 +24,6 @@ EXTENDED = json_util.JSONOptions(
     uuid_representation=UuidRepresentation.STANDARD,
     tz_aware=True,
 )
-LONGEST_PREVIEW = 200
 LARGEST_EXACT = 2**53 - 1
 ACTIONS: dict[str, tuple[str, ...]] = {
     "ready": ("cancel", "succeed", "fail"),
@@ -161,6 +161,10 @@ class Viewer:
             actions=list(actions),
         )
 
+    def preview(self, payload: Any) -> str:
+        """Show the beginning of a payload."""
+        return preview(payload, self._redactor, EXTENDED)
+
     def progress(self, progress: Progress | None) -> Progress | None:
         """Show how far a task is."""
         if progress is None:
@@ -170,8 +174,6 @@ class Viewer:
     def _row_fields(self, document: Mapping[str, Any], now: datetime) -> dict[str, Any]:
         task: Task[Any] = Task.from_document(document)
         expires_at = _instant(document.get("lease_expires_at"))
-        text = json.dumps(self._shown(task.payload), ensure_ascii=False)
-        cut = text if len(text) <= LONGEST_PREVIEW else f"{text[: LONGEST_PREVIEW - 1]}…"
         return {
             "id": shown_id(task.id),
             "queue": str(task.queue),
@@ -189,7 +191,7 @@ class Viewer:
             "finished_at": _instant(task.finished_at),
             "worker_id": _text(document.get("worker_id")),
             "error": self._error(task.error),
-            "preview": cut,
+            "preview": self.preview(task.payload),
         }
 
     def _error(self, error: Any) -> ErrorView | None:

@@ -18,8 +18,9 @@ from bson.errors import BSONError
 from pymongo.errors import ExecutionTimeout
 
 from microqueue.arguments import refused
-from microqueue.operations import dead_letters, filters, task_ids
-from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations import dead_letters, filters, gather, task_ids
+from microqueue.operations.call import Call, Document, Each, Operation, Target
+from microqueue.operations.gather import MADE
 from microqueue.operations.matching import Matcher, TaskFilter
 from microqueue.settings import QueueSettings
 
@@ -27,6 +28,8 @@ QUICK_MS = 250
 """How long the server may look for what is not in the index, before the walk begins."""
 WALK_SEC = 0.3
 """How long one request walks at most."""
+LEAST_SEC = 0.1
+"""How long a walk looks at what a slow server sent, before it says that its time is over."""
 STEP = 2000
 
 Order: TypeAlias = list[tuple[str, int]]
@@ -36,7 +39,7 @@ Order: TypeAlias = list[tuple[str, int]]
 class Found:
     """One page of documents; not ``complete``: more may match beyond ``next_cursor``."""
 
-    documents: Sequence[Document]
+    documents: Sequence[Any]
     next_cursor: str | None
     complete: bool
 
@@ -71,6 +74,11 @@ CREATED = _View("created_at", -1)
 DIED = _View("updated_at", 1)
 
 
+def whole(document: Document) -> Document:
+    """Leave a document as it is."""
+    return document
+
+
 def page(
     which: TaskFilter,
     *,
@@ -80,10 +88,12 @@ def page(
     cursor: str | None,
     settings: QueueSettings,
     shown: Callable[[Any], Any] | None = None,
+    made: Callable[[Document], Any] = whole,
 ) -> Operation[Found]:
     """Read one page. ``queues`` are all that there are, so that each is read on its index.
 
-    ``shown`` masks what a text must not find in payloads and errors.
+    ``shown`` masks what a text must not find in payloads and errors. ``made`` is what becomes
+    of each document of the page.
     """
     view = DIED if which.status == "failed" else CREATED
     reader = _Reader(view, dead_letters.targets(settings) if view is DIED else [Target.TASKS])
@@ -92,17 +102,24 @@ def page(
     sieve = _sieve(which, now)
     if not which.text:
         try:
-            found = yield from reader.read(
-                {**indexed, **sieve}, place, limit + 1, max_time_ms=QUICK_MS if sieve else None
+            found, _ = yield from reader.read(
+                {**indexed, **sieve},
+                place,
+                limit + 1,
+                gather.making(made),
+                max_time_ms=QUICK_MS if sieve else None,
             )
         except ExecutionTimeout:
             pass  # Matches are rare, and there is no index for them.
         else:
             more = len(found) > limit
             last = view.place(found[limit - 1]) if more else None
-            return Found(found[:limit], write_cursor(last) if last else None, complete=True)
+            page = [one[MADE] for one in found[:limit]]
+            return Found(page, write_cursor(last) if last else None, complete=True)
     matcher = Matcher(which, now, shown)
-    return (yield from _walk(reader, indexed, place, matcher, limit))
+    walk = _Walk(reader, indexed, matcher, limit)
+    ids, following, complete = yield from walk.run(place)
+    return Found((yield from reader.of(ids, made)), following, complete)
 
 
 @dataclass(frozen=True)
@@ -117,73 +134,85 @@ class _Reader:
         selection: Document,
         place: Document | None,
         limit: int,
+        each: Each,
         *,
         fields: Document | None = None,
         max_time_ms: int | None = None,
-    ) -> Operation[list[Document]]:
+    ) -> Operation[tuple[list[Document], bool]]:
+        """Read up to ``limit`` documents; tell if ``each`` ended it before that."""
         options: Document = {} if max_time_ms is None else {"max_time_ms": max_time_ms}
         stages = [{}] if place is None else self.view.after(place)
         documents: list[Document] = []
+        ended = False
         for stage in stages:
-            if wanted := limit - len(documents):
+            if (wanted := limit - len(documents)) and not ended:
                 selected = {"$and": [selection, stage]} if stage else selection
                 # Of one instant, the order of ids is all that is asked for: with more, the
                 # server would not merge the queues' ranges, but walk all ids.
                 order = self.view.order[1:] if "_id" in stage else self.view.order
-                found = self._read_stage(selected, order, wanted, {**options, "projection": fields})
-                documents += yield from found
-        return documents
+                asked = {**options, "sort": order, "limit": wanted, "batch_size": wanted}
+                replies = []
+                for target in self.targets:
+                    call = Call("find", selected, fields, target=target, each=each, **asked)
+                    replies.append((yield call))
+                found, ended = gather.merged(replies, dead_letters.place)
+                documents += found[:wanted]
+        return documents, ended
 
-    def _read_stage(
-        self, selection: Document, order: Order, limit: int, options: Document
-    ) -> Operation[list[Document]]:
-        found: dict[Any, Document] = {}
-        for target in self.targets:
-            reply = yield Call(
-                "find",
-                selection,
-                sort=order,
-                limit=limit,
-                batch_size=limit,
-                target=target,
-                **options,
-            )
-            found |= {task_ids.key(document["_id"]): document for document in reply}
-        documents = list(found.values())
-        if len(self.targets) > 1:
-            documents.sort(key=dead_letters.place)
-        return documents[:limit]
-
-    def whole(self, ids: Sequence[Any]) -> Operation[list[Document]]:
-        """Read whole documents, in the order of their ids."""
-        found: dict[Any, Document] = {}
+    def of(self, ids: Sequence[Any], made: Callable[[Document], Any]) -> Operation[list[Any]]:
+        """Make something of whole documents, in the order of their ids."""
+        found: dict[Any, Any] = {}
         for target in self.targets if ids else ():
-            for document in (yield Call("find", filters.any_of(ids), target=target)):
-                found[task_ids.key(document["_id"])] = document
+            each = gather.making(made)
+            for one in (yield Call("find", filters.any_of(ids), target=target, each=each)):
+                found[task_ids.key(one["_id"])] = one[MADE]
         return [found[one] for one in map(task_ids.key, ids) if one in found]
 
 
-def _walk(
-    reader: _Reader, indexed: Document, place: Document | None, matcher: Matcher, limit: int
-) -> Operation[Found]:
-    """Look at one document after the other until there are enough, or the time is over."""
-    deadline = time.monotonic() + WALK_SEC
-    ids: list[Any] = []
-    while True:
-        step = yield from reader.read(indexed, place, STEP, fields=matcher.fields)
-        for document in step:
-            if matcher.accepts(document):
-                ids.append(document["_id"])
-                if len(ids) == limit:
-                    documents = yield from reader.whole(ids)
-                    following = write_cursor(reader.view.place(document))
-                    return Found(documents, following, complete=True)
-        over = len(step) < STEP
-        if over or time.monotonic() > deadline:
-            cursor = None if over else write_cursor(reader.view.place(step[-1]))
-            documents = yield from reader.whole(ids)
-            return Found(documents, cursor, complete=over)
-        place = reader.view.place(step[-1])
+class _Walk:
+    """Looks at one document after the other until there are enough, or the time is over."""
+
+    def __init__(self, reader: _Reader, indexed: Document, matcher: Matcher, limit: int) -> None:
+        self._reader = reader
+        self._indexed = indexed
+        self._matcher = matcher
+        self._limit = limit
+        self._matched = 0
+        self._began: float | None = None
+        self._deadline = time.monotonic() + WALK_SEC
+
+    def run(self, place: Document | None) -> Operation[tuple[list[Any], str | None, bool]]:
+        """Give the ids that match, where to go on, and whether the page is as full as can be."""
+        ids: list[Any] = []
+        while True:
+            self._matched, self._began = len(ids), None
+            each = gather.making(self._look, self._enough)
+            step, ended = yield from self._reader.read(
+                self._indexed, place, STEP, each, fields=self._matcher.fields
+            )
+            for document in step:
+                if document[MADE]:
+                    ids.append(document["_id"])
+                    if len(ids) == self._limit:
+                        return ids, write_cursor(self._reader.view.place(document)), True
+            if len(step) < STEP and not ended:
+                return ids, None, True
+            place = self._reader.view.place(step[-1])
+            if self._late():
+                return ids, write_cursor(place), False
+
+    def _look(self, document: Document) -> bool:
+        self._began = self._began or time.monotonic()
+        accepted = self._matcher.accepts(document)
+        self._matched += accepted
+        return accepted
+
+    def _enough(self) -> bool:
+        looked_sec = time.monotonic() - (self._began or time.monotonic())
+        return self._matched >= self._limit or (self._late() and looked_sec > LEAST_SEC)
+
+    def _late(self) -> bool:
+        return time.monotonic() > self._deadline
 
 
 def _indexed(view: _View, which: TaskFilter, queues: Sequence[str]) -> Document:

@@ -7,7 +7,6 @@ letter, and every view counts it once.
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,8 +22,8 @@ from microqueue.arguments import is_encodable
 from microqueue.durations import AwareDatetime
 from microqueue.errors import InvalidArgument
 from microqueue.model import Model
-from microqueue.operations import filters, task_ids
-from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations import filters, gather, task_ids
+from microqueue.operations.call import Call, Document, Each, Operation, Target
 from microqueue.operations.normalise import messages_like
 from microqueue.positions import microseconds
 from microqueue.settings import QueueSettings
@@ -126,20 +125,23 @@ def selection(queue: str, which: DeadLetterFilter | Sequence[Any]) -> Document:
 
 
 def page(
-    query: Document, *, limit: int, cursor: str | None, settings: QueueSettings
+    query: Document,
+    *,
+    limit: int,
+    cursor: str | None,
+    settings: QueueSettings,
+    each: Each | None = None,
 ) -> Operation[tuple[list[Document], str | None]]:
-    """Read one page, newest first, and the cursor of the next."""
+    """Read one page, newest first, and the cursor of the next; ``each`` may end it early."""
     after = read_cursor(cursor)
     bounded = query if after is None else {"$and": [query, after]}
     pages = []
     for target in targets(settings):
-        found = yield Call("find", bounded, sort=ORDER, limit=limit + 1, target=target)
-        pages.append(found)
-    letters: dict[Any, Document] = {}
-    for document in heapq.merge(*pages, key=place):
-        letters.setdefault(task_ids.key(document["_id"]), document)
-    shown = list(letters.values())[:limit]
-    more = len(letters) > limit
+        options: Document = {"sort": ORDER, "limit": limit + 1, "target": target}
+        pages.append((yield Call("find", bounded, each=each, **options)))
+    letters, ended = gather.merged(pages, place)
+    shown = letters[:limit]
+    more = ended or len(letters) > limit
     return shown, write_cursor(shown[-1]) if more and shown else None
 
 
