@@ -22,6 +22,7 @@ from microqueue.operations import (
     control,
     dead_letters,
     examine,
+    gather,
     insights,
     inspect,
     sweep_report,
@@ -55,6 +56,8 @@ __all__ = [
 
 MOST_RUNNING = 500
 Shown: TypeAlias = Callable[[Any], Any] | None
+Made: TypeAlias = Callable[[Document, datetime], Any] | None
+Enough: TypeAlias = Callable[[], bool]
 
 
 class _InsightOperations:
@@ -121,7 +124,7 @@ class _InsightOperations:
         return read_report(last), read_report(active)
 
     def _tasks(
-        self, which: TaskFilter, limit: int, cursor: str | None, shown: Shown
+        self, which: TaskFilter, limit: int, cursor: str | None, shown: Shown, made: Made
     ) -> Operation[TaskPage]:
         now = yield from self._now()
         queues = [] if which.queue is not None else (yield from self._names())
@@ -133,11 +136,20 @@ class _InsightOperations:
             cursor=cursor,
             settings=self._core.settings,
             shown=shown,
+            made=lambda document: document if made is None else made(document, now),
         )
         return task_page(now, found)
 
     def _letters(
-        self, queue: str, which: DeadLetterFilter, limit: int, cursor: str | None, shown: Shown
+        self,
+        queue: str,
+        which: DeadLetterFilter,
+        *,
+        limit: int,
+        cursor: str | None,
+        shown: Shown,
+        made: Made,
+        enough: Enough,
     ) -> Operation[TaskPage]:
         now = yield from self._now()
         found = yield from browse.letters(
@@ -147,6 +159,8 @@ class _InsightOperations:
             cursor=cursor,
             settings=self._core.settings,
             shown=shown or str,
+            made=lambda document: document if made is None else made(document, now),
+            enough=enough,
         )
         return task_page(now, found)
 
@@ -199,9 +213,14 @@ class Insights(_InsightOperations):
         limit: int = 50,
         cursor: str | None = None,
         shown: Shown = None,
+        made: Made = None,
     ) -> TaskPage:
-        """Read a page of tasks, newest first; ``shown`` masks what text must not find."""
-        return self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
+        """Read a page of tasks, newest first; ``shown`` masks what text must not find.
+
+        ``made`` makes of each document, and the server's time, what the page holds instead, so
+        that large ones are held one after the other.
+        """
+        return self._run(self._tasks(which or TaskFilter(), limit, cursor, shown, made))
 
     def letters(
         self,
@@ -211,9 +230,15 @@ class Insights(_InsightOperations):
         limit: int = 50,
         cursor: str | None = None,
         shown: Shown = None,
+        made: Made = None,
+        enough: Enough = gather.never,
     ) -> TaskPage:
-        """Read a page of a queue's dead letters, newest first; ``shown`` masks their messages."""
-        return self._run(self._letters(queue, which, limit, cursor, shown))
+        """Read a page of a queue's dead letters, newest first; ``shown`` masks their messages.
+
+        ``made`` is as in :meth:`tasks`; ``enough`` may end the page after any letter.
+        """
+        options: dict[str, Any] = {"shown": shown, "made": made, "enough": enough}
+        return self._run(self._letters(queue, which, limit=limit, cursor=cursor, **options))
 
     def find(self, text: str) -> Document | None:
         """Find a task by its id as people write it."""
@@ -258,9 +283,10 @@ class AsyncInsights(_InsightOperations):
         limit: int = 50,
         cursor: str | None = None,
         shown: Shown = None,
+        made: Made = None,
     ) -> TaskPage:
         """See :meth:`Insights.tasks`."""
-        return await self._run(self._tasks(which or TaskFilter(), limit, cursor, shown))
+        return await self._run(self._tasks(which or TaskFilter(), limit, cursor, shown, made))
 
     async def letters(
         self,
@@ -270,9 +296,12 @@ class AsyncInsights(_InsightOperations):
         limit: int = 50,
         cursor: str | None = None,
         shown: Shown = None,
+        made: Made = None,
+        enough: Enough = gather.never,
     ) -> TaskPage:
         """See :meth:`Insights.letters`."""
-        return await self._run(self._letters(queue, which, limit, cursor, shown))
+        options: dict[str, Any] = {"shown": shown, "made": made, "enough": enough}
+        return await self._run(self._letters(queue, which, limit=limit, cursor=cursor, **options))
 
     async def find(self, text: str) -> Document | None:
         """See :meth:`Insights.find`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -57,7 +57,7 @@ class TaskPage(Model):
     """Some documents of tasks; not ``complete``: the search stopped early to stay quick."""
 
     at: datetime
-    documents: Sequence[Mapping[str, Any]]
+    documents: Sequence[Any]
     next_cursor: str | None
     complete: bool
 

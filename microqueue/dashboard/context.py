@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio.to_thread
 from bson import ObjectId
 from fastapi import Request
 
@@ -15,11 +16,12 @@ from microqueue.dashboard.events import EventHub
 from microqueue.dashboard.options import DashboardOptions
 from microqueue.dashboard.redact import Redactor
 from microqueue.dashboard.security import Guard, storable
-from microqueue.dashboard.shared import SharedReads
+from microqueue.dashboard.shared import SharedReads, overview_of
 from microqueue.dashboard.views import TaskDetail, Viewer
 from microqueue.errors import MicroqueueError, TaskNotFound
 from microqueue.operations import audit, inspect
 from microqueue.operations.call import Document
+from microqueue.overview import Overview
 from microqueue.task import TaskId
 
 LONGEST_TARGET = 300
@@ -48,13 +50,9 @@ class Context:
         self.events = EventHub(self.access, options, self.shared)
         self._audit_ready = False
 
-    async def overview(self) -> Any:
+    async def overview(self) -> Overview:
         """Give the overview that all viewers share."""
-        return await self.shared.get("overview", lambda: self.access.call(self._overview))
-
-    @property
-    def _overview(self) -> Any:
-        return self.access.insights.overview
+        return await overview_of(self.access, self.shared)
 
     async def document(self, task_id: str) -> Document:
         """Find a task by the id in an address, or raise :class:`TaskNotFound`."""
@@ -68,7 +66,8 @@ class Context:
         document = await self.access.run(inspect.get(task_id, self.access.settings))
         if document is None:
             raise TaskNotFound(task_id=task_id)
-        return self.viewer.detail(document, await self.access.now())
+        now = await self.access.now()
+        return await anyio.to_thread.run_sync(self.viewer.detail, document, now)
 
     @asynccontextmanager
     async def acting(

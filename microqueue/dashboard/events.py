@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import secrets
@@ -16,19 +17,17 @@ from typing import Any, TypeAlias
 from pymongo.errors import PyMongoError
 
 from microqueue.dashboard.access import Access
-from microqueue.dashboard.feeds import ChangeFeed, PollFeed
+from microqueue.dashboard.feeds import ChangeFeed, FeedEnded, PollFeed
+from microqueue.dashboard.messages import MOST_TASKS, messages_of
 from microqueue.dashboard.options import DashboardOptions
-from microqueue.dashboard.shared import SharedReads
-from microqueue.dashboard.views import shown_id
+from microqueue.dashboard.shared import SharedReads, overview_of
 from microqueue.errors import MicroqueueError
-from microqueue.operations import changes
+from microqueue.operations import changes, id_order
 from microqueue.operations.changes import Change
-from microqueue.sweeper import SweepReport
 
 BATCH_SEC = 0.3
 MOST_REMEMBERED = 500
 MOST_WAITING = 200
-MOST_TASKS = 20
 MOST_LOOKED_UP = 100
 REOPEN_SEC = 30.0
 OPENING_SEC = 5.0
@@ -92,6 +91,7 @@ class EventHub:
         self._viewers: set[Viewer] = set()
         self._reader: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
+        self._interrupted = False
         self.live = "idle"
 
     @property
@@ -149,7 +149,7 @@ class EventHub:
         return [message for message in self._remembered if message.number > last]
 
     def _start(self) -> None:
-        if self._reader is None:
+        if self._reader is None or self._reader.done():
             self._reader = asyncio.get_running_loop().create_task(self._read())
 
     def dismiss(self) -> None:
@@ -172,12 +172,11 @@ class EventHub:
             self._trailing = None
 
     async def _read(self) -> None:
-        interrupted = False
         while True:
             try:
                 feed = await self._open()
                 self._opened.set()
-                if interrupted:
+                if self._interrupted:
                     # What was missed is not known, so everybody reads everything again.
                     reset = {"at": await self._at(), "queues": [], "types": ["reset"]}
                     self._send([("refresh", reset)])
@@ -187,15 +186,19 @@ class EventHub:
                     finally:
                         await feed.close()
                     feed = following
-            except (PyMongoError, MicroqueueError) as exc:
-                logger.warning("events are interrupted: %s", type(exc).__name__)
-                interrupted = True
+            except Exception as exc:  # Viewers wait, whatever it was.
+                if not self._interrupted:
+                    expected = isinstance(exc, PyMongoError | MicroqueueError | FeedEnded)
+                    name = type(exc).__name__
+                    logger.warning("events are interrupted: %s", name, exc_info=not expected)
+                self._interrupted = True
                 await asyncio.sleep(RETRY_SEC)
 
     async def _open(self) -> Feed:
         feed: Feed = ChangeFeed(self._access)
         if not await feed.open():
-            feed = PollFeed(self._access, self._poll_sec)
+            overview = functools.partial(overview_of, self._access, self._shared)
+            feed = PollFeed(self._access, self._poll_sec, overview)
             await feed.open()
         self.live = feed.kind
         return feed
@@ -215,7 +218,9 @@ class EventHub:
                 tried_at = time.monotonic()
 
     async def _pass_on(self, feed: Feed) -> None:
-        if found := await feed.read(BATCH_SEC):
+        found = await feed.read(BATCH_SEC)
+        self._interrupted = False
+        if found:
             self._shared.expire()
             self._send(await self._batched(found))
             self._follow_up()
@@ -239,28 +244,7 @@ class EventHub:
         by_type: dict[str, list[Change]] = {}
         for change in found:
             by_type.setdefault(change.type, []).append(change)
-        queues = await self._queues(by_type)
-        messages: list[tuple[str, dict[str, Any]]] = []
-        for kind, some in by_type.items():
-            if kind == "sweep.finished":
-                for one in some:
-                    messages += _sweep_messages(at, one.report)
-            elif kind.startswith("worker."):
-                names = [str(one.id) for one in some[:MOST_TASKS]]
-                messages.append((kind, {"at": at, "count": len(some), "workers": names}))
-            elif kind.startswith("queue."):
-                messages.append((kind, {"at": at, "queues": sorted(_named(some))}))
-            else:
-                shown = [
-                    {"id": shown_id(one.id), "queue": queues.get(one.id, one.queue)}
-                    for one in some[:MOST_TASKS]
-                ]
-                named = sorted({one["queue"] for one in shown if one["queue"]} | _named(some))
-                data = {"at": at, "count": len(some), "queues": named, "tasks": shown}
-                messages.append((kind, data))
-        touched = sorted({name for _, data in messages for name in data.get("queues", ())})
-        types = list(dict.fromkeys(kind for kind, _ in messages))
-        return [*messages, ("refresh", {"at": at, "queues": touched, "types": types})]
+        return messages_of(by_type, at, await self._queues(by_type))
 
     async def _queues(self, by_type: dict[str, list[Change]]) -> dict[Any, str]:
         """Find out in which queues some of the tasks are: an update does not say."""
@@ -272,7 +256,7 @@ class EventHub:
             if one.queue is None
         ]
         found = await self._access.run(changes.look_up(unknown[:MOST_LOOKED_UP]))
-        return {one["_id"]: one.get("queue") for one in found}
+        return {id_order.key(one["_id"]): one.get("queue") for one in found}
 
     async def _at(self) -> str:
         now = await self._access.now()
@@ -287,19 +271,3 @@ class EventHub:
             written.append(message)
         for viewer in list(self._viewers):
             viewer.offer(written)
-
-
-def _named(some: Sequence[Change]) -> set[str]:
-    return {one.queue for one in some if one.queue}
-
-
-def _sweep_messages(at: str, report: SweepReport) -> list[tuple[str, dict[str, Any]]]:
-    messages: list[tuple[str, dict[str, Any]]] = []
-    if report.reclaimed or report.buried:
-        requeue = {"count": report.reclaimed, "dlq_count": report.buried}
-        by = f"sweeper {report.sweeper_id}"
-        messages.append(("queue.requeue", {"at": at, **requeue, "triggered_by": by}))
-    if buried := report.buried + report.expired:
-        messages.append(("queue.move_to_dlq", {"at": at, "count": buried}))
-    data = {"at": at, "report": report.model_dump(mode="json")}
-    return [*messages, ("sweep.finished", data)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,17 +13,23 @@ from pymongo.errors import PyMongoError
 
 from microqueue.dashboard.access import Access
 from microqueue.drivers.asynchronous import settled
-from microqueue.operations import changes, control, examine, watch, workers
+from microqueue.operations import audit, changes, control, examine, id_order, watch, workers
 from microqueue.operations.changes import Change
-from microqueue.overview import read_report
+from microqueue.overview import Overview, read_report
 from microqueue.sweeper import SweepReport
 
 STREAM_WAIT_SEC = 0.25
+COUNTS_SEC = 3.0
+"""How often a look compares the counts of all queues, which cost more than what is new."""
 MOST_WORKERS = 10_000
 MOST_MOVING = 10_000
 """Of how many tasks it is remembered that they are copied, and not yet deleted where they were."""
 
 logger = logging.getLogger("microqueue.dashboard")
+
+
+class FeedEnded(Exception):
+    """A feed will tell nothing any more."""
 
 
 class ChangeFeed:
@@ -77,6 +83,8 @@ class ChangeFeed:
             found = await self._access.call(self._drain, for_sec)
         else:
             found = await self._drain_awaited(for_sec)
+        if not found and not self._stream.alive:
+            raise FeedEnded
         return [change for one in found if (change := self._understand(one)) is not None]
 
     def _drain(self, for_sec: float) -> list[Any]:
@@ -117,8 +125,9 @@ class ChangeFeed:
 
     def _of_task(self, change: Any) -> Change | None:
         task_id = change.get("documentKey", {}).get("_id")
-        if change["operationType"] == "delete" and task_id in self._moving:
-            self._moving.remove(task_id)
+        key = id_order.key(task_id)
+        if change["operationType"] == "delete" and key in self._moving:
+            self._moving.remove(key)
             return None  # It is among the dead letters now; that it failed was told.
         return changes.of_task(change)
 
@@ -129,7 +138,7 @@ class ChangeFeed:
             return changes.of_task(change)
         if len(self._moving) >= MOST_MOVING:
             self._moving.clear()
-        self._moving.add(change["documentKey"]["_id"])
+        self._moving.add(id_order.key(change["documentKey"]["_id"]))
         return None
 
     def _of_sweeper(self, change: Any) -> Change | None:
@@ -165,17 +174,30 @@ class ChangeFeed:
 
 
 class PollFeed:
-    """Looks every so often at what runs and what is new, and tells the difference."""
+    """Looks every so often at what runs and what is new, and tells the difference.
+
+    A replay or a discard leaves nothing to be seen of that. It is found by the newest entry of
+    the audit log, and by the counts of the ``overview`` that all viewers share.
+    """
 
     kind = "polling"
 
-    def __init__(self, access: Access, every_sec: float) -> None:
+    def __init__(
+        self,
+        access: Access,
+        every_sec: float,
+        overview: Callable[[], Awaitable[Overview]] | None = None,
+    ) -> None:
         self._access = access
         self._every_sec = every_sec
         self._before: changes.Glance | None = None
         self._workers: dict[str, bool] = {}
         self._sweeps: dict[datetime, SweepReport] = {}
         self._paused: set[str] = set()
+        self._overview = overview
+        self._counts: Mapping[str, tuple[int, ...]] = {}
+        self._counted_at = float("-inf")
+        self._acted: str | None = None
 
     async def open(self) -> bool:
         """Take the first look."""
@@ -183,6 +205,8 @@ class PollFeed:
         self._workers = await self._alive()
         self._sweeps = await self._last_sweeps()
         self._paused = await self._paused_now()
+        self._acted = await self._last_action()
+        await self._recounted()
         return True
 
     async def close(self) -> None:
@@ -193,7 +217,7 @@ class PollFeed:
         await anyio.sleep(self._every_sec)
         before, after = self._before, await self._look()
         assert before is not None  # noqa: S101 (opened before it is read)
-        left = [task_id for task_id in before.running if task_id not in after.running]
+        left = [one["_id"] for key, one in before.running.items() if key not in after.running]
         back = await self._access.run(changes.look_up(left[: changes.MOST_NEW]))
         self._before = after
         return [*changes.compare(before, after, back), *await self._others()]
@@ -218,7 +242,27 @@ class PollFeed:
         paused, self._paused = self._paused, await self._paused_now()
         found += [Change("queue.paused", queue=name) for name in self._paused - paused]
         found += [Change("queue.resumed", queue=name) for name in paused - self._paused]
-        return found
+        acted, self._acted = self._acted, await self._last_action()
+        if acted != self._acted:
+            found.append(Change(changes.REFRESH))
+        return [*found, *await self._recounted()]
+
+    async def _recounted(self) -> list[Change]:
+        """Tell of which queues the counts are no longer the same, if it is time to look."""
+        if self._overview is None or time.monotonic() - self._counted_at < COUNTS_SEC:
+            return []
+        before, overview = self._counts, await self._overview()
+        self._counted_at = time.monotonic()
+        self._counts = {
+            one.queue: (one.ready, one.delayed, one.processing, one.failed)
+            for one in overview.queues
+        }
+        differing = dict(before.items() ^ self._counts.items())
+        return [Change(changes.REFRESH, queue=name) for name in sorted(differing)]
+
+    async def _last_action(self) -> str | None:
+        newest: str | None = await self._access.run(audit.newest(self._access.collections.name))
+        return newest
 
     async def _paused_now(self) -> set[str]:
         pauses = await self._access.run(control.list_paused(self._access.collections.name))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
@@ -38,12 +39,15 @@ from microqueue.insights import (
 )
 from microqueue.operations import audit, letter_groups
 from microqueue.operations.audit import AuditPage
+from microqueue.operations.call import Document
 from microqueue.operations.letter_groups import LetterGroups
 from microqueue.operations.matching import State
 from microqueue.redaction import MASK
 
 EXPORT_STEP = 500
 MOST_GROUPS = 200
+EXPORT_BYTES = 8_000_000
+"""How much of an export is written at a time, to within one letter."""
 
 router = APIRouter()
 
@@ -137,8 +141,9 @@ async def tasks(
             limit=most,
             cursor=cursor,
             shown=shared.redactor.mask,
+            made=shared.viewer.row,
         )
-        return _listed(shared, found)
+        return _listed(found)
 
     reply: TasksReply = await shared.shared.get(("tasks", repr(which), most, cursor), read)
     return reply
@@ -162,7 +167,8 @@ async def dead_letters(
     most = min(limit, shared.options.page_limit)
 
     async def read() -> TasksReply:
-        return _listed(shared, await _letters(shared, query, most, cursor))
+        found = await _letters(shared, query, limit=most, cursor=cursor, made=shared.viewer.row)
+        return _listed(found)
 
     key = ("letters", query.queue, repr(query.which), most, cursor)
     reply: TasksReply = await shared.shared.get(key, read)
@@ -202,17 +208,16 @@ async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> Gr
 )
 async def export(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> StreamingResponse:
     """Give all dead letters that match, one JSON document per line."""
-    first = await _letters(shared, query, EXPORT_STEP, None)
+    first = await _lines(shared, query, None)
 
     async def lines() -> AsyncIterator[str]:
         found = first
         while True:
-            for document in found.documents:
-                detail = shared.viewer.detail(document, found.at)
-                yield json.dumps(detail.model_dump(mode="json", exclude={"actions", "at"})) + "\n"
+            for line in found.documents:
+                yield line
             if found.next_cursor is None:
                 return
-            found = await _letters(shared, query, EXPORT_STEP, found.next_cursor)
+            found = await _lines(shared, query, found.next_cursor)
 
     return StreamingResponse(
         lines(),
@@ -247,22 +252,42 @@ async def audit_log(shared: Shared, limit: Limit = 50, cursor: Cursor = None) ->
     return reply
 
 
-async def _letters(shared: Context, query: LetterQuery, limit: int, cursor: str | None) -> TaskPage:
+async def _lines(shared: Context, query: LetterQuery, cursor: str | None) -> TaskPage:
+    """Write some letters, few of large ones."""
+    size = 0
+
+    def line(document: Document, now: datetime) -> str:
+        nonlocal size
+        detail = shared.viewer.detail(document, now)
+        text = json.dumps(detail.model_dump(mode="json", exclude={"actions", "at"})) + "\n"
+        size += len(text)
+        return text
+
+    return await _letters(
+        shared,
+        query,
+        limit=EXPORT_STEP,
+        cursor=cursor,
+        made=line,
+        enough=lambda: size > EXPORT_BYTES,
+    )
+
+
+async def _letters(shared: Context, query: LetterQuery, **options: Any) -> TaskPage:
     found: TaskPage = await shared.access.call(
         shared.access.insights.letters,
         shared.access.queue(query.queue).name,
         query.which,
-        limit=limit,
-        cursor=cursor,
         shown=shared.redactor.text,
+        **options,
     )
     return found
 
 
-def _listed(shared: Context, found: TaskPage) -> TasksReply:
+def _listed(found: TaskPage) -> TasksReply:
     return TasksReply(
         at=found.at,
-        items=[shared.viewer.row(document, found.at) for document in found.documents],
+        items=list(found.documents),
         next_cursor=found.next_cursor,
         complete=found.complete,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
@@ -18,6 +18,9 @@ from microqueue.operations import examine
 
 STATIC = Path(__file__).parent / "static"
 SEND_TIMEOUT_SEC = 10.0
+
+LastEventId = Annotated[str | None, Header(max_length=100)]
+OpenedAfter = Annotated[str | None, Query(alias="last_event_id", max_length=100)]
 
 pages = APIRouter(include_in_schema=False)
 service = APIRouter()
@@ -58,11 +61,14 @@ async def log_out(request: Request, shared: Shared) -> RedirectResponse:
 
 @pages.get("/events")
 async def events(
-    shared: Shared, last_event_id: Annotated[str | None, Header(max_length=100)] = None
+    shared: Shared, last_event_id: LastEventId = None, opened_after: OpenedAfter = None
 ) -> EventSourceResponse:
-    """Stream what happens, from where the viewer left off if that is still known."""
+    """Stream what happens, from where the viewer left off if that is still known.
+
+    A browser that comes back by itself says so in a header, to the address of the first time.
+    """
     return EventSourceResponse(
-        shared.events.follow(last_event_id),
+        shared.events.follow(last_event_id or opened_after),
         ping=shared.options.heartbeat_sec,
         ping_message_factory=lambda: ServerSentEvent("{}", event="heartbeat"),
         send_timeout=SEND_TIMEOUT_SEC,

@@ -9,6 +9,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from microqueue.dashboard.access import Access
+from microqueue.overview import Overview
+
 MOST_ANSWERS = 256
 SHARE_OF_TIME = 5
 """An answer is kept at least this many times as long as it took: an open page is never busy."""
@@ -25,6 +28,12 @@ class _Answer:
     began: float
     least_until: float
     until: float
+
+
+async def overview_of(access: Access, shared: SharedReads) -> Overview:
+    """Give the overview that all viewers share."""
+    found: Overview = await shared.get("overview", lambda: access.call(access.insights.overview))
+    return found
 
 
 class SharedReads:

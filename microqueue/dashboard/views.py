@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, Field
 
-from microqueue.dashboard.extended import LARGEST_EXACT, to_exact_json, to_json
+from microqueue.dashboard.extended import EXTENDED, LARGEST_EXACT, to_exact_json
+from microqueue.dashboard.preview import preview
 from microqueue.dashboard.redact import Redactor
 from microqueue.operations.insights import name_of
 from microqueue.operations.matching import state_of
 from microqueue.task import Progress, Task, TaskId
 from microqueue.task_ids import reference
 
-LONGEST_PREVIEW = 200
 ACTIONS: dict[str, tuple[str, ...]] = {
     "ready": ("cancel", "succeed", "fail"),
     "delayed": ("cancel", "retry", "succeed", "fail"),
@@ -144,6 +143,10 @@ class Viewer:
             actions=list(actions),
         )
 
+    def preview(self, payload: Any) -> str:
+        """Show the beginning of a payload."""
+        return preview(payload, self._redactor, EXTENDED)
+
     def progress(self, progress: Progress | None) -> Progress | None:
         """Show how far a task is."""
         if progress is None:
@@ -153,8 +156,6 @@ class Viewer:
     def _row_fields(self, document: Mapping[str, Any], now: datetime) -> dict[str, Any]:
         task: Task[Any] = Task.from_document(document)
         expires_at = _instant(document.get("lease_expires_at"))
-        text = json.dumps(to_json(self._redactor.mask(task.payload)), ensure_ascii=False)
-        cut = text if len(text) <= LONGEST_PREVIEW else f"{text[: LONGEST_PREVIEW - 1]}…"
         return {
             "id": shown_id(task.id),
             "reference": reference(task.id),
@@ -173,7 +174,7 @@ class Viewer:
             "finished_at": _instant(task.finished_at),
             "worker_id": _text(document.get("worker_id")),
             "error": self._error(task.error),
-            "preview": cut,
+            "preview": self.preview(task.payload),
         }
 
     def _error(self, error: Any) -> ErrorView | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +13,7 @@ from tenacity import AsyncRetrying
 
 from microqueue.drivers import memory
 from microqueue.drivers.collections import Collections
+from microqueue.drivers.memory import take
 from microqueue.drivers.transient import (
     DRIVER_ERRORS,
     is_transient,
@@ -19,9 +21,10 @@ from microqueue.drivers.transient import (
     retry_options,
     translate,
 )
-from microqueue.operations.call import CURSORS, Call, Operation
+from microqueue.operations.call import CURSORS, ENOUGH, Call, Operation
 
 T = TypeVar("T")
+FEW = 8
 
 
 async def settled(reply: Any) -> Any:
@@ -76,4 +79,17 @@ class AsyncDriver:
             return memory.perform(self._collections, call)
         method = getattr(self._collections.at(call.target), call.method)
         reply = await settled(method(*call.arguments, **call.options))
-        return await reply.to_list(None) if call.method in CURSORS else reply
+        if call.method not in CURSORS:
+            return reply
+        return await (reply.to_list(None) if call.each is None else _take(reply, call.each()))
+
+
+async def _take(cursor: Any, each: Callable[[Any], Any]) -> list[Any]:
+    """Do something with each document, a few at a time, beside the event loop."""
+    found: list[Any] = []
+    while some := await cursor.to_list(FEW):
+        found += await asyncio.to_thread(take, some, each)
+        if found[-1] is ENOUGH:
+            await settled(cursor.close())
+            break
+    return found

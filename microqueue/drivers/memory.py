@@ -7,7 +7,7 @@ proven on a real server only.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from uuid import UUID
 
 from bson.binary import UUID_SUBTYPE, Binary
 
-from microqueue.operations.call import CURSORS, Call
+from microqueue.operations.call import CURSORS, ENOUGH, Call
 
 LOCK = threading.RLock()
 """mongomock's own ``find_one_and_update`` lets two threads claim one task."""
@@ -42,7 +42,18 @@ def perform(collections: Any, call: Call) -> Any:
             ]
         method = getattr(collections.at(call.target), call.method)
         reply = method(*_convert(call.arguments, UUID, Binary.from_uuid), **call.options)
-        return _convert(list(reply) if call.method in CURSORS else reply, Binary, _as_uuid)
+        found = _convert(list(reply) if call.method in CURSORS else reply, Binary, _as_uuid)
+        return found if call.each is None else take(found, call.each())
+
+
+def take(documents: Iterable[Any], each: Callable[[Any], Any]) -> list[Any]:
+    """Do something with each document, until that gives ``ENOUGH``."""
+    found: list[Any] = []
+    for document in documents:
+        found.append(each(document))
+        if found[-1] is ENOUGH:
+            break
+    return found
 
 
 def _convert(value: Any, kind: type[Any], convert: Callable[[Any], Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from tenacity import Retrying
 
 from microqueue.drivers import memory
 from microqueue.drivers.collections import Collections
+from microqueue.drivers.memory import take
 from microqueue.drivers.transient import (
     DRIVER_ERRORS,
     is_transient,
@@ -75,4 +77,7 @@ class SyncDriver:
             return memory.perform(self._collections, call)
         method = getattr(self._collections.at(call.target), call.method)
         reply = method(*call.arguments, **call.options)
-        return list(reply) if call.method in CURSORS else reply
+        if call.method not in CURSORS:
+            return reply
+        with closing(reply):
+            return list(reply) if call.each is None else take(reply, call.each())

@@ -67,6 +67,14 @@ def page(collection: str, *, now: datetime, limit: int, cursor: str | None) -> O
     return AuditPage.trusted(at=now, items=items, next_cursor=items[-1].id if more else None)
 
 
+def newest(collection: str) -> Operation[str | None]:
+    """Name the newest entry, to see whether there is another one."""
+    chosen = {"collection": collection}
+    order = [("_id", -1)]
+    found = yield Call("find", chosen, {"_id": 1}, sort=order, limit=1, target=Target.AUDIT)
+    return str(found[0]["_id"]) if found else None
+
+
 def _read(document: Document) -> AuditEntry:
     get: Any = document.get
     fields = {name: get(name) for name in AuditEntry.model_fields if name != "id"}

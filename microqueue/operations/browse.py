@@ -18,9 +18,10 @@ from bson.errors import BSONError
 from pymongo.errors import ExecutionTimeout
 
 from microqueue.arguments import refused
-from microqueue.operations import dead_letters, filters
-from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations import dead_letters, filters, gather, id_order
+from microqueue.operations.call import Call, Document, Each, Operation, Target
 from microqueue.operations.dead_letters import DeadLetterFilter
+from microqueue.operations.gather import MADE
 from microqueue.operations.matching import LetterMatcher, Matcher, TaskFilter
 from microqueue.settings import QueueSettings
 
@@ -28,9 +29,11 @@ QUICK_MS = 250
 """How long the server may look for what is not in the index, before the walk begins."""
 WALK_SEC = 0.3
 """How long one request walks at most."""
+LEAST_SEC = 0.1
+"""How long a walk looks at what a slow server sent, before it says that its time is over."""
 STEP = 2000
-GLANCE = 100
-"""After how many documents a walk looks at the time: a long text may take a millisecond."""
+PORTION = 50
+"""So many documents found by a walk are read whole at once."""
 
 Order: TypeAlias = list[tuple[str, int]]
 
@@ -39,7 +42,7 @@ Order: TypeAlias = list[tuple[str, int]]
 class Found:
     """One page of documents; not ``complete``: more may match beyond ``next_cursor``."""
 
-    documents: Sequence[Document]
+    documents: Sequence[Any]
     next_cursor: str | None
     complete: bool
 
@@ -65,13 +68,18 @@ class _View:
         pass all keys of that instant, and one call may add thousands in an instant.
         """
         at, last_id = place["at"], place["id"]
-        nearest, *others = dead_letters.ids_beyond(last_id, ascending=self.id_order > 0)
-        same_instant = [{self.field: at, **ids} for ids in ([nearest, *others])]
+        nearest, *others = id_order.beyond(last_id, ascending=self.id_order > 0)
+        same_instant = [{self.field: at, **one} for one in ([nearest, *others])]
         return [*same_instant, {self.field: {"$lt": at}}]
 
 
 CREATED = _View("created_at", -1)
 DIED = _View("updated_at", 1)
+
+
+def whole(document: Document) -> Document:
+    """Leave a document as it is."""
+    return document
 
 
 def page(
@@ -83,10 +91,12 @@ def page(
     cursor: str | None,
     settings: QueueSettings,
     shown: Callable[[Any], Any] | None = None,
+    made: Callable[[Document], Any] = whole,
 ) -> Operation[Found]:
     """Read one page. ``queues`` are all that there are, so that each is read on its index.
 
-    ``shown`` masks what a text must not find in payloads and errors.
+    ``shown`` masks what a text must not find in payloads and errors. ``made`` is what becomes
+    of each document of the page.
     """
     view = DIED if which.status == "failed" else CREATED
     names = list(queues) if which.queue is None else [which.queue]
@@ -99,6 +109,7 @@ def page(
             look=bool(which.text),
             limit=limit,
             cursor=cursor,
+            made=made,
         )
     )
 
@@ -111,8 +122,13 @@ def letters(
     cursor: str | None,
     settings: QueueSettings,
     shown: Callable[[str], str] = str,
+    made: Callable[[Document], Any] = whole,
+    enough: Callable[[], bool] = gather.never,
 ) -> Operation[Found]:
-    """Read one page of a queue's dead letters; ``shown`` masks what must not be found."""
+    """Read one page of a queue's dead letters; ``shown`` masks what must not be found.
+
+    ``made`` is what becomes of each, and ``enough`` may end the page after any.
+    """
     matcher = LetterMatcher(which, shown)
     return (
         yield from _page(
@@ -123,6 +139,8 @@ def letters(
             look=matcher.needed,
             limit=limit,
             cursor=cursor,
+            made=made,
+            enough=enough,
         )
     )
 
@@ -135,11 +153,12 @@ def every_letter(
     found: list[Document] = []
     place: Document | None = None
     while True:
-        step = yield from reader.read(query, place, STEP, fields=matcher.fields)
+        each = gather.making(matcher.accepts)
+        step, _ = yield from reader.read(query, place, STEP, each, fields=matcher.fields)
         found += [
-            {"_id": document["_id"], "updated_at": document.get("updated_at")}
+            {"_id": document["_id"], "updated_at": document["updated_at"]}
             for document in step
-            if matcher.accepts(document)
+            if document[MADE]
         ]
         if len(step) < STEP:
             return found
@@ -155,21 +174,36 @@ def _page(
     look: bool,
     limit: int,
     cursor: str | None,
+    made: Callable[[Document], Any],
+    enough: Callable[[], bool] = gather.never,
 ) -> Operation[Found]:
     """Let the server find a page if it can soon; else, or if told to look, walk the index."""
     place = None if cursor is None else read_cursor(cursor)
     if not look:
         try:
-            found = yield from reader.read(
-                {**indexed, **sieve}, place, limit + 1, max_time_ms=QUICK_MS if sieve else None
+            found, ended = yield from reader.read(
+                {**indexed, **sieve},
+                place,
+                limit + 1,
+                gather.making(made, enough),
+                max_time_ms=QUICK_MS if sieve else None,
             )
         except ExecutionTimeout:
             pass  # Matches are rare, and there is no index for them.
         else:
-            more = len(found) > limit
-            last = reader.view.place(found[limit - 1]) if more else None
-            return Found(found[:limit], write_cursor(last) if last else None, complete=True)
-    return (yield from _walk(reader, indexed, place, matcher, limit))
+            page = found[:limit]
+            more = page and (ended or len(found) > limit)
+            following = write_cursor(reader.view.place(page[-1])) if more else None
+            return Found([one[MADE] for one in page], following, complete=True)
+    matches, following, complete = yield from _Walk(reader, indexed, matcher, limit).run(place)
+    documents: list[Any] = []
+    for start in range(0, len(matches), PORTION):
+        if start and enough():
+            following = write_cursor(reader.view.place(matches[start - 1]))
+            return Found(documents, following, complete=True)
+        ids = [document["_id"] for document in matches[start : start + PORTION]]
+        documents += yield from reader.of(ids, made)
+    return Found(documents, following, complete)
 
 
 @dataclass(frozen=True)
@@ -184,78 +218,87 @@ class _Reader:
         selection: Document,
         place: Document | None,
         limit: int,
+        each: Each,
         *,
         fields: Document | None = None,
         max_time_ms: int | None = None,
-    ) -> Operation[list[Document]]:
+    ) -> Operation[tuple[list[Document], bool]]:
+        """Read up to ``limit`` documents; tell if ``each`` ended it before that."""
         options: Document = {} if max_time_ms is None else {"max_time_ms": max_time_ms}
         stages = [{}] if place is None else self.view.after(place)
         documents: list[Document] = []
+        ended = False
         for stage in stages:
-            if wanted := limit - len(documents):
+            if (wanted := limit - len(documents)) and not ended:
                 selected = {"$and": [selection, stage]} if stage else selection
                 # Of one instant, the order of ids is all that is asked for: with more, the
                 # server would not merge the queues' ranges, but walk all ids.
                 order = self.view.order[1:] if "_id" in stage else self.view.order
-                found = self._read_stage(selected, order, wanted, {**options, "projection": fields})
-                documents += yield from found
-        return documents
+                asked = {**options, "sort": order, "limit": wanted, "batch_size": wanted}
+                replies = []
+                for target in self.targets:
+                    call = Call("find", selected, fields, target=target, each=each, **asked)
+                    replies.append((yield call))
+                found, ended = gather.merged(replies, dead_letters.place)
+                documents += found[:wanted]
+        return documents, ended
 
-    def _read_stage(
-        self, selection: Document, order: Order, limit: int, options: Document
-    ) -> Operation[list[Document]]:
-        found: dict[Any, Document] = {}
-        for target in self.targets:
-            reply = yield Call(
-                "find",
-                selection,
-                sort=order,
-                limit=limit,
-                batch_size=limit,
-                target=target,
-                **options,
-            )
-            found |= {document["_id"]: document for document in reply}
-        documents = list(found.values())
-        if len(self.targets) > 1:
-            documents.sort(key=dead_letters.place)
-        return documents[:limit]
-
-    def whole(self, ids: Sequence[Any]) -> Operation[list[Document]]:
-        """Read whole documents, in the order of their ids."""
-        found: dict[Any, Document] = {}
+    def of(self, ids: Sequence[Any], made: Callable[[Document], Any]) -> Operation[list[Any]]:
+        """Make something of whole documents, in the order of their ids."""
+        found: dict[Any, Any] = {}
         for target in self.targets if ids else ():
-            for document in (yield Call("find", filters.any_of(ids), target=target)):
-                found[document["_id"]] = document
-        return [found[one] for one in ids if one in found]
+            each = gather.making(made)
+            for one in (yield Call("find", filters.any_of(ids), target=target, each=each)):
+                found[id_order.key(one["_id"])] = one[MADE]
+        return [found[one] for one in map(id_order.key, ids) if one in found]
 
 
-def _walk(
-    reader: _Reader,
-    indexed: Document,
-    place: Document | None,
-    matcher: Matcher | LetterMatcher,
-    limit: int,
-) -> Operation[Found]:
-    """Look at one document after the other until there are enough, or the time is over."""
-    deadline = time.monotonic() + WALK_SEC
-    ids: list[Any] = []
-    while True:
-        step = yield from reader.read(indexed, place, STEP, fields=matcher.fields)
-        for count, document in enumerate(step, start=1):
-            if matcher.accepts(document):
-                ids.append(document["_id"])
-            late = count % GLANCE == 0 and time.monotonic() > deadline
-            if len(ids) == limit or late:
-                documents = yield from reader.whole(ids)
-                following = write_cursor(reader.view.place(document))
-                return Found(documents, following, complete=len(ids) == limit)
-        over = len(step) < STEP
-        if over or time.monotonic() > deadline:
-            cursor = None if over else write_cursor(reader.view.place(step[-1]))
-            documents = yield from reader.whole(ids)
-            return Found(documents, cursor, complete=over)
-        place = reader.view.place(step[-1])
+class _Walk:
+    """Looks at one document after the other until there are enough, or the time is over."""
+
+    def __init__(
+        self, reader: _Reader, indexed: Document, matcher: Matcher | LetterMatcher, limit: int
+    ) -> None:
+        self._reader = reader
+        self._indexed = indexed
+        self._matcher = matcher
+        self._limit = limit
+        self._matched = 0
+        self._began: float | None = None
+        self._deadline = time.monotonic() + WALK_SEC
+
+    def run(self, place: Document | None) -> Operation[tuple[list[Document], str | None, bool]]:
+        """Give what matches, where to go on, and whether the page is as full as can be."""
+        found: list[Document] = []
+        while True:
+            self._matched, self._began = len(found), None
+            each = gather.making(self._look, self._enough)
+            step, ended = yield from self._reader.read(
+                self._indexed, place, STEP, each, fields=self._matcher.fields
+            )
+            for document in step:
+                if document[MADE]:
+                    found.append(document)
+                    if len(found) == self._limit:
+                        return found, write_cursor(self._reader.view.place(document)), True
+            if len(step) < STEP and not ended:
+                return found, None, True
+            place = self._reader.view.place(step[-1])
+            if self._late():
+                return found, write_cursor(place), False
+
+    def _look(self, document: Document) -> bool:
+        self._began = self._began or time.monotonic()
+        accepted = self._matcher.accepts(document)
+        self._matched += accepted
+        return accepted
+
+    def _enough(self) -> bool:
+        looked_sec = time.monotonic() - (self._began or time.monotonic())
+        return self._matched >= self._limit or (self._late() and looked_sec > LEAST_SEC)
+
+    def _late(self) -> bool:
+        return time.monotonic() > self._deadline
 
 
 def _indexed(view: _View, queues: Sequence[str], which: TaskFilter | DeadLetterFilter) -> Document:
@@ -302,7 +345,7 @@ def read_cursor(cursor: str) -> Document:
     try:
         place = json_util.loads(cursor, json_options=dead_letters.CURSOR_JSON)
         at, last_id = place["at"].astimezone(UTC), place["id"]
-        dead_letters.ids_beyond(last_id, ascending=True)
+        id_order.beyond(last_id, ascending=True)
     except (ValueError, TypeError, KeyError, AttributeError, BSONError) as exc:
         raise refused("cursor", cursor, "give the next_cursor of a page") from exc
     return {"at": at, "id": last_id}

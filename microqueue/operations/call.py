@@ -7,12 +7,13 @@ client and mongomock, and can be tested as the list of calls that it makes.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Document: TypeAlias = dict[str, Any]
+Each: TypeAlias = Callable[[], Callable[[Document], Any]]
 
 
 class Target(StrEnum):
@@ -34,9 +35,12 @@ class Call:
     ``repeatable`` says that performing it twice leaves the same state as once, so that a
     driver may repeat it after a connection was lost without a reply. A call inside a
     caller's transaction is never repeated alone: the whole transaction is.
+
+    ``each`` begins what is done with each document of a cursor as it arrives, so that few are
+    held at a time; the reply is the list of what that gave. What gives ``ENOUGH`` ends it.
     """
 
-    __slots__ = ("arguments", "method", "options", "repeatable", "target")
+    __slots__ = ("arguments", "each", "method", "options", "repeatable", "target")
 
     def __init__(
         self,
@@ -45,11 +49,13 @@ class Call:
         target: Target = Target.TASKS,
         repeatable: bool = True,
         session: Any = None,
+        each: Each | None = None,
         **options: Any,
     ) -> None:
         self.method = method
         self.arguments = arguments
         self.target = target
+        self.each = each
         self.repeatable = repeatable and session is None
         self.options = options if session is None else {**options, "session": session}
 
@@ -66,5 +72,7 @@ class Call:
 
 Operation: TypeAlias = Generator[Call, Any, T]
 
+ENOUGH = object()
+"""What ends the reading of a cursor, and the list of what was made of it."""
 CURSORS = frozenset({"find", "aggregate"})
 """The methods that give a cursor; a driver replies with the list of all that it holds."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from microqueue.operations import filters
+from microqueue.operations import filters, id_order
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.task import Outcome
 
@@ -21,6 +21,8 @@ RECLAIMS = frozenset({"lease_expired", "worker_gone"})
 MOST_NEW = 200
 LATEST_WRITE = timedelta(seconds=2)
 MOST_RUNNING = 1000
+REFRESH = "refresh"
+"""The type of a change of which it is not known what it was: everybody reads anew."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def of_task(change: Mapping[str, Any]) -> Change:
         return Change(kind, task_id, inserted.get("queue"))
     if operation == "delete":
         return Change("task.removed", task_id)
+    if task_id is None:
+        return Change(REFRESH)  # The whole collection is gone, or has another name.
     changed: Mapping[str, Any] = change.get("updateDescription", {}).get("updatedFields", {})
     return Change(_update_type(changed), task_id)
 
@@ -105,7 +109,7 @@ class Glance:
     """What can be seen of a collection at one moment, to compare it with the next."""
 
     at: datetime
-    running: Mapping[Any, tuple[str, Any, Any]]
+    running: Mapping[Any, Document]
     created: Sequence[Document]
     finished: Sequence[Document]
 
@@ -140,50 +144,51 @@ def glance(since: datetime, now: datetime, queues: Sequence[str]) -> Operation[G
         sort=[("updated_at", -1), ("_id", 1)],
         limit=MOST_NEW,
     )
-    held = {
-        one["_id"]: (one.get("queue"), one.get("attempts"), one.get("lease_expires_at"))
-        for one in running
-    }
+    held = {id_order.key(one["_id"]): one for one in running}
     return Glance(now, held, created, [*done, *failed])
 
 
 def compare(before: Glance, after: Glance, back: Sequence[Document]) -> list[Change]:
     """Tell what happened between two glances; ``back`` are tasks that no longer run."""
-    told = {one["_id"] for one in before.created}
+    told = {_key(one) for one in before.created}
     told_finished = {_finish(one) for one in before.finished}
     changes = [
         Change("task.enqueued", one["_id"], one.get("queue"))
         for one in after.created
-        if one["_id"] not in told
+        if _key(one) not in told
     ]
     changes += [
         Change(f"task.{one['status']}", one["_id"], one.get("queue"))
         for one in after.finished
         if _finish(one) not in told_finished
     ]
-    for task_id, held in after.running.items():
-        known = before.running.get(task_id)
-        if known is None or known[1] != held[1]:
-            changes.append(Change("task.started", task_id, held[0]))
-        elif known[2] != held[2]:
-            changes.append(Change("task.changed", task_id, held[0]))
+    for key, held in after.running.items():
+        known = before.running.get(key)
+        if known is None or known.get("attempts") != held.get("attempts"):
+            changes.append(Change("task.started", held["_id"], held.get("queue")))
+        elif known.get("lease_expires_at") != held.get("lease_expires_at"):
+            changes.append(Change("task.changed", held["_id"], held.get("queue")))
     changes += [
         Change(_return_type(one), one["_id"], one.get("queue"))
         for one in back
         if one.get("status") == filters.PENDING
     ]
-    finished = {one["_id"] for one in after.finished}
+    finished = {_key(one) for one in after.finished}
     changes += [
         Change("task.failed", one["_id"], one.get("queue"))
         for one in back
-        if one.get("status") == filters.FAILED and one["_id"] not in finished
+        if one.get("status") == filters.FAILED and _key(one) not in finished
     ]
     return changes
 
 
 def _finish(document: Document) -> tuple[Any, Any]:
     """Tell one end of a task from another: it may be replayed."""
-    return document["_id"], document.get("finished_at")
+    return _key(document), document.get("finished_at")
+
+
+def _key(document: Document) -> Hashable:
+    return id_order.key(document["_id"])
 
 
 def _return_type(document: Document) -> str:
@@ -201,8 +206,8 @@ def look_up(ids: Sequence[Any]) -> Operation[list[Document]]:
         return []
     fields = {"queue": 1, "status": 1, "history": {"$slice": -1}, "headers.task": 1}
     found: list[Document] = yield Call("find", filters.any_of(ids), fields)
-    present = {one["_id"] for one in found}
-    if missing := [task_id for task_id in ids if task_id not in present]:
+    present = {_key(one) for one in found}
+    if missing := [task_id for task_id in ids if id_order.key(task_id) not in present]:
         here = filters.any_of(missing)
         found += yield Call("find", here, fields, target=Target.DEAD_LETTERS)
     return found

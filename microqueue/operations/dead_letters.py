@@ -7,15 +7,13 @@ letter, and every view counts it once.
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic
-from uuid import UUID
 
-from bson import ObjectId, json_util
+from bson import json_util
 from bson.binary import UuidRepresentation
 from bson.errors import BSONError
 from pydantic import Field, field_validator
@@ -24,7 +22,7 @@ from microqueue.arguments import is_encodable
 from microqueue.durations import AwareDatetime
 from microqueue.errors import InvalidArgument
 from microqueue.model import Model
-from microqueue.operations import filters
+from microqueue.operations import filters, gather, id_order
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.normalise import beginning
 from microqueue.positions import microseconds
@@ -32,9 +30,6 @@ from microqueue.settings import QueueSettings
 from microqueue.task import PayloadT, Task, TaskId
 
 ORDER = [("updated_at", -1), ("_id", 1)]
-ID_TYPES = [(int, "number"), (str, "string"), (UUID, "binData"), (ObjectId, "objectId")]
-"""The types of ids in the order in which MongoDB sorts them."""
-
 CURSOR_JSON = json_util.JSONOptions(
     json_mode=json_util.JSONMode.CANONICAL,
     uuid_representation=UuidRepresentation.STANDARD,
@@ -143,33 +138,18 @@ def page(
     bounded = query if after is None else {"$and": [query, after]}
     pages = []
     for target in targets(settings):
-        found = yield Call("find", bounded, sort=ORDER, limit=limit + 1, target=target)
-        pages.append(found)
-    letters: dict[Any, Document] = {}
-    for document in heapq.merge(*pages, key=place):
-        letters.setdefault(document["_id"], document)
-    shown = list(letters.values())[:limit]
-    more = len(letters) > limit
-    return shown, write_cursor(shown[-1]) if more and shown else None
+        options: Document = {"sort": ORDER, "limit": limit + 1, "target": target}
+        pages.append((yield Call("find", bounded, **options)))
+    letters, _ = gather.merged(pages, place)
+    shown = letters[:limit]
+    return shown, write_cursor(shown[-1]) if len(letters) > limit else None
 
 
 def place(document: Document) -> tuple[Any, ...]:
     """Order letters as MongoDB does, newest first, ids of different types included."""
     failed_at = document.get("updated_at")
     newest_first = -microseconds(failed_at) if isinstance(failed_at, datetime) else 0
-    return newest_first, *id_place(document["_id"])
-
-
-def id_place(letter_id: Any) -> tuple[int, Any]:
-    """Order ids as MongoDB does: by type first."""
-    rank = _rank(letter_id)
-    # An id of another type was not given by microqueue, but must not hide the others.
-    return rank, repr(letter_id) if rank == len(ID_TYPES) else letter_id
-
-
-def _rank(letter_id: Any) -> int:
-    kinds = (isinstance(letter_id, kind) for kind, _ in ID_TYPES)
-    return next((rank for rank, fits in enumerate(kinds) if fits), len(ID_TYPES))
+    return newest_first, *id_order.place(document["_id"])
 
 
 def write_cursor(document: Document) -> str:
@@ -187,27 +167,14 @@ def read_cursor(cursor: str | None) -> Document | None:
     try:
         place = json_util.loads(cursor, json_options=CURSOR_JSON)
         at, last_id = place["at"].astimezone(UTC), place["id"]
-        ids = ids_beyond(last_id, ascending=True)
+        later = id_order.beyond(last_id, ascending=True)
     except (ValueError, TypeError, KeyError, AttributeError, BSONError) as exc:
         raise InvalidArgument(
             f"cursor={cursor!r} is not valid: give the next_cursor of a page",
             argument="cursor",
             value=cursor,
         ) from exc
-    return {"$or": [{"updated_at": {"$lt": at}}, {"updated_at": at, "$or": ids}]}
-
-
-def ids_beyond(last_id: Any, *, ascending: bool) -> list[Document]:
-    """Match the ids that sort after one, or before it. Raises ValueError for what is no id.
-
-    "Greater" compares ids of one type only; those of the types behind it come after.
-    """
-    rank = _rank(last_id)
-    if rank == len(ID_TYPES):
-        raise ValueError(f"{last_id!r} is not an id")
-    behind = ID_TYPES[rank + 1 :] if ascending else ID_TYPES[:rank][::-1]
-    nearest = {"_id": {"$gt" if ascending else "$lt": last_id}}
-    return [nearest, *({"_id": {"$type": name}} for _, name in behind)]
+    return {"$or": [{"updated_at": {"$lt": at}}, {"updated_at": at, "$or": later}]}
 
 
 def stats(queue: str, settings: QueueSettings) -> Operation[DeadLetterStats]:
@@ -264,7 +231,7 @@ def _each_once(
     letters: dict[Any, Document] = {}
     for target in targets(settings):
         for document in (yield Call("find", query, fields, target=target)):
-            letters[document["_id"]] = document
+            letters[id_order.key(document["_id"])] = document
     return letters
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from microqueue.model import Model
-from microqueue.operations import dead_letters, filters
+from microqueue.operations import dead_letters, filters, id_order
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.settings import QueueSettings
 from microqueue.task import TaskStatus
@@ -77,13 +77,13 @@ def peek(
     for target in targets:
         # What has left the dead letters again is a tombstone there, and has no queue.
         for document in (yield Call("find", selection, sort=order, limit=limit, target=target)):
-            found[document["_id"]] = document
+            found[id_order.key(document["_id"])] = document
     if len(targets) == 1:
         return list(found.values())
 
     def age(document: Document) -> tuple[Any, ...]:
         created_at = document.get("created_at") or datetime.fromtimestamp(0, UTC)
-        return created_at, *dead_letters.id_place(document["_id"])
+        return created_at, *id_order.place(document["_id"])
 
     return sorted(found.values(), key=age, reverse=True)[:limit]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from microqueue.operations import id_order
 from microqueue.operations.call import Call, Document, Operation
 from microqueue.operations.dead_letters import DeadLetterFilter, selection, targets
 from microqueue.settings import QueueSettings
@@ -18,5 +19,5 @@ def read_errors(
     for target in targets(settings):
         fields = {"queue": 1, "error": 1}
         for letter in (yield Call("find", query, fields, limit=limit, target=target)):
-            letters[letter["_id"]] = letter
+            letters[id_order.key(letter["_id"])] = letter
     return list(letters.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 from pymongo.errors import DuplicateKeyError
 
-from microqueue.operations import dead_letters, filters, relocate
+from microqueue.operations import dead_letters, filters, id_order, relocate
 from microqueue.operations.call import Call, Document, Operation
 from microqueue.operations.dead_letters import ReplayReport
 from microqueue.operations.produce import round_up
@@ -110,7 +110,7 @@ def _oldest(
         fields = None if settings.dead_letters == "collection" else WITHOUT_PAYLOAD
         found = yield Call("find", bounded, fields, sort=order, limit=limit, target=target)
         for document in found:
-            letters.setdefault(document["_id"], document)
+            letters.setdefault(id_order.key(document["_id"]), document)
     return sorted(letters.values(), key=dead_letters.place, reverse=True)[:limit]
 
 
@@ -145,7 +145,9 @@ def _alike(
             task: Task[Any] = Task.from_document(document)
             changes["max_attempts"] = max(task.max_attempts, task.attempts + 1)
         alone = settings.dead_letters == "collection" or "dedupe_key" in document
-        key = document["_id"] if alone else ("alike", changes.get("max_attempts"), eta)
+        key = (
+            id_order.key(document["_id"]) if alone else ("alike", changes.get("max_attempts"), eta)
+        )
         groups.setdefault(key, ([], changes))[0].append(document)
     yield from groups.values()
 

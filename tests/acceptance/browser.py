@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -56,6 +56,7 @@ class Served:
 
     def __init__(self, make_app: Callable[[], Any], *, path: str = "/") -> None:
         self._make_app = make_app
+        self.app: Any = None
         self._path = path
         self._port = 0
         self._server: uvicorn.Server | None = None
@@ -68,8 +69,9 @@ class Served:
 
     def start(self) -> None:
         """Serve, on the same port as before if there was one."""
+        self.app = self._make_app()
         config = uvicorn.Config(
-            self._make_app(),
+            self.app,
             host="127.0.0.1",
             port=self._port,
             log_level="warning",
@@ -134,6 +136,38 @@ class Watched:
             if not any(expected in problem for expected in self.ignored)
         ]
         assert not unexpected, f"the page complained: {unexpected}"
+
+
+class HeldBack:
+    """Holds back what a page asks for, until the test lets it go."""
+
+    def __init__(self, page: Page, pattern: str) -> None:
+        self._page = page
+        self._routes: list[Route] = []
+        self._holding = True
+        page.route(pattern, self._answer)
+
+    def _answer(self, route: Route) -> None:
+        if self._holding:
+            self._routes.append(route)
+        else:
+            route.continue_()
+
+    def wait(self) -> None:
+        """Wait until the page has asked."""
+
+        def asked() -> list[Route]:
+            self._page.wait_for_timeout(20)  # Only meanwhile is it told of what the page asks.
+            return self._routes
+
+        wait_for(asked, "the page asks")
+
+    def let_go(self) -> None:
+        """Let pass what the page has asked for, and what it will."""
+        self.wait()
+        self._holding = False
+        for route in self._routes:
+            route.continue_()
 
 
 def is_live(page: Page) -> None:

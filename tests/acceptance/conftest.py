@@ -39,6 +39,12 @@ def serve(microqueue_database: Any) -> Iterator[Callable[..., Served]]:
         yield start
 
 
+def forget_routes(page: Page) -> None:
+    """Forget answers that are still being made for a page when its test is over."""
+    if not page.is_closed():
+        page.unroute_all(behavior="ignoreErrors")
+
+
 @pytest.fixture
 def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     """Open pages, each with cookies and storage of its own; none may log an error."""
@@ -49,6 +55,7 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
             context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
             stack.callback(context.close)
             page = context.new_page()
+            stack.callback(forget_routes, page)
             page.add_init_script(WITHOUT_POLLING)
             watcher = Watched(page)
             watcher.ignored = ignoring

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, expect
 
 from microqueue import Queue, QueueSettings
 from microqueue.testing import FakeClock
+from tests.acceptance.browser import HeldBack
 
 Visit = Callable[..., Page]
 
@@ -129,25 +130,12 @@ def test_letters_of_the_filter_before_cannot_be_selected(
     page = new_page()
     page.goto(f"{serve(queue).url}#/dead-letters")
     expect(rows(page)).to_have_count(4)
-    held: list[Route] = []
-    holding = True
-
-    def hold(route: Route) -> None:
-        if holding:
-            held.append(route)
-        else:
-            route.continue_()
-
-    page.route("**/dead-letters?*code=Timeout*", hold)
+    letters = HeldBack(page, "**/dead-letters?*code=Timeout*")
     page.get_by_label("Groups").locator("a").filter(has_text="Timeout").click()
     page.wait_for_url("**code=Timeout*")
     box(page, other[0]).click(force=True)  # Still shown, while the answer is on its way.
     expect(selected(page)).to_have_text("Nothing selected")
-    while not held:  # The address changes before the page asks.
-        page.wait_for_timeout(10)
-    holding = False  # It may ask once more.
-    for route in held:
-        route.continue_()
+    letters.let_go()  # The address changes before the page asks.
     expect(rows(page)).to_have_count(2)
     expect(selected(page)).to_have_text("Nothing selected")
 

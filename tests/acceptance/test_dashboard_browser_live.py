@@ -14,7 +14,7 @@ from playwright.sync_api import Page, Route, expect
 from microqueue import Queue, QueueSettings, Sweeper
 from microqueue.testing import FakeClock
 from microqueue.worker import Context, Worker
-from tests.acceptance.browser import DEADLINE_SEC, Served, is_live
+from tests.acceptance.browser import DEADLINE_SEC, HeldBack, Served, is_live
 
 Visit = Callable[..., Page]
 
@@ -88,16 +88,11 @@ def test_countdown_shows_dots_until_the_configuration_is_loaded(
 ) -> None:
     queue.enqueue({"n": 1})
     task = queue.pop()
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        held.append(route)
-
     page = new_page()
-    page.route("**/api/v1/config", hold)
+    configuration = HeldBack(page, "**/api/v1/config")
     page.goto(f"{serve(queue).url}#/processing")
     expect(countdown_of(page, task)).to_have_text("…")
-    held.pop().continue_()
+    configuration.let_go()
     expect(countdown_of(page, task)).to_have_text("8 s")
 
 

@@ -16,8 +16,8 @@ PATIENCE_SEC = 40.0
 class Listener:
     """Listens in a thread, and remembers all that it heard."""
 
-    def __init__(self, address: str, *, last_id: str | None = None) -> None:
-        self._address = f"{address}events"
+    def __init__(self, address: str, *, last_id: str | None = None, query: str = "") -> None:
+        self._address = f"{address}events?{query}"
         self._headers = {} if last_id is None else {"Last-Event-ID": last_id}
         self._client = httpx.Client(timeout=httpx.Timeout(PATIENCE_SEC, read=None))
         self._thread = threading.Thread(target=self._listen, daemon=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from pymongo import MongoClient
 from pymongo.monitoring import CommandListener
 
 from microqueue import Queue, QueueSettings
-from microqueue.dashboard import dashboard
+from microqueue.dashboard import dashboard, feeds
 from microqueue.dashboard.serving import DashboardServer
 from microqueue.dashboard.shared import SharedReads
 from microqueue.embedded import EmbeddedServer
@@ -142,6 +143,28 @@ async def test_polling_writes_nothing_and_costs_a_few_queries_per_look(
     await feed.read(0.3)
     assert 1 <= counting.queries <= 10, counting.commands
     assert not WRITES & set(counting.commands), counting.commands
+
+
+def test_polling_costs_the_same_however_many_look_on(
+    queue: Queue[Any], counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_feed: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(feeds.ChangeFeed, "open", refuse)
+    server = DashboardServer(queue, port=0, heartbeat_sec=0.1, poll_sec=0.2)
+    spent: list[int] = []
+    with server.running(), ExitStack() as stack:
+        for more in (1, 7):
+            for _ in range(more):
+                stack.enter_context(Listener(server.address))
+            counting.clear()
+            time.sleep(4)
+            spent.append(counting.queries)
+            assert not WRITES & set(counting.commands), counting.commands
+    assert spent[1] <= 1.5 * spent[0] + 15, spent
+    looks = 4 / 0.2
+    assert spent[0] <= 10 * looks + 2 * 15, spent
 
 
 # The reads that are shared

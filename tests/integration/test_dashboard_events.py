@@ -16,8 +16,8 @@ import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 
-from microqueue import AsyncQueue, BackoffPolicy, Queue, QueueSettings, Sweeper
-from microqueue.dashboard import events, feeds
+from microqueue import AsyncQueue, BackoffPolicy, DeadLetterFilter, Queue, QueueSettings, Sweeper
+from microqueue.dashboard import events, feeds, messages
 from microqueue.dashboard.access import Access
 from microqueue.dashboard.events import EventHub, Message, Viewer
 from microqueue.dashboard.feeds import ChangeFeed
@@ -227,6 +227,28 @@ def test_viewer_who_returns_hears_what_was_missed(queue: Queue[Any], live: str) 
             ]
 
 
+def test_viewer_may_name_the_place_in_the_address(queue: Queue[Any]) -> None:
+    """A page that opens a new connection cannot set a header; one that it keeps is newer."""
+    with serving(queue) as (address, context), Listener(address) as viewer:
+        for name in ("one", "two"):
+            queue.enqueue({}, task_id=name)
+            viewer.wait_for(lambda name=name: name in tasks_told(viewer))  # type: ignore[misc]
+        first, second = (
+            context.events._id(one.number)  # noqa: SLF001 (to name a place)
+            for one in context.events._remembered  # noqa: SLF001 (as above)
+            if one.type == "task.enqueued"
+        )
+        for given, header in ((first, None), ("x-1", first)):
+            with Listener(address, last_id=header, query=f"last_event_id={given}") as again:
+                again.wait_for(lambda again=again: tasks_told(again) == ["two"])  # type: ignore[misc]
+                assert again.of("hello")[0]["resumed"] is True
+        assert first != second
+
+
+def tasks_told(viewer: Listener) -> list[Any]:
+    return [one["id"] for data in viewer.of("task.enqueued") for one in data["tasks"]]
+
+
 @pytest.mark.parametrize(
     "last_id", ["", "x", "00000000-5", "-", "00000000-99999999999999999999999"]
 )
@@ -250,7 +272,36 @@ def test_burst_comes_in_few_messages(queue: Queue[Any], live: str) -> None:
         viewer.wait_for(lambda: viewer.count("task.enqueued") >= many)
         elapsed = time.monotonic() - started
         assert len(viewer.of("refresh")) <= elapsed / events.BATCH_SEC + 2
-        assert all(len(data["tasks"]) <= events.MOST_TASKS for data in viewer.of("task.enqueued"))
+        assert all(len(data["tasks"]) <= messages.MOST_TASKS for data in viewer.of("task.enqueued"))
+
+
+@pytest.mark.parametrize("action", ["replay", "discard"])
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_viewer_without_a_stream_is_asked_to_refresh_by_what_is_done_to_letters(
+    queue: Queue[Any], monkeypatch: pytest.MonkeyPatch, action: str, where: str
+) -> None:
+    async def refuse(_feed: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(feeds.ChangeFeed, "open", refuse)
+    # What is done in a dashboard is seen at once, by its audit log; all else by the counts.
+    monkeypatch.setattr(feeds, "COUNTS_SEC", 3600.0 if where == "here" else 0.0)
+    for _ in range(3):
+        queue.enqueue({})
+        queue.mark_failure(popped(queue), "no")
+    with serving(queue) as (address, _), Listener(address) as viewer:
+        time.sleep(1)  # What happened before was told, if it was.
+        before = len(viewer.of("refresh"))
+        if where == "here":
+            path = f"{address}api/v1/dead-letters/{action}"
+            httpx.post(path, json={"filter": {}, "limit": 1}, timeout=40).raise_for_status()
+        else:
+            getattr(queue.dead_letters, action)(DeadLetterFilter(), limit=1)
+        viewer.wait_for(lambda: len(viewer.of("refresh")) > before)
+        if where == "elsewhere":
+            assert viewer.of("refresh")[-1]["queues"] == ["default"]
+        time.sleep(1)
+        assert len(viewer.of("refresh")) <= before + 2, "it is told once"
 
 
 def test_stream_that_comes_later_is_taken_and_nothing_is_missed(

@@ -2,6 +2,8 @@
    the dashboard is mounted. */
 
 const BASE = new URL("api/v1/", document.baseURI);
+/** How many ms a question waits for its answer. An action takes as long as it takes. */
+const PATIENCE = 20_000;
 
 /** An answer that is not a success, as problem+json tells it. */
 export class ApiError extends Error {
@@ -24,8 +26,14 @@ export class Api {
     this.clock = clock;
   }
 
-  get(path, query, { signal } = {}) {
-    return this.#send("GET", path, { query, signal });
+  async get(path, query) {
+    const impatience = new AbortController();
+    const timer = setTimeout(() => impatience.abort(), PATIENCE);
+    try {
+      return await this.#send("GET", path, { query, signal: impatience.signal });
+    } finally {
+      clearTimeout(timer);
+    }
   }
 
   post(path, body = {}) {
@@ -47,35 +55,36 @@ export class Api {
     const headers = { Accept: "application/json" };
     if (body !== undefined) headers["Content-Type"] = "application/json";
     const sentAt = this.clock.monotonic();
-    const response = await this.#reach(this.address(path, query), {
+    const request = {
       method,
       headers,
       signal,
       body: body === undefined ? undefined : JSON.stringify(body),
       credentials: "same-origin",
       cache: "no-store",
-    });
+    };
+    const response = await reached(fetch(this.address(path, query), request));
     this.clock.learn(response.headers.get("X-Server-Time"), sentAt);
-    const answer = await read(response);
+    const answer = read(await reached(response.text()));
     if (!response.ok) throw new ApiError(response.status, answer ?? {});
     return answer;
   }
+}
 
-  async #reach(url, options) {
-    try {
-      return await fetch(url, options);
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      throw new ApiError(0, { detail: "The server cannot be reached." });
-    }
+async function reached(answer) {
+  try {
+    return await answer;
+  } catch (error) {
+    const late = error.name === "AbortError";
+    const detail = late ? "The server does not answer." : "The server cannot be reached.";
+    throw new ApiError(0, { detail });
   }
 }
 
-async function read(response) {
-  if (response.status === 204) return null;
+function read(text) {
   try {
-    return await response.json();
+    return JSON.parse(text);
   } catch {
-    return null; // A proxy's error page: the status says enough.
+    return null; // Nothing, or a proxy's error page: the status says enough.
   }
 }

@@ -47,13 +47,13 @@ export class App {
 
   start() {
     addEventListener("hashchange", () => this.#route());
-    addEventListener("online", () => this.events.open());
+    addEventListener("online", () => this.#listen());
     addEventListener("offline", () => this.#connected("lost"));
-    document.addEventListener("visibilitychange", () => document.hidden || this.refresh());
+    document.addEventListener("visibilitychange", () => this.#seen());
     setInterval(() => document.hidden || this.refresh(), BACKSTOP);
     this.#loadConfig();
     this.#route();
-    this.events.open();
+    this.#listen();
   }
 
   /** Whether buttons that act are shown: not before the server has said that they work. */
@@ -177,6 +177,17 @@ export class App {
     if (!(error instanceof ApiError)) throw error;
     if (error.unauthorised) logIn();
     else toast(error.message, "problem");
+  }
+
+  /** A page that nobody sees holds no connection: a browser has but six for all of its tabs. */
+  #listen() {
+    if (document.hidden) this.events.close();
+    else this.events.open();
+  }
+
+  #seen() {
+    this.#listen();
+    if (!document.hidden) this.refresh();
   }
 
   #happened(events) {

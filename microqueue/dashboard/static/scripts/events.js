@@ -27,6 +27,8 @@ const BURST = 300;
 const FIRST_PAUSE = 1000;
 const LONGEST_PAUSE = 15_000;
 const MISSED_HEARTBEATS = 3;
+/** The server greets within 5 s; a browser that has no connection left says nothing at all. */
+const GREETING = 10_000;
 
 export class Events {
   /** "live" or "lost", or "connecting" until one of these is known. */
@@ -34,6 +36,7 @@ export class Events {
 
   #source = null;
   #heartbeat = null;
+  #lastId = null;
   #pause = FIRST_PAUSE;
   #burst = [];
   #timer = null;
@@ -51,16 +54,21 @@ export class Events {
     this.onGap = onGap;
   }
 
+  /** Listen, from where this page left off if the server still knows what came after. */
   open() {
     this.close();
-    const source = new EventSource(this.address);
+    const address = new URL(this.address);
+    if (this.#lastId) address.searchParams.set("last_event_id", this.#lastId);
+    const source = new EventSource(address);
     this.#source = source;
     source.onerror = () => this.#failed(source);
     for (const type of [...EVENT_TYPES, ...CONTROL_TYPES]) {
       source.addEventListener(type, (message) => this.#heard(type, message));
     }
+    this.#expectMore(GREETING);
   }
 
+  /** Let go of the connection. What is shown stays as good as it is. */
   close() {
     this.#source?.close();
     this.#source = null;
@@ -79,6 +87,7 @@ export class Events {
 
   #heard(type, message) {
     const data = parse(message.data);
+    if (message.lastEventId) this.#lastId = message.lastEventId;
     if (type === "hello") {
       this.#pause = FIRST_PAUSE;
       this.#heartbeat = data.heartbeat_sec * 1000;
@@ -87,7 +96,7 @@ export class Events {
     } else if (type !== "heartbeat") {
       this.#collect(type, message.lastEventId, data);
     }
-    this.#expectMore();
+    this.#expectMore(MISSED_HEARTBEATS * this.#heartbeat);
   }
 
   #become(state) {
@@ -112,12 +121,12 @@ export class Events {
   }
 
   /** A connection whose heartbeat has ended is dead, whatever TCP says. */
-  #expectMore() {
+  #expectMore(within) {
     clearTimeout(this.#silence);
     this.#silence = setTimeout(() => {
       this.#become("lost");
       this.open();
-    }, MISSED_HEARTBEATS * this.#heartbeat);
+    }, within);
   }
 }
 

@@ -1,0 +1,218 @@
+"""The stream of events goes on whatever happens to the collection, and shows what is odd."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient
+
+from microqueue import AsyncQueue, Queue, QueueSettings
+from microqueue.dashboard import events, feeds
+from microqueue.dashboard.access import Access
+from microqueue.dashboard.events import EventHub
+from microqueue.dashboard.feeds import ChangeFeed
+from microqueue.dashboard.options import DashboardOptions
+from microqueue.dashboard.serving import DashboardServer
+from microqueue.dashboard.shared import SharedReads
+from microqueue.drivers.asynchronous import settled
+from microqueue.embedded import EmbeddedServer
+from tests.integration.dashboard_listener import Listener
+from tests.integration.dashboard_site import opened
+
+ODD_IDS: list[Any] = [{"a": 1}, 1.5, True, datetime(2026, 5, 1, tzinfo=UTC), b"bytes", {"b": [1]}]
+AT = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+@contextmanager
+def serving(queue: Queue[Any], **options: Any) -> Iterator[tuple[str, Any]]:
+    server = DashboardServer(queue, port=0, poll_sec=0.1, heartbeat_sec=0.1, **options)
+    with server.running():
+        yield server.address, server.app.state.context
+
+
+@pytest.fixture
+def queue(microqueue_database: Any, monkeypatch: pytest.MonkeyPatch) -> Queue[Any]:
+    monkeypatch.setattr(events, "RETRY_SEC", 0.05)
+    queue: Queue[Any] = Queue(microqueue_database)
+    queue.ensure_indexes()
+    return queue
+
+
+def odd_task(task_id: Any, status: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "_id": task_id, "queue": "default", "status": status, "payload": {}, "attempts": 1,
+        "created_at": AT, "updated_at": AT, "next_retry_at": None, **fields,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("live", ["change_stream", "polling"])
+def test_viewer_hears_of_tasks_whose_ids_are_odd(
+    queue: Queue[Any], live: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if live == "polling":
+        monkeypatch.setattr(feeds.ChangeFeed, "open", never_open)
+    tasks = queue.collections.tasks
+    with serving(queue) as (address, _), Listener(address) as viewer:
+        for task_id in ODD_IDS:
+            now = queue.now()
+            lease = {"lease_expires_at": now, "started_at": now, "created_at": now}
+            tasks.insert_one(odd_task(task_id, "processing", **lease))
+        viewer.wait_for(lambda: viewer.count("task.enqueued") == len(ODD_IDS))
+        told = [one for data in viewer.of("task.enqueued") for one in data["tasks"]]
+        assert {one["queue"] for one in told} == {"default"}
+        assert "{'a': 1}" in {one["id"] for one in told}
+        tasks.update_many({}, {"$set": {"status": "failed", "updated_at": queue.now()}})
+        viewer.wait_for(lambda: viewer.count("task.failed") == len(ODD_IDS))
+        tasks.delete_many({})
+        queue.enqueue({}, task_id="plain")
+        plain = {"id": "plain", "queue": "default"}
+        viewer.wait_for(lambda: any(plain in one["tasks"] for one in viewer.of("task.enqueued")))
+
+
+async def never_open(_feed: Any) -> bool:
+    return False
+
+
+def test_viewer_hears_what_happens_after_the_database_was_dropped(queue: Queue[Any]) -> None:
+    with serving(queue) as (address, context), Listener(address) as viewer:
+        queue.collections.client.drop_database(queue.collections.database.name)
+        viewer.wait_for(lambda: ["reset"] in [one["types"] for one in viewer.of("refresh")])
+        assert viewer.of("task.changed") == [], "of no task is it known that it changed"
+        queue.enqueue({})
+        viewer.wait_for_types("task.enqueued")
+        assert context.events.live == "change_stream"
+
+
+@pytest.mark.parametrize("driver", ["blocking", "pymongo", "motor"])
+async def test_stream_that_has_ended_is_not_asked_for_ever(
+    queue: Queue[Any], microqueue_server: EmbeddedServer, driver: str
+) -> None:
+    client: Any = None
+    shown: Any = queue
+    if driver != "blocking":
+        client = (AsyncMongoClient if driver == "pymongo" else AsyncIOMotorClient)(
+            microqueue_server.uri
+        )
+        shown = AsyncQueue(client[queue.collections.database.name])
+    await asyncio.to_thread(queue.enqueue, {})
+    feed = ChangeFeed(Access(shown))
+    assert await feed.open()
+    await asyncio.to_thread(queue.collections.client.drop_database, queue.collections.database.name)
+    async with asyncio.timeout(40):
+        with pytest.raises(feeds.FeedEnded):
+            while True:
+                await feed.read(0.0)
+    await feed.close()
+    if client is not None:
+        await settled(client.close())
+
+
+async def test_hub_goes_on_after_an_error_that_nobody_expected_and_tells_it_once(
+    queue: Queue[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(events, "RETRY_SEC", 0.01)
+    failures = [TypeError("unhashable")] * 5
+    real = feeds.ChangeFeed.read
+
+    async def read(feed: feeds.ChangeFeed, for_sec: float) -> Any:
+        if failures:
+            raise failures.pop()
+        return await real(feed, for_sec)
+
+    monkeypatch.setattr(feeds.ChangeFeed, "read", read)
+    hub = EventHub(Access(queue), DashboardOptions(), SharedReads(0.0))
+    stream = hub.follow(None)
+    async with asyncio.timeout(40):
+        await anext(stream)
+        while failures or hub._interrupted:  # noqa: ASYNC110, SLF001 (nothing tells)
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(queue.enqueue, {})
+        while (await anext(stream))["event"] != "task.enqueued":
+            pass
+    told = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert [one.getMessage() for one in told] == ["events are interrupted: TypeError"]
+    hub.stop()
+
+
+async def test_reader_that_has_ended_is_started_for_the_next_viewer(queue: Queue[Any]) -> None:
+    hub = EventHub(Access(queue), DashboardOptions(), SharedReads(0.0))
+    async with asyncio.timeout(40):
+        await anext(hub.follow(None))
+        ended = hub._reader  # noqa: SLF001 (what may end)
+        assert ended is not None
+        ended.cancel()
+        await asyncio.wait([ended])
+        stream = hub.follow(None)
+        assert json.loads((await anext(stream))["data"])["live"] == "change_stream"
+        deadline = time.monotonic() + 40
+        await asyncio.to_thread(queue.enqueue, {})
+        while (await anext(stream))["event"] != "task.enqueued":
+            assert time.monotonic() < deadline
+    hub.stop()
+
+
+# Ids that microqueue never gave
+
+
+@pytest.mark.parametrize("kept", ["status", "collection"])
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+async def test_tasks_with_odd_ids_are_listed_page_by_page_and_exported(
+    microqueue_database: Any, microqueue_server: EmbeddedServer, kept: str, kind: str
+) -> None:
+    settings = QueueSettings(dead_letters=kept)
+    ids = [*ODD_IDS, 7, "seven"]
+    for task_id in ids:
+        microqueue_database.tasks.insert_one(
+            odd_task(task_id, "failed", error={"message": "no", "code": "X", "at": AT})
+        )
+    options: dict[str, Any] = {"settings": settings, "kind": kind, "uri": microqueue_server.uri}
+    async with opened(microqueue_database, **options) as site:
+        for path in ("/tasks", "/tasks?status=failed", "/tasks?text=no", "/dead-letters"):
+            shown: list[Any] = []
+            query: dict[str, Any] = {"limit": 1}
+            while True:
+                name, _, more = path.partition("?")
+                given: Any = dict(one.split("=") for one in more.split("&") if one)
+                page = await site.get(name, **given, **query)
+                shown += [one["id"] for one in page["items"]]
+                if page["next_cursor"] is None:
+                    break
+                query["cursor"] = page["next_cursor"]
+            assert len(shown) == len(ids), (path, shown)
+            assert len(set(map(str, shown))) == len(ids), (path, shown)
+            assert {"{'a': 1}", "1.5"} <= set(shown), path
+        exported = (await site.get("/dead-letters/export")).splitlines()
+        assert len(exported) == len(ids)
+        overview = await site.get("/overview")
+        assert overview["queues"][0]["failed"] == len(ids)
+        await site.get("/dead-letters/groups")
+
+
+async def test_running_task_with_an_odd_id_is_shown(microqueue_database: Any) -> None:
+    async with opened(microqueue_database) as site:
+        now = site.clock.now()
+        lease = {"lease_expires_at": now, "started_at": now, "worker_id": "w"}
+        microqueue_database.tasks.insert_one(odd_task({"a": 1}, "processing", **lease))
+        running = await site.get("/running")
+        assert [one["id"] for one in running["items"]] == ["{'a': 1}"]
+
+
+async def test_letters_with_odd_ids_are_replayed_and_discarded(microqueue_database: Any) -> None:
+    for place, task_id in enumerate(ODD_IDS):
+        microqueue_database.tasks.insert_one(
+            odd_task(task_id, "failed", queue="mail" if place % 2 else "default")
+        )
+    async with opened(microqueue_database) as site:
+        replayed = await site.post("/dead-letters/replay", {"filter": {}})
+        assert replayed["replayed"] == 3
+        gone = await site.post("/dead-letters/discard", {"filter": {}, "queue": "mail"})
+        assert gone["discarded"] == 3
