@@ -16,7 +16,7 @@ from pymongo.monitoring import CommandListener
 from microqueue import DeadLetterFilter, Queue, QueueSettings
 from microqueue.dashboard.shared import SharedReads
 from microqueue.embedded import EmbeddedServer
-from microqueue.operations import browse, letter_groups
+from microqueue.operations import browse, letter_groups, walk
 from microqueue.operations.call import Call
 from tests.integration.dashboard_site import Site, opened
 
@@ -114,8 +114,8 @@ async def test_search_of_letters_stops_to_stay_quick_and_goes_on_from_there(
     site: Site, monkeypatch: pytest.MonkeyPatch, query: dict[str, Any]
 ) -> None:
     bury(site, ["a needle", *["hay"] * 9])
-    monkeypatch.setattr(browse, "STEP", 4)
-    monkeypatch.setattr(browse, "WALK_SEC", -1.0)
+    monkeypatch.setattr(walk, "STEP", 4)
+    monkeypatch.setattr(walk, "WALK_SEC", -1.0)
     told = []
     found: dict[str, Any] = {"next_cursor": None}
     for _ in range(3):
@@ -132,8 +132,8 @@ async def test_walk_looks_at_the_time_within_a_step(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bury(site, ["hay"] * 10)
-    monkeypatch.setattr(browse, "LEAST_SEC", -1.0)
-    monkeypatch.setattr(browse, "WALK_SEC", -1.0)
+    monkeypatch.setattr(walk, "LEAST_SEC", -1.0)
+    monkeypatch.setattr(walk, "WALK_SEC", -1.0)
     found = await site.get("/dead-letters", text="needle")
     rest = await site.get("/dead-letters", cursor=found["next_cursor"])
     assert (found["complete"], numbers(rest["items"])) == (False, [8, 7, 6, 5, 4, 3, 2, 1, 0])

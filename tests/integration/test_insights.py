@@ -26,7 +26,7 @@ from microqueue.dashboard.redact import Redactor
 from microqueue.embedded import EmbeddedServer
 from microqueue.insights import AsyncInsights, Insights, TaskFilter
 from microqueue.new_task import NewTask
-from microqueue.operations import browse, letter_search
+from microqueue.operations import letter_search, walk
 from microqueue.operations.normalise import LONGEST_MESSAGE, beginning, normalise
 from microqueue.operations.produce import new_document
 from microqueue.operations.workers import WorkerInfo, beat
@@ -297,9 +297,9 @@ def test_tasks_are_filtered(
     enqueue("ready", deep={"list": ["a needle here"]}, token="hunter2")
     names[mail.enqueue({}, delay=60).id] = "delayed"
     enqueue("elsewhere", other, pattern="a.*b")
-    monkeypatch.setattr(browse, "WALK_SEC", 60.0)
+    monkeypatch.setattr(walk, "WALK_SEC", 60.0)
     if walking:  # As on a server where the matches are too rare to be found at once.
-        monkeypatch.setattr(browse, "STEP", 2)
+        monkeypatch.setattr(walk, "STEP", 2)
         slow_server(monkeypatch, mail)
     shown = Redactor("password|token").mask
     page = Insights(mail).tasks(TaskFilter(**which), limit=20, shown=shown)
@@ -332,8 +332,8 @@ def test_walk_that_takes_too_long_stops_and_goes_on_from_there(
 ) -> None:
     wanted = mail.enqueue({"text": "needle"}).id
     mail.enqueue_many([{} for _ in range(9)])
-    monkeypatch.setattr(browse, "STEP", 4)
-    monkeypatch.setattr(browse, "WALK_SEC", -1.0)
+    monkeypatch.setattr(walk, "STEP", 4)
+    monkeypatch.setattr(walk, "WALK_SEC", -1.0)
     insights = Insights(mail)
     which = TaskFilter(text="needle")
     first = insights.tasks(which)
@@ -461,7 +461,7 @@ def test_filter_of_a_group_is_followed_however_many_letters_there_are(
     mail: Queue[Any], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("microqueue.operations.letter_search.IDS_AT_ONCE", 3)
-    monkeypatch.setattr("microqueue.operations.browse.STEP", 4)
+    monkeypatch.setattr("microqueue.operations.walk.STEP", 4)
     dead = []
     for n in range(20):
         dead.append(fail_one(mail, f"order {n} timed out", n=n).id)
