@@ -83,6 +83,8 @@ class Entry(Model):
     removed: tuple[str, ...] = ()
     superseded: tuple[Version, ...] = Field(default=())
     deleted: int = 0
+    dead_letters: Literal["status", "collection"] | None = None
+    """Where the run found dead letters; old entries do not say."""
 
 
 @dataclass
