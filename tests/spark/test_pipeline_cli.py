@@ -114,6 +114,48 @@ def test_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "--dry-run"),
+        ("triage",),
+        ("storms",),
+        ("simulate",),
+        ("replay", "--where", "true"),
+    ],
+)
+def test_a_path_without_an_archive_is_refused(
+    shell: Shell, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for path in (tmp_path / "typo", tmp_path, file):
+        said = shell.run(*command, "--archive", str(path))
+        assert said.exit_code == 1
+        last = said.stderr.splitlines()[-1]
+        assert last.startswith(f"Error: there is no archive at file:{path}")
+        assert said.stdout == ""
+
+
+def test_a_place_that_cannot_be_written_is_told_in_one_line(
+    shell: Shell, past: Past, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    said = {
+        "archive": shell.run("archive", str(file / "kept"), "--older-than", "1h"),
+        "report": shell.run("report", str(file)),
+        "triage": shell.run("triage", "--state", str(file / "seen.json")),
+    }
+    for name, result in said.items():
+        assert result.exit_code == 1, name
+        error = result.stderr.splitlines()[-1]
+        assert error.startswith("Error: "), name
+        assert str(file) in error, error
+        assert "An error occurred" not in error
+        assert "Errno" not in error
+
+
+@pytest.mark.parametrize(
     ("text", "policy"),
     [
         ("base=1", BackoffPolicy(base_sec=1)),

@@ -132,6 +132,17 @@ class ArchiveLog:
         self._storage = storage
         self.state = self.read()
 
+    @classmethod
+    def of_archive(cls, storage: Storage) -> ArchiveLog:
+        """Open the log of an archive to read; a path that has none is refused."""
+        log = cls(storage)
+        if not log.state.number:
+            raise MicroqueueError(
+                f"there is no archive at {storage.root}: it has no {DIRECTORY}; "
+                "give the path that was given to `microqueue pipeline archive`"
+            )
+        return log
+
     def read(self) -> ArchiveState:
         """Read all entries afresh."""
         names = sorted(
