@@ -140,11 +140,9 @@ def triage(session: Session, found: Triage) -> None:
         for sample in cluster.samples:
             out.say(f"  {sample.id}  {formats.cut(formats.one_line(sample.message), 120)}", "dim")
         if cluster.replay is not None:
-            others = cluster.replay.others
-            note = f"   # and {formats.count(others, 'other letter')}" if others else ""
-            out.say(f"  {cluster.replay.line}{note}", "cyan")
+            out.say(f"  {cluster.replay.text}", "cyan")
         if cluster.replay_archived is not None:
-            out.say(f"  {cluster.replay_archived.line}", "cyan")
+            out.say(f"  {cluster.replay_archived.text}", "cyan")
 
 
 def storms(session: Session, found: Storms) -> None:
