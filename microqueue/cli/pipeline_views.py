@@ -140,11 +140,9 @@ def triage(session: Session, found: Triage) -> None:
         for sample in cluster.samples:
             out.say(f"  {sample.id}  {formats.cut(formats.one_line(sample.message), 120)}", "dim")
         if cluster.replay is not None:
-            others = cluster.replay.others
-            note = f"   # and {formats.count(others, 'other letter')}" if others else ""
-            out.say(f"  {cluster.replay.line}{note}", "cyan")
+            out.say(f"  {cluster.replay.text}", "cyan")
         if cluster.replay_archived is not None:
-            out.say(f"  {cluster.replay_archived.line}", "cyan")
+            out.say(f"  {cluster.replay_archived.text}", "cyan")
 
 
 def storms(session: Session, found: Storms) -> None:
@@ -187,7 +185,8 @@ def _facts(storm: Storm) -> list[tuple[str, str | int | Text | None]]:
             else f"{describe(better.policy)}: a peak of {better.peak_retries_per_sec:,}/s instead "
             f"of {better.instead_of_per_sec:,}/s, recovers in "
             f"{formats.seconds(better.recovery_sec)} instead of "
-            f"{formats.seconds(better.instead_of_sec)}, by simulation",
+            f"{formats.seconds(better.instead_of_sec)}, by simulation of "
+            f"{_sampled(better.tasks, better.tasks_total)}",
         ),
     ]
 
@@ -196,7 +195,8 @@ def simulate(session: Session, made: Simulation) -> None:
     """Show scenarios side by side, the calmest first."""
     out = session.out
     outages = formats.count(len(made.outages), "outage")
-    recorded = f"{formats.count(made.tasks, 'task')} and {outages} recorded"
+    tasks = _sampled(made.tasks, made.tasks_total)
+    recorded = f"{tasks[0].upper()}{tasks[1:]} and {outages} recorded"
     if made.dry_run:
         out.say(f"{recorded}; {formats.count(made.scenarios, 'run')} to simulate.")
         return
@@ -222,6 +222,13 @@ def simulate(session: Session, made: Simulation) -> None:
     )
     if made.files:
         out.say(f"\nWritten: {', '.join(made.files)}")
+
+
+def _sampled(tasks: int, total: int) -> str:
+    """Say how many tasks were looked at, and if not all, of how many."""
+    if tasks == total:
+        return formats.count(tasks, "task")
+    return f"a sample of {tasks:,} of {formats.count(total, 'task')}"
 
 
 def describe(policy: BackoffPolicy) -> str:

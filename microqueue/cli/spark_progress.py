@@ -77,6 +77,8 @@ def running(session: Session, master: str | None) -> Iterator[Runner]:
         yield runner
     except (PySparkException, Py4JError) as exc:
         raise MicroqueueError(explain(exc)) from exc
+    except OSError as exc:  # A path that cannot be written, for one.
+        raise MicroqueueError(explain_system(exc)) from exc
     finally:
         stop.set()
         if status is not None:
@@ -89,10 +91,20 @@ def _refresh(runner: Runner, stop: threading.Event) -> None:
 
 
 def explain(error: Any) -> str:
-    """Find our own error in what Spark tells of an executor, or give Spark's first line."""
+    """Find our own error in what Spark tells of an executor, or give the first line of Java's."""
     text = str(error)
     own = OWN_ERROR.findall(text)
     if own:
         name, message = own[-1]
         return f"{message} ({name}, in a Spark task)"
+    java = getattr(error, "java_exception", None)
+    if java is not None:
+        text = java.getMessage() or java.toString()
     return f"Spark failed: {text.strip().partition(chr(10))[0]}"
+
+
+def explain_system(error: OSError) -> str:
+    """Say what the system refused, and where."""
+    if error.strerror is None or error.filename is None:
+        return str(error)
+    return f"{error.strerror}: {error.filename}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import groupby
+from itertools import filterfalse, groupby
 from typing import Any
 
 import bson
@@ -14,12 +14,13 @@ from bson.codec_options import CodecOptions
 
 from microqueue.operations import filters, relocate
 from microqueue.operations.call import Call, Document, Operation, Target
-from microqueue.operations.dead_letters import targets
-from microqueue.settings import QueueSettings
 
 FINISHED_STATUSES = (filters.DONE, filters.FAILED)
 LIFE = {"created_at": 1, "insert_token": 1, "retired_at": 1}
 """What tells tasks of one id apart, and a tombstone from a letter."""
+
+PLACES = (Target.TASKS, Target.DEAD_LETTERS, Target.TASKS)
+"""Where a task may live on, in an order that misses none which moves meanwhile."""
 
 LIFE_CODEC = CodecOptions[Any](uuid_representation=UuidRepresentation.STANDARD)
 
@@ -32,24 +33,25 @@ class Purged:
     superseded: list[Document] = field(default_factory=list)
 
 
-def purge(
-    archived: Sequence[Document], *, now: datetime, settings: QueueSettings
-) -> Operation[Purged]:
+def purge(archived: Sequence[Document], *, now: datetime) -> Operation[Purged]:
     """Delete tasks that are archived, each only as the very version that was archived.
 
-    A task that was replayed since has another status, and when it is finished again, another
-    ``updated_at``: it stays. Safe to repeat: what is gone is no longer matched.
+    A letter of ``tasks_dlq`` says so by its ``version``, and is deleted there. A task that was
+    replayed since has another status, and when it is finished again, another ``updated_at``:
+    it stays. Safe to repeat: what is gone is no longer matched.
     """
     deleted = 0
-    for status, group in groupby(sorted(archived, key=_status), key=_status):
-        documents = list(group)
-        if status == filters.FAILED and settings.dead_letters == "collection":
-            for document in documents:
-                deleted += yield from relocate.discard(document, now)
-        else:
-            result = yield Call("delete_many", _versions(documents, status))
-            deleted += result.deleted_count
-    return Purged(deleted, (yield from _superseded(archived, settings)))
+    for document in filter(_is_apart, archived):
+        deleted += yield from relocate.discard(document, now)
+    others = sorted(filterfalse(_is_apart, archived), key=_status)
+    for status, group in groupby(others, key=_status):
+        result = yield Call("delete_many", _versions(list(group), status))
+        deleted += result.deleted_count
+    return Purged(deleted, (yield from _superseded(archived)))
+
+
+def _is_apart(document: Document) -> bool:
+    return _status(document) == filters.FAILED and "version" in document
 
 
 def _status(document: Document) -> str:
@@ -68,14 +70,14 @@ def _versions(documents: Sequence[Document], status: str) -> Document:
     return {**ids, "status": status, "updated_at": {"$in": list(stamps)}}
 
 
-def _superseded(archived: Sequence[Document], settings: QueueSettings) -> Operation[list[Document]]:
+def _superseded(archived: Sequence[Document]) -> Operation[list[Document]]:
     """Find the archived documents whose tasks are still there, in a later version.
 
     A task that was added later under the same id is another one, and does not count.
     """
     ids = filters.any_of(document["_id"] for document in archived)
     alive: set[Any] = set()
-    for target in targets(settings):
+    for target in PLACES:
         found = yield Call("find", ids, LIFE, target=target)
         alive |= {_life(document) for document in found if "retired_at" not in document}
     return [document for document in archived if _life(document) in alive]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,64 @@ def test_a_task_whose_id_is_an_old_uuid_is_known_again_when_it_lives_on(
     (row,) = read_archive(spark, tmp_path).collect()
     assert (row["id"], row["id_type"]) == (str(goes), "uuid")
     assert past.queue.get(stays) is not None
+
+
+def kept_by(dead_letters: str) -> QueueSettings:
+    return QueueSettings(retention=None, dead_letters=dead_letters)
+
+
+def archive_until_purge(spark: SparkSession, path: Path, uri: str, settings: QueueSettings) -> None:
+    """Archive, and die before anything is deleted."""
+
+    def die(step: Step) -> None:
+        if step.name == "purge":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        archive(spark, path, uri=uri, older_than=HOUR, settings=settings, tell=die)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+@pytest.mark.parametrize(("first", "then"), [("collection", "status"), ("status", "collection")])
+def test_an_archive_that_died_is_finished_where_its_letters_were(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    first: str,
+    then: str,
+    noted: bool,
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR, settings=kept_by(first))
+    past.enqueue(2)
+    past.work(1)
+    past.fail(["boom"])
+    archive_until_purge(spark, tmp_path, database_uri, kept_by(first))
+    if not noted:  # As entries were written once.
+        for file in (tmp_path / "_log").glob("*.json"):
+            entry = json.loads(file.read_text())
+            entry.pop("dead_letters", None)
+            file.write_text(json.dumps(entry))
+    options: dict[str, Any] = {"uri": database_uri, "older_than": HOUR}
+
+    again = archive(spark, tmp_path, settings=kept_by(then), **options)
+    assert (again.recovered, again.archived) == (2, 0)
+    assert microqueue_database.tasks.count_documents({}) == 0
+    assert microqueue_database.tasks_dlq.count_documents({"status": "failed"}) == 0
+    assert archive(spark, tmp_path, settings=kept_by(first), **options).archived == 0
+    assert read_archive(spark, tmp_path).count() == 2
+
+
+def test_a_letter_that_moved_after_an_archive_died_is_archived_once(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    past = Past(microqueue_database, ago=2 * HOUR)
+    past.enqueue(1)
+    past.fail(["boom"])
+    archive_until_purge(spark, tmp_path, database_uri, kept_by("status"))
+    past.queue.settings = kept_by("collection")
+    Sweeper(past.queue).move_dead_letters()
+    for settings in (kept_by("status"), kept_by("collection")):
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, settings=settings)
+    assert read_archive(spark, tmp_path).count() == 1
+    assert microqueue_database.tasks_dlq.count_documents({"status": "failed"}) == 0

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from microqueue import BackoffPolicy, InvalidArgument, Queue, QueueSettings
 from microqueue.cli.app import app
 from microqueue.cli.pipeline_questions import read_policy
 from microqueue.cli.spark_progress import explain
+from microqueue.spark.pipelines.archive_log import ArchiveLog, Entry
+from microqueue.spark.pipelines.files import Storage
 from tests.spark.past import Past
 
 
@@ -114,6 +116,48 @@ def test_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "--dry-run"),
+        ("triage",),
+        ("storms",),
+        ("simulate",),
+        ("replay", "--where", "true"),
+    ],
+)
+def test_a_path_without_an_archive_is_refused(
+    shell: Shell, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for path in (tmp_path / "typo", tmp_path, file):
+        said = shell.run(*command, "--archive", str(path))
+        assert said.exit_code == 1
+        last = said.stderr.splitlines()[-1]
+        assert last.startswith(f"Error: there is no archive at file:{path}")
+        assert said.stdout == ""
+
+
+def test_a_place_that_cannot_be_written_is_told_in_one_line(
+    shell: Shell, past: Past, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    said = {
+        "archive": shell.run("archive", str(file / "kept"), "--older-than", "1h"),
+        "report": shell.run("report", str(file)),
+        "triage": shell.run("triage", "--state", str(file / "seen.json")),
+    }
+    for name, result in said.items():
+        assert result.exit_code == 1, name
+        error = result.stderr.splitlines()[-1]
+        assert error.startswith("Error: "), name
+        assert str(file) in error, error
+        assert "An error occurred" not in error
+        assert "Errno" not in error
+
+
+@pytest.mark.parametrize(
     ("text", "policy"),
     [
         ("base=1", BackoffPolicy(base_sec=1)),
@@ -160,5 +204,8 @@ def test_pipeline_over_the_archive_alone_needs_no_server(
 ) -> None:
     monkeypatch.setenv("MICROQUEUE_SERVER_TIMEOUT", "0.3")
     absent = Shell("mongodb://127.0.0.1:1/?directConnection=true")
+    begun = Entry(kind="begun", run="r", at=datetime.now(UTC))
+    ArchiveLog(Storage(spark, tmp_path)).commit(begun)
     said = absent.run("triage", "--no-live", "--archive", str(tmp_path), "--dry-run")
-    assert "no MongoDB server" not in said.stderr
+    assert said.exit_code == 0, said.stderr
+    assert "No dead letters" in said.stdout

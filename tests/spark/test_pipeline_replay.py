@@ -107,6 +107,39 @@ def test_a_run_that_died_goes_on_without_repeating_anything(
     assert microqueue_database.tasks.count_documents({"status": "failed"}) == 1
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_a_run_had_sent_before_it_died_and_failed_again_is_not_sent_again(
+    spark: SparkSession,
+    past: Past,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kept: bool,
+) -> None:
+    past.enqueue(1)
+    past.fail(["boom"])
+    archive(spark, tmp_path, uri=database_uri, older_than=2 * HOUR)
+    past.wait(90 * 60)
+    past.enqueue(1)
+    past.fail(["boom"])
+    options: dict[str, Any] = {"where": "status = 'failed'", "archive": tmp_path}
+    options |= {"uri": database_uri, "run": "r"}
+    with monkeypatch.context() as dying:
+        dying.setattr(pipeline, "finish_run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            replay(spark, **options)
+    Past(microqueue_database, ago=timedelta(minutes=1)).fail(["boom"] * 2)
+    if kept:
+        archive(spark, tmp_path, uri=database_uri, older_than=0)
+    before = list(microqueue_database.tasks.find())
+    assert len(before) == (0 if kept else 2)
+
+    sent = replay(spark, **options)
+    assert (sent.archived, sent.letters, sent.skipped) == ((2, 0, 0) if kept else (1, 1, 0))
+    assert list(microqueue_database.tasks.find()) == before
+
+
 def test_a_letter_archived_and_not_yet_deleted_comes_back_once(
     spark: SparkSession,
     past: Past,
@@ -143,9 +176,12 @@ def test_letters_of_their_own_collection_come_back_once(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     settings = QueueSettings(retention=None, dead_letters="collection")
-    past = Past(microqueue_database, ago=HOUR, settings=settings)
+    past = Past(microqueue_database, ago=HOUR)
     past.enqueue(3)
-    past.fail(["boom"] * 3)
+    past.fail(["boom"])  # Nobody has moved it yet.
+    past.queue.settings = settings
+    past.fail(["boom"] * 2)
+    assert microqueue_database.tasks_dlq.count_documents({}) == 2
     sent = replay(spark, where="queue = 'mail'", uri=database_uri, settings=settings)
     assert (sent.letters, sent.skipped) == (3, 0)
     assert past.queue.dead_letters.stats().total == 0

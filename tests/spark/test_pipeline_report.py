@@ -16,8 +16,9 @@ from microqueue import InvalidArgument
 from microqueue.spark.pipelines import report as pipeline
 from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.charts import Chart, draw
-from microqueue.spark.pipelines.report import fitting_bucket, report
-from microqueue.spark.pipelines.report_rows import measure
+from microqueue.spark.pipelines.report import Report, fitting_bucket, report
+from microqueue.spark.pipelines.report_page import charts_of
+from microqueue.spark.pipelines.report_rows import ReportRow, measure
 from tests.spark.past import Past
 
 HOUR = timedelta(hours=1)
@@ -130,6 +131,75 @@ def test_a_queue_that_stands_still_does_not_look_well(
     made = report(spark, uri=database_uri, target_wait=60, until=then)
     assert made.total.waiting_past_target == 0
     assert report(spark, uri=database_uri).total.waiting_past_target == 0  # No target is missed.
+
+
+def test_tasks_whose_delay_is_over_wait_as_the_others_do(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    past = Past(microqueue_database, ago=3 * HOUR)
+    for delay in (timedelta(minutes=1), HOUR, timedelta(days=9)):
+        past.queue.enqueue({}, delay=delay)
+    assert report(spark, uri=database_uri, target_wait=30).total.waiting_past_target == 2
+    then = past.begin + HOUR / 2
+    made = report(spark, uri=database_uri, target_wait=30, until=then)
+    assert made.total.waiting_past_target == 1
+
+
+def test_a_bucket_that_the_period_cuts_is_as_long_as_what_is_left_of_it(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    begin = hour_of(datetime.now(UTC)) - 5 * HOUR + timedelta(minutes=50)
+    past = Past(microqueue_database, ago=datetime.now(UTC) - begin)
+    past.enqueue(12)
+    past.work(6)
+    past.wait(3600)
+    past.work(3)
+    past.wait(1200)
+    past.work(3)
+    options: dict[str, Any] = {"since": begin, "until": begin + HOUR + timedelta(minutes=30)}
+    made = report(spark, uri=database_uri, bucket="hour", **options)
+    assert [row.seconds for row in made.buckets] == [600, 3600, 1200]
+    assert [row.throughput_per_sec for row in made.buckets] == [6 / 600, 3 / 3600, 3 / 1200]
+    assert made.total.seconds == sum(row.seconds for row in made.buckets)
+
+
+def test_a_chart_shows_where_nothing_happened() -> None:
+    at = datetime(2026, 5, 1, 5, 50, tzinfo=UTC)
+    hours = [datetime(2026, 5, 1, hour, tzinfo=UTC) for hour in range(13)]
+    rows = [
+        ReportRow(queue="mail", start=hours[6], done=60, attempts=60, wait_p95=1.0, started=60),
+        ReportRow(queue="mail", start=hours[12], done=30, attempts=30, wait_p95=2.0, started=30),
+        ReportRow(queue="post", start=hours[7], done=5, attempts=5),
+    ]
+    until = datetime(2026, 5, 1, 12, 10, tzinfo=UTC)
+    made = Report(since=at, until=until, bucket="hour", target_wait_sec=None, rows=tuple(rows))
+    charts = {chart.title: chart.series for chart in charts_of(made)}
+    done = [(hours[5], 0), (hours[6], 60), (hours[7], 0), (hours[11], 0), (hours[12], 30)]
+    assert charts["Done"]["mail"] == done
+    all_done = {5: 0, 6: 60, 7: 5, 8: 0, 11: 0, 12: 30}
+    assert charts["Enqueued and finished"]["done"] == [
+        (hours[hour], count) for hour, count in all_done.items()
+    ]
+    waits = {60: 1.0, 30: 2.0}
+    assert charts["Wait, p95"]["mail"] == [(start, waits.get(count)) for start, count in done]
+
+
+def test_the_chart_of_a_year_by_minutes_stays_small() -> None:
+    until = datetime(2026, 5, 1, tzinfo=UTC)
+    row = ReportRow(queue="mail", start=until - HOUR, done=1, attempts=1)
+    since = until - timedelta(days=365)
+    made = Report(since=since, until=until, bucket="minute", target_wait_sec=None, rows=(row,))
+    assert all(len(line) <= 5 for chart in charts_of(made) for line in chart.series.values())
+
+
+def test_a_point_that_stands_alone_is_seen() -> None:
+    at = datetime(2026, 5, 1, tzinfo=UTC)
+    values = [None, 0.5, None, None, 0.5, 0.7, 0.6]
+    points = [(at + number * HOUR, value) for number, value in enumerate(values)]
+    joined = [(at + number * HOUR, 0.5) for number in range(7)]
+    assert draw(Chart("c", {"a": points})).count("<use") == (
+        draw(Chart("c", {"a": joined})).count("<use") + 1
+    )
 
 
 def test_tasks_without_a_queue_are_not_taken_for_all_tasks(

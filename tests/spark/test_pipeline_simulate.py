@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 from microqueue import BackoffPolicy, InvalidArgument, MicroqueueError
+from microqueue.cli.app import app
+from microqueue.spark.pipelines import simulate as pipeline
 from microqueue.spark.pipelines.recording import PastAttempt, PastTask, busiest, record
 from microqueue.spark.pipelines.simulate import simulate as run_pipeline
 from microqueue.spark.pipelines.simulate import simulate_all
@@ -160,6 +163,23 @@ def test_recorded_tasks_are_simulated_and_drawn(
     assert page.count("<svg") == 4
     looked = run_pipeline(spark, uri=database_uri, policies=[NONE], dry_run=True)
     assert (looked.scenarios, looked.outcomes) == (3, ())
+
+
+def test_a_simulation_of_a_sample_says_so(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "MOST_TASKS", 30)
+    history = Past(microqueue_database, ago=timedelta(hours=1))
+    history.enqueue(40)
+    history.work(40)
+    command = ["pipeline", "simulate", "--uri", database_uri, "--output", str(tmp_path)]
+    said = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "A sample of 30 of 40 tasks and 0 outages recorded" in said.stdout
+    assert "a sample of 40 recorded tasks" in (tmp_path / "simulation.html").read_text()
 
 
 def test_a_simulation_of_nothing_is_refused(spark: SparkSession, database_uri: str) -> None:

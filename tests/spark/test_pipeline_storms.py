@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 from microqueue import BackoffPolicy, InvalidArgument, QueueSettings
+from microqueue.cli.app import app
+from microqueue.spark.pipelines import storms as pipeline
 from microqueue.spark.pipelines.storm_detection import Minute, find_storms
 from microqueue.spark.pipelines.storms import other_policies, storms
 from tests.spark.past import Past
@@ -109,6 +112,27 @@ def test_a_storm_is_named_and_a_calmer_policy_found(
     assert found.coming == ()
     looked = storms(spark, uri=database_uri, settings=settings, dry_run=True)
     assert looked.storms[0].suggestion is None
+
+
+def test_a_storm_of_too_many_tasks_is_simulated_by_a_sample_and_says_so(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "MOST_TASKS", 40)
+    past = Past(microqueue_database, "pay", ago=timedelta(hours=3))
+    past.enqueue(60, backoff=STIFF)
+    past.retry(60, took=0.5)
+    past.wait(60)
+    past.work(60, took=0.5)
+    command = ["pipeline", "storms", "--uri", database_uri]
+    said = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "by simulation of a sample of 40 of 60 tasks" in said.stdout
+    monkeypatch.setattr(pipeline, "MOST_TASKS", 60)
+    said = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "by simulation" in said.stdout
+    assert "sample" not in said.stdout
 
 
 def test_retries_that_will_come_in_the_same_second_are_foreseen(

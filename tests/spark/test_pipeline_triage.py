@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from microqueue import MicroqueueError
 from microqueue.cli.app import app
+from microqueue.spark.pipelines import commands
 from microqueue.spark.pipelines.archive import archive
+from microqueue.spark.pipelines.commands import Command
 from microqueue.spark.pipelines.triage import Cluster, triage
 from tests.spark.past import Past
 
@@ -23,15 +25,21 @@ def by_pattern(clusters: tuple[Cluster, ...]) -> dict[str, Cluster]:
     return {cluster.pattern: cluster for cluster in clusters}
 
 
-def run(line: str, uri: str, *more: str) -> dict[str, Any]:
-    """Run a printed command as a person would paste it."""
-    program, *arguments = shlex.split(line)
+def run(command: Command | None) -> int:
+    """Run a command as a person would paste it; give how many tasks it sent back."""
+    assert command is not None
+    program, group, *arguments = shlex.split(command.line)
     assert program == "microqueue"
-    arguments = [*arguments, *more, "--json", "--uri", uri]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    more = ["--yes"] if group == "dlq" else []
+    result = CliRunner().invoke(app, [group, *arguments, *more, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    found: dict[str, int] = json.loads(result.stdout)
+    return found["replayed"] if group == "dlq" else found["letters"] + found["archived"]
+
+
+def failed(collection: Any) -> set[str]:
+    """Give the errors of the letters that are left."""
+    return {letter["error"]["message"] for letter in collection.find({"status": "failed"})}
 
 
 def test_dead_letters_are_grouped_and_each_command_replays_its_own_kind(
@@ -67,14 +75,11 @@ def test_dead_letters_are_grouped_and_each_command_replays_its_own_kind(
     clusters = {(one.queue, one.pattern): one for one in found.clusters}
     for cluster in found.clusters:
         assert cluster.replay is not None
-        assert cluster.replay.others == 0, cluster
-        replayed = run(cluster.replay.line, database_uri, "--yes")
-        assert (replayed["matched"], replayed["replayed"]) == (cluster.live, cluster.live)
+        assert cluster.replay.line.startswith("microqueue dlq replay")
+        assert run(cluster.replay) == cluster.live
     assert microqueue_database.tasks.count_documents({"status": "failed"}) == 0
 
-    assert orders.replay_archived is not None
-    sent = run(orders.replay_archived.line, database_uri)
-    assert (sent["archived"], sent["letters"]) == (4, 0)
+    assert run(orders.replay_archived) == 4
     assert clusters["other", "order <n> not found"].fingerprint != orders.fingerprint
 
 
@@ -100,16 +105,99 @@ def test_only_kinds_that_no_triage_has_seen_are_new(
         triage(spark, uri=database_uri, state=state)
 
 
-def test_a_command_that_cannot_be_exact_says_so(
+def test_letters_that_no_filter_tells_apart_are_replayed_by_their_kind(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     past = Past(microqueue_database, ago=HOUR)
-    past.enqueue(3)
-    # One instant, one code, and the text of the first is part of the second.
-    past.fail(["disk 1", "disk 2", "disk 3 and more"])
+    past.enqueue(5)
+    # One instant, one code, and the text of the first is part of the others.
+    past.fail(["disk 1", "disk 2", "disk 3 and more", "disk\n4", "disk \x1b[31m is full"])
     found = by_pattern(triage(spark, uri=database_uri).clusters)
-    short, long = found["disk <n>"].replay, found["disk <n> and more"].replay
-    assert short is not None
-    assert short.others == 1
-    assert long is not None
-    assert long.others == 0
+    assert run(found["disk <n> and more"].replay) == 1
+    assert run(found["disk <n>"].replay) == 3
+    assert failed(microqueue_database.tasks) == {"disk \x1b[31m is full"}
+    assert run(found["disk \x1b[<n>m is full"].replay) == 1
+
+
+def test_a_kind_of_more_letters_than_are_compared_is_replayed_whole_and_alone(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = Past(microqueue_database, ago=HOUR)
+    past.enqueue(5)
+    past.fail([f"order {n} not found" for n in range(3)] + [f"no order {n}" for n in range(2)])
+    monkeypatch.setattr(commands, "MOST_COMPARED", 3)
+    orders = by_pattern(triage(spark, uri=database_uri).clusters)["order <n> not found"]
+    assert orders.live == 3
+    assert run(orders.replay) == 3
+    assert failed(microqueue_database.tasks) == {"no order 0", "no order 1"}
+
+
+def test_commands_reach_the_collection_that_was_asked_and_no_other(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    old = Past(microqueue_database.jobs, ago=3 * HOUR)
+    old.enqueue(1)
+    old.fail(["order 9 not found"])
+    archive(spark, tmp_path, uri=database_uri, collection="jobs", older_than=2 * HOUR)
+    for collection in (microqueue_database.jobs, microqueue_database.tasks):
+        past = Past(collection, ago=HOUR)
+        past.enqueue(3)
+        past.fail(["order 1 not found", "order 2 not found", "boom"])
+    found = triage(spark, uri=database_uri, collection="jobs", archive=tmp_path)
+    orders = by_pattern(found.clusters)["order <n> not found"]
+    assert (run(orders.replay), run(orders.replay_archived)) == (2, 1)
+    assert failed(microqueue_database.jobs) == {"boom"}
+    assert microqueue_database.jobs.count_documents({"status": "pending"}) == 3
+    assert microqueue_database.tasks.count_documents({"status": "failed"}) == 3
+
+
+def test_commands_leave_letters_alone_that_are_older_than_was_asked(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    for hours in (9, 8, 3, 2):  # Two are archived, and one of each two was asked for.
+        past = Past(microqueue_database, ago=hours * HOUR)
+        past.enqueue(2)
+        past.fail([f"order {hours} not found", f"order {hours} not found at all"])
+        if hours == 8:
+            archive(spark, tmp_path, uri=database_uri, older_than=7 * HOUR)
+    recent = triage(spark, uri=database_uri, since=datetime.now(UTC) - 2.5 * HOUR)
+    for cluster in recent.clusters:
+        assert cluster.live == 1
+        assert run(cluster.replay) == 1
+    assert failed(microqueue_database.tasks) == {"order 3 not found", "order 3 not found at all"}
+
+    since = datetime.now(UTC) - 8.5 * HOUR
+    for cluster in triage(spark, archive=tmp_path, uri=database_uri, since=since).clusters:
+        assert (cluster.live, cluster.archived) == (1, 1)
+        assert run(cluster.replay_archived) == 1
+    where = {"headers.replayed_from": {"$exists": True}}
+    assert microqueue_database.tasks.count_documents(where) == 2
+
+
+@pytest.mark.parametrize(
+    ("uri", "database", "said", "hidden"),
+    [
+        (None, None, [], False),
+        ("mongodb://h/db?tls=true", None, ["--uri", "mongodb://h/db?tls=true"], False),
+        ("mongodb://u:pa@ss@a,b/db", None, ["--uri", "mongodb://***@a,b/db"], True),
+        ("mongodb://h/db?tls=true", "other", ["--uri", "mongodb://h/other?tls=true"], False),
+        ("mongodb://u:p@h", "o", ["--uri", "mongodb://***@h/o?authSource=admin"], True),
+        ("mongodb://u:p@h/db", "o", ["--uri", "mongodb://***@h/o?authSource=db"], True),
+    ],
+)
+def test_commands_name_the_server_and_keep_the_password_to_themselves(
+    uri: str | None, database: str | None, said: list[str], hidden: bool
+) -> None:
+    kind = Cluster(
+        fingerprint="f", queue="q", code=None, pattern="", count=1, live=0, archived=1,
+        first_at=datetime.now(UTC), last_at=datetime.now(UTC), new=True,
+    )  # fmt: skip
+    asked = commands.Asked(uri=uri, database=database)
+    command = commands.replay_archived("/kept", kind, asked)
+    where = ["--where", "fingerprint = 'f' and archived"]
+    start = ["microqueue", "pipeline", "replay", "--archive", "/kept", "--no-letters"]
+    assert shlex.split(command.line) == [*start, *where, *said]
+    assert (command.note is not None) == hidden

@@ -13,7 +13,6 @@ from zoneinfo import ZoneInfo
 import pytest
 from bson import ObjectId
 
-from microqueue import QueueSettings
 from microqueue.operations.archive import Purged, purge
 from microqueue.operations.produce import round_up
 
@@ -60,7 +59,7 @@ def purged(documents: list[dict[str, Any]], *, left: list[dict[str, Any]]) -> Pu
         deleted_count = 0
 
     def run() -> Generator[Any, Any]:
-        result.append((yield from purge(documents, now=REPEATED, settings=QueueSettings())))
+        result.append((yield from purge(documents, now=REPEATED)))
 
     result: list[Purged] = []
     running = run()

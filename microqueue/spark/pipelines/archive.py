@@ -150,7 +150,7 @@ def _run(
     job.tell(Step("begin", "Taking over the archive"))
     job.log.commit(Entry(kind="begun", run=job.run, at=server_now(job.place), place=identity))
     archive_files.sweep(job.storage, job.log.state)
-    purge = Purge(job.spark, job.storage, job.log, job.place, job.settings, job.tell)
+    purge = Purge(job.spark, job.storage, job.log, job.place, job.tell)
     recovered = sum(purge.run(entry).deleted for entry in list(job.log.state.unpurged.values()))
 
     begun = time.monotonic()
@@ -215,6 +215,7 @@ def _write(
         place=identity,
         cutoff=job.cutoff,
         files=tuple(files),
+        dead_letters=job.settings.dead_letters,
     )
     job.log.commit(entry)
     return entry

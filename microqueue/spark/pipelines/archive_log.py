@@ -83,6 +83,8 @@ class Entry(Model):
     removed: tuple[str, ...] = ()
     superseded: tuple[Version, ...] = Field(default=())
     deleted: int = 0
+    dead_letters: Literal["status", "collection"] | None = None
+    """Where the run found dead letters; old entries do not say."""
 
 
 @dataclass
@@ -129,6 +131,17 @@ class ArchiveLog:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self.state = self.read()
+
+    @classmethod
+    def of_archive(cls, storage: Storage) -> ArchiveLog:
+        """Open the log of an archive to read; a path that has none is refused."""
+        log = cls(storage)
+        if not log.state.number:
+            raise MicroqueueError(
+                f"there is no archive at {storage.root}: it has no {DIRECTORY}; "
+                "give the path that was given to `microqueue pipeline archive`"
+            )
+        return log
 
     def read(self) -> ArchiveState:
         """Read all entries afresh."""

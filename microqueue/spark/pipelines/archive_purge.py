@@ -20,7 +20,6 @@ from microqueue.operations import archive as operations
 from microqueue.operations.call import Document
 from microqueue.operations.filters import FAILED
 from microqueue.positions import microseconds
-from microqueue.settings import QueueSettings
 from microqueue.spark.ids import INTEGER, OBJECT_ID, STRING, id_type, typed_id
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.archive_log import ArchivedFile, ArchiveLog, Entry, Version
@@ -68,18 +67,21 @@ class Purge:
     storage: Storage
     log: ArchiveLog
     place: PlaceOptions
-    settings: QueueSettings
     tell: Tell
 
     def run(self, archived: Entry) -> Entry:
-        """Delete what one run has archived; safe to repeat, whoever was killed at it."""
+        """Delete what one run has archived; safe to repeat, whoever was killed at it.
+
+        Dead letters are deleted where that run found them, whatever the settings are now.
+        """
+        plain = _plain(letters=archived.dead_letters == "status")
         deleted = done = 0
         superseded: list[Version] = []
         rows = sum(file.rows for file in archived.files)
         for files in _groups(archived.files):
             self.tell(Step("purge", f"Deleting archived tasks ({done:,} of {rows:,})"))
             done += sum(file.rows for file in files)
-            for row in self._purge(files):
+            for row in self._purge(files, plain):
                 deleted += row["deleted"]
                 if row["updated_ms"] is not None:
                     superseded.append(Version(**{name: row[name] for name in Version.model_fields}))
@@ -94,10 +96,10 @@ class Purge:
         self.log.commit(entry)
         return entry
 
-    def _purge(self, files: Sequence[ArchivedFile]) -> list[Document]:
+    def _purge(self, files: Sequence[ArchivedFile], plain: Column) -> list[Document]:
         """Delete by columns, and what they leave over by documents."""
         now = server_now(self.place)
-        frame = read_files(self.spark, self.storage, files).withColumn("plain", self._plain())
+        frame = read_files(self.spark, self.storage, files).withColumn("plain", plain)
         rows = self._run(frame.select("plain", *COLUMNS), now, _plain_documents)
         if any(row["left"] for row in rows):
             others = frame.where("not plain").select("document")
@@ -105,18 +107,21 @@ class Purge:
         return rows
 
     def _run(self, frame: DataFrame, now: datetime, read: Reader) -> list[Document]:
-        purger = _Purger(self.place, self.settings, now, read)
+        purger = _Purger(self.place, now, read)
         return [row.asDict() for row in frame.mapInArrow(purger, PURGED_DDL).collect()]
 
-    def _plain(self) -> Column:
-        """Say of which tasks the columns tell all: a value that did not fit is null there."""
-        plain = f.col("id_type").isin(*PLAIN_IDS)
-        for name in KNOWN:
-            plain &= f.col(name).isNotNull()
-        if self.settings.dead_letters == "collection":
-            # There, more of a letter has to be as it was.
-            plain &= f.col("status") != FAILED
-        return f.coalesce(plain, f.lit(False))  # noqa: FBT003 (a value)
+
+def _plain(*, letters: bool) -> Column:
+    """Say of which tasks the columns tell all: a value that did not fit is null there.
+
+    Of dead letters they do only if none was in a collection of its own.
+    """
+    plain = f.col("id_type").isin(*PLAIN_IDS)
+    for name in KNOWN:
+        plain &= f.col(name).isNotNull()
+    if not letters:
+        plain &= f.col("status") != FAILED
+    return f.coalesce(plain, f.lit(False))  # noqa: FBT003 (a value)
 
 
 def _groups(files: Sequence[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
@@ -148,10 +153,8 @@ def _whole_documents(batch: pa.RecordBatch, options: CodecOptions[Any]) -> list[
 class _Purger:
     """Deletes the tasks of the rows that it is given: what Spark sends to its executors."""
 
-    def __init__(
-        self, place: PlaceOptions, settings: QueueSettings, now: datetime, read: Reader
-    ) -> None:
-        self.place, self.settings, self.now, self.read = place, settings, now, read
+    def __init__(self, place: PlaceOptions, now: datetime, read: Reader) -> None:
+        self.place, self.now, self.read = place, now, read
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         here = place_of(self.place)
@@ -162,7 +165,7 @@ class _Purger:
             yield _batch(operations.Purged(), left=batch.num_rows - len(documents))
             for start in range(0, len(documents), DELETE_ROWS):
                 some = documents[start : start + DELETE_ROWS]
-                yield _batch(here.run(operations.purge(some, now=self.now, settings=self.settings)))
+                yield _batch(here.run(operations.purge(some, now=self.now)))
 
 
 def _batch(purged: operations.Purged, *, left: int = 0) -> pa.RecordBatch:

@@ -35,7 +35,7 @@ def read_archive(
     for. The version of a task that lived on after it was archived is left out.
     """
     storage = Storage(spark, path)
-    state = ArchiveLog(storage).state
+    state = ArchiveLog.of_archive(storage).state
     frame = live_rows(spark, storage, state, _chosen(state, queues, since, until))
     if since is not None:
         frame = frame.where(f.unix_micros("finished_at") >= _micros(since))

@@ -73,10 +73,22 @@ def _figure(chart: Chart) -> Figure:
 def _draw_series(axes: Axes, chart: Chart, name: str, points: Sequence[Point], colour: str) -> None:
     xs: list[Any] = [x for x, _ in points]
     ys = [float("nan") if y is None else y for _, y in points]
-    marker = "o" if len(points) <= FEW_POINTS else None
-    axes.plot(xs, ys, label=name, color=colour, linewidth=1.6, marker=marker, markersize=4)
+    known = [number for number, (_, y) in enumerate(points) if y is not None]
+    marked = known if len(known) <= FEW_POINTS else _alone(known)
+    axes.plot(xs, ys, label=name, color=colour, linewidth=1.6)
+    axes.plot(
+        [xs[number] for number in marked],
+        [ys[number] for number in marked],
+        color=colour, linestyle="none", marker="o", markersize=4,
+    )  # fmt: skip
     if chart.filled:
         axes.fill_between(xs, ys, color=colour, alpha=0.15, linewidth=0)
+
+
+def _alone(known: Sequence[int]) -> list[int]:
+    """Choose the points without a neighbour: no line would show them."""
+    there = set(known)
+    return [number for number in known if not there & {number - 1, number + 1}]
 
 
 def _dress(axes: Axes, chart: Chart) -> None:
@@ -86,7 +98,7 @@ def _dress(axes: Axes, chart: Chart) -> None:
         axes.set_ylim(-0.02, 1.04)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     else:
-        axes.set_ylim(bottom=0, top=None if chart.ceiling is None else chart.ceiling * 1.05)
+        axes.set_ylim(bottom=0, top=chart.ceiling * 1.05 if chart.ceiling else None)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.set_ylabel(chart.unit)
     axes.set_xlabel(chart.x_label)

@@ -46,7 +46,7 @@ def compact(
 ) -> CompactionSummary:
     """Merge the small files of each day and queue of an archive."""
     storage = Storage(spark, path)
-    log = ArchiveLog(storage)
+    log = ArchiveLog.of_archive(storage)
     run, now = uuid4().hex[:12], datetime.now(UTC)
     before = len(log.state.files)
     if small_groups(log.state, small_bytes):

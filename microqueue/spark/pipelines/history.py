@@ -86,8 +86,13 @@ def ready_tasks(
     *,
     queues: Sequence[str] | None,
     created_before: datetime,
+    due_by: datetime,
 ) -> DataFrame:
-    """Load the tasks that wait for their first start, however long they have."""
+    """Load the tasks that wait for their first start, however long they have.
+
+    Of those with a delay, the ones that were due by an instant.
+    """
+    due = [{"next_retry_at": None}, {"next_retry_at": {"$lte": due_by}}]
     return read_tasks(
         spark,
         uri=place.uri,
@@ -98,7 +103,7 @@ def ready_tasks(
         status="pending",
         until=created_before,
         time="created_at",
-        query={"attempts": 0, "next_retry_at": None},
+        query={"attempts": 0, "$or": due},
         columns=[*LIFE, "queue"],
     ).fillna(NO_QUEUE, ["queue"])
 

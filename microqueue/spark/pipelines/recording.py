@@ -42,6 +42,14 @@ class PastTask:
     attempts: tuple[PastAttempt, ...]
 
 
+@dataclass(frozen=True)
+class Collected:
+    """Tasks as they went: all there are, or a sample of them."""
+
+    tasks: list[PastTask]
+    total: int
+
+
 def record(tasks: Sequence[PastTask]) -> Recording:
     """Separate what happened to everybody from what happened to single tasks.
 
@@ -112,7 +120,7 @@ def busiest(tasks: Iterable[PastTask]) -> int:
     return max(most, 1)
 
 
-def collect(tasks: DataFrame, *, most: int = MOST_TASKS) -> list[PastTask]:
+def collect(tasks: DataFrame, *, most: int) -> Collected:
     """Bring tasks to the driver as they went, all or a sample; the same one for the same tasks."""
 
     def seconds(name: str) -> str:
@@ -129,7 +137,7 @@ def collect(tasks: DataFrame, *, most: int = MOST_TASKS) -> list[PastTask]:
         "id",
     ).where("arrived_sec is not null")
     chosen = frame.orderBy(f.xxhash64("id")).limit(most)
-    return [
+    found = [
         PastTask(
             arrived_sec=row["arrived_sec"],
             status=row["status"],
@@ -139,3 +147,4 @@ def collect(tasks: DataFrame, *, most: int = MOST_TASKS) -> list[PastTask]:
         )
         for row in chosen.collect()
     ]
+    return Collected(found, len(found) if len(found) < most else frame.count())

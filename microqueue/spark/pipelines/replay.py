@@ -17,11 +17,10 @@ from uuid import uuid4
 import pyarrow as pa
 from bson import ObjectId
 from pydantic import Field
-from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from microqueue.arguments import check_name, refused
+from microqueue.arguments import check_name
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
 from microqueue.new_task import NewTask
@@ -32,12 +31,9 @@ from microqueue.settings import QueueSettings
 from microqueue.spark.ids import id_type, key_id
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.adding import Adder
-from microqueue.spark.pipelines.archive_log import ArchiveLog
 from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.documents import SCHEMA, decode, parts_of, read_parts, with_payload
-from microqueue.spark.pipelines.files import Storage
-from microqueue.spark.pipelines.fingerprint import fingerprinted
-from microqueue.spark.pipelines.history import LIFE, live_ids
+from microqueue.spark.pipelines.choice import choose
+from microqueue.spark.pipelines.documents import decode
 from microqueue.spark.pipelines.place import locate, primary, server_now
 from microqueue.spark.pipelines.runs import Run, begin_run, finish_run
 from microqueue.spark.pipelines.steps import Step, Tell, silent
@@ -52,6 +48,7 @@ COUNTS = ("archived", "letters", "skipped")
 class ReplaySummary(Model):
     """What a replay did; ``repeated`` says that the run was over before, and nothing was done.
 
+    What the run had sent before it was interrupted counts, if the condition chooses it again.
     ``skipped`` were not sent back: a live task has their dedupe key, or they changed meanwhile.
     """
 
@@ -114,7 +111,11 @@ def replay(
     tell(Step("replay", "Sending tasks back"))
     archived_copies = _archived_copies(spark, archive, name) if begun.resumed else frozenset()
     sender = _Sender(place, rules, begun, name, to=to, period=period, known=archived_copies)
-    rows = chosen.select("document", "archived").mapInArrow(sender, COUNTED).collect()
+    # What the run itself has added may have failed since, and be chosen by the condition.
+    foreign = ~f.col("insert_token").eqNullSafe(f.lit(token_of(name)))
+    rows = (
+        chosen.where(foreign).select("document", "archived").mapInArrow(sender, COUNTED).collect()
+    )
     counts = {one: sum(row[one] for row in rows) for one in COUNTS}
     summary = ReplaySummary(
         run=name,
@@ -147,40 +148,6 @@ def _look(
         dry_run=True,
         matched_by=by,
     )
-
-
-def choose(
-    spark: SparkSession,
-    place: PlaceOptions,
-    settings: QueueSettings,
-    *,
-    where: str,
-    archive: str | Path | None,
-    letters: bool,
-) -> DataFrame:
-    """Find the tasks that a condition chooses, in the archive and among dead letters."""
-    frames = []
-    if letters:
-        moved = settings.dead_letters == "collection"
-        name = f"{place.collection}_dlq" if moved else place.collection
-        there = place.model_copy(update={"collection": name})
-        found = read_parts(spark, parts_of(spark, there, statuses=["failed"]))
-        frames.append(found.withColumn("archived", f.lit(False)))  # noqa: FBT003 (a value)
-    if archive is not None:
-        kept = read_archive(spark, archive).select(*SCHEMA.names)
-        if ArchiveLog(Storage(spark, archive)).state.unpurged:
-            kept = kept.join(live_ids(spark, place, settings), LIFE, "left_anti")
-        frames.append(kept.withColumn("archived", f.lit(True)))  # noqa: FBT003 (a value)
-    if not frames:
-        raise refused("archive", archive, "give an archive, or allow dead letters")
-    whole = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
-    kind = fingerprinted(f.col("queue"), f.col("error.code"), f.col("error.message"))
-    whole = with_payload(whole).withColumn("fingerprint", kind)
-    try:
-        return whole.where(where)
-    except (AnalysisException, ParseException) as exc:
-        reason = str(exc).partition("\n")[0]
-        raise refused("where", where, f"give a SQL condition over columns; {reason}") from exc
 
 
 def _archived_copies(spark: SparkSession, archive: str | Path | None, run: str) -> frozenset[str]:
@@ -236,14 +203,22 @@ class _Sender:
                 some = rows[start : start + CHUNK]
                 archived = [decode(row["document"], options) for row in some if row["archived"]]
                 letters = [decode(row["document"], options) for row in some if not row["archived"]]
+                fresh = [letter for letter in letters if not self._sent(letter)]
                 added, left = self._add(archived, now)
-                returned = self._return(letters, now)
-                counts = [added, returned, left + len(letters) - returned]
+                returned = self._return(fresh, now)
+                left += len(fresh) - returned
+                counts = [added, returned + len(letters) - len(fresh), left]
                 arrays = [pa.array([count], pa.int64()) for count in counts]
                 yield pa.RecordBatch.from_arrays(arrays, list(COUNTS))
 
     def _eta(self, document: dict[str, Any]) -> datetime:
         return eta_of(self.run, self.begun_at, self.period, document["_id"])
+
+    def _sent(self, document: dict[str, Any]) -> bool:
+        """Tell whether this run has sent a task back, before it failed again or was archived."""
+        if document.get("replay_run") == self.run:
+            return True
+        return str(copy_id(self.run, document)) in self.known
 
     def _add(self, archived: Sequence[dict[str, Any]], now: datetime) -> tuple[int, int]:
         adder = Adder(place_of(self.place), settings=self.settings, now=now)
@@ -255,7 +230,7 @@ class _Sender:
                 token=token_of(self.run),
             )
             for document in archived
-            if str(copy_id(self.run, document)) not in self.known
+            if not self._sent(document)
         ]
         added, left = adder.add(documents)
         return added + len(archived) - len(documents), left

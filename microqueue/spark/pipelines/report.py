@@ -19,12 +19,11 @@ from microqueue.settings import QueueSettings
 from microqueue.spark.pipelines.history import all_tasks, ready_tasks, steadily
 from microqueue.spark.pipelines.place import locate, server_now
 from microqueue.spark.pipelines.report_page import report_page
-from microqueue.spark.pipelines.report_rows import ReportRow, measure
+from microqueue.spark.pipelines.report_rows import BUCKETS, ReportRow, measure
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 
 Bucket: TypeAlias = Literal["minute", "hour", "day"]
 
-BUCKETS: dict[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
 MOST_BUCKETS = 200
 """So many points a chart can show; a longer period is cut into coarser buckets."""
 
@@ -55,7 +54,7 @@ class Report(Model):
 
     @property
     def buckets(self) -> list[ReportRow]:
-        """One row for each queue and bucket."""
+        """One row for each queue and bucket in which something happened."""
         return [row for row in self.rows if row.start is not None]
 
 
@@ -102,7 +101,9 @@ def report(
         ready = None
         if place is not None and target is not None:
             ended = min(last, now)
-            ready = ready_tasks(spark, place, queues=queues, created_before=ended - target)
+            ready = ready_tasks(
+                spark, place, queues=queues, created_before=ended - target, due_by=ended
+            )
         return measure(
             tasks,
             since=first,

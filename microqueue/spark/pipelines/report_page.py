@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
 from microqueue.spark.pipelines.charts import Chart, Point
 from microqueue.spark.pipelines.page import Page, Table, Tile, render
-from microqueue.spark.pipelines.report_rows import ReportRow
+from microqueue.spark.pipelines.report_rows import BUCKETS, ReportRow
 
 if TYPE_CHECKING:
     from microqueue.spark.pipelines.report import Report
@@ -30,7 +30,7 @@ def report_page(report: Report, now: datetime) -> str:
             title="microqueue report",
             subtitle=f"{period}, by {report.bucket}",
             tiles=_tiles(report),
-            charts=_charts(report),
+            charts=charts_of(report),
             tables=[_table(report)],
             footer=f"Made on {_instant(now)} UTC from archive and live tasks. Waits are from "
             "enqueueing to the first start, deliberate delays included.",
@@ -63,15 +63,15 @@ def _good(value: float | None) -> bool | None:
     return None if value is None else value >= GOOD_SHARE
 
 
-def _charts(report: Report) -> list[Chart]:
+def charts_of(report: Report) -> list[Chart]:
+    """Draw the figures over time."""
     per_bucket = f"per {report.bucket}"
-    rows = report.buckets
     charts = [
-        Chart("Done", _by_queue(rows, lambda row: row.done), per_bucket, filled=True),
+        Chart("Done", _by_queue(report, lambda row: row.done), per_bucket, filled=True),
         Chart(
             "Enqueued and finished",
             _sums(
-                rows,
+                report,
                 {
                     "enqueued": lambda row: row.enqueued,
                     "done": lambda row: row.done,
@@ -82,14 +82,14 @@ def _charts(report: Report) -> list[Chart]:
         ),
         Chart(
             "Wait, p95",
-            _by_queue(rows, lambda row: row.wait_p95, worst=True),
+            _by_queue(report, lambda row: row.wait_p95, worst=True),
             "seconds",
             target=report.target_wait_sec,
         ),
-        Chart("Run time, p95", _by_queue(rows, lambda row: row.run_p95, worst=True), "seconds"),
+        Chart("Run time, p95", _by_queue(report, lambda row: row.run_p95, worst=True), "seconds"),
         Chart(
             "Attempts that had to be repeated",
-            _by_queue(rows, lambda row: row.retry_rate, worst=True),
+            _by_queue(report, lambda row: row.retry_rate, worst=True),
             share=True,
         ),
     ]
@@ -97,18 +97,18 @@ def _charts(report: Report) -> list[Chart]:
         charts.append(
             Chart(
                 f"Started within {seconds(report.target_wait_sec)}",
-                _by_queue(rows, lambda row: row.target_kept, least=True),
+                _by_queue(report, lambda row: row.target_kept, least=True),
                 share=True,
             )
         )
     else:
-        failures = _by_queue(rows, lambda row: row.failure_rate, worst=True)
+        failures = _by_queue(report, lambda row: row.failure_rate, worst=True)
         charts.append(Chart("Finished tasks that failed", failures, share=True))
     return charts
 
 
 def _by_queue(
-    rows: Iterable[ReportRow],
+    report: Report,
     value: Callable[[ReportRow], float | None],
     *,
     worst: bool = False,
@@ -118,6 +118,7 @@ def _by_queue(
 
     The others are added up; of what cannot be added, the worst of them is shown.
     """
+    rows = report.buckets
     busy: defaultdict[str, int] = defaultdict(int)
     for row in rows:
         busy[row.queue or ""] += row.attempts + row.enqueued
@@ -130,19 +131,40 @@ def _by_queue(
             name = row.queue if row.queue in found and row.queue else OTHERS
             found.setdefault(name, {}).setdefault(row.start, []).append(number)
     merge: Callable[[list[float]], float] = max if worst else min if least else sum
+    nothing = None if worst or least else 0
     return {
-        name: [(at, merge(values)) for at, values in sorted(points.items())]
+        name: _with_gaps(report, {at: merge(points[at]) for at in points}, nothing)
         for name, points in found.items()
     }
 
 
-def _sums(rows: Iterable[ReportRow], values: Mapping[str, Callable[[ReportRow], int]]) -> Series:
+def _sums(report: Report, values: Mapping[str, Callable[[ReportRow], int]]) -> Series:
     found: dict[str, defaultdict[datetime, int]] = {name: defaultdict(int) for name in values}
-    for row in rows:
+    for row in report.buckets:
         for name, value in values.items():
             if row.start is not None:
                 found[name][row.start] += value(row)
-    return {name: sorted(points.items()) for name, points in found.items()}
+    return {name: _with_gaps(report, points, 0) for name, points in found.items()}
+
+
+def _with_gaps(
+    report: Report, points: Mapping[datetime, float], nothing: float | None
+) -> list[Point]:
+    """Add the buckets without events at both ends of each gap, and of the period.
+
+    The line runs along zero between them, or breaks off. Those inside of a gap would change
+    nothing, and a year by minutes has half a million.
+    """
+    size = BUCKETS[report.bucket]
+    step = timedelta(seconds=size)
+    last_moment = report.until - timedelta(microseconds=1)
+    first, last = (
+        datetime.fromtimestamp(at.timestamp() // size * size, UTC)
+        for at in (report.since, last_moment)
+    )
+    shown = {first, last, *points}
+    shown |= {at + change for at in points for change in (-step, step)}
+    return [(at, points.get(at, nothing)) for at in sorted(shown) if first <= at <= last]
 
 
 def _table(report: Report) -> Table:

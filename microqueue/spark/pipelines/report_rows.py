@@ -12,6 +12,9 @@ from pyspark.sql import functions as f
 from microqueue.model import Model
 from microqueue.spark.pipelines.history import LIFE, attempts_of
 
+BUCKETS: dict[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
+"""How many seconds a bucket has; it begins at a multiple of them, in UTC."""
+
 SHARES = (0.5, 0.95, 0.99)
 ACCURACY = 10_000
 RETRIED = ("retried", "lease_expired", "crashed")
@@ -24,6 +27,7 @@ class ReportRow(Model):
 
     Waits are from the enqueueing to the first start, in the bucket of that start. Run times
     are of single attempts, in the bucket of their end. Times are seconds, rates are shares.
+    ``seconds`` is how much of the period lies in the bucket.
     """
 
     queue: str | None
@@ -128,17 +132,23 @@ class _Window:
         bucket = f.floor(micros / 1_000_000 / size) * size
         return frame.where((micros >= first) & (micros < last)).withColumn("bucket", bucket)
 
+    def seconds(self, bucket: int | None) -> float:
+        """Give how much of the period lies in a bucket, or without one, how long it is."""
+        since, until = self.since.timestamp(), self.until.timestamp()
+        if bucket is None:
+            return (self.until - self.since).total_seconds()
+        return min(until, bucket + self.bucket_sec) - max(since, bucket)
+
 
 def _rows(
     found: dict[tuple[str | None, int | None], dict[str, Any]], window: _Window
 ) -> Iterator[ReportRow]:
-    whole = (window.until - window.since).total_seconds()
     for (queue, bucket), values in found.items():
         waits, runs = values.pop("waits", None) or (), values.pop("runs", None) or ()
         yield ReportRow(
             queue=queue,
             start=None if bucket is None else datetime.fromtimestamp(bucket, UTC),
-            seconds=whole if bucket is None else float(window.bucket_sec),
+            seconds=window.seconds(bucket),
             **values,
             **dict(zip(("wait_p50", "wait_p95", "wait_p99"), waits, strict=False)),
             **dict(zip(("run_p50", "run_p95", "run_p99"), runs, strict=False)),

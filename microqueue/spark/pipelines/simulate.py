@@ -23,7 +23,7 @@ from microqueue.model import Model
 from microqueue.settings import QueueSettings
 from microqueue.spark.pipelines.history import all_tasks
 from microqueue.spark.pipelines.place import locate, server_now
-from microqueue.spark.pipelines.recording import busiest, collect, record
+from microqueue.spark.pipelines.recording import MOST_TASKS, busiest, collect, record
 from microqueue.spark.pipelines.simulate_page import simulation_page
 from microqueue.spark.pipelines.simulation import Recording, Result, Scenario
 from microqueue.spark.pipelines.simulation import simulate as run_scenario
@@ -52,9 +52,14 @@ class Outcome(Model):
 
 
 class Simulation(Model):
-    """The outcomes, the calmest first: the lowest peak, then the quickest recovery."""
+    """The outcomes, the calmest first: the lowest peak, then the quickest recovery.
+
+    ``tasks`` were simulated, of ``tasks_total`` that there are: where those were too many, a
+    sample of them.
+    """
 
     tasks: int
+    tasks_total: int
     outages: tuple[tuple[float, float], ...]
     begun_at: datetime | None
     outcomes: tuple[Outcome, ...]
@@ -95,9 +100,11 @@ def simulate(
     now = server_now(place) if place else datetime.now().astimezone()
     first = now - timedelta(days=1) if since is None else since
     tell(Step("record", "Recording what happened"))
-    past = collect(
-        all_tasks(spark, live=place, archive=archive, queues=queues, since=first, settings=rules)
+    tasks = all_tasks(
+        spark, live=place, archive=archive, queues=queues, since=first, settings=rules
     )
+    collected = collect(tasks, most=MOST_TASKS)
+    past = collected.tasks
     if not past:
         raise MicroqueueError(
             f"there are no tasks since {first.isoformat()} to simulate; go back further with since"
@@ -117,6 +124,7 @@ def simulate(
         outcomes = outcomes_of(simulate_all(spark, recording, scenarios))
     made = Simulation(
         tasks=len(past),
+        tasks_total=collected.total,
         outages=recording.outages,
         begun_at=begun_at,
         outcomes=tuple(outcomes),

@@ -29,8 +29,11 @@ def simulation_page(simulation: Simulation) -> str:
     """Render a simulation as one HTML page."""
     outcomes = simulation.outcomes
     calmest, wildest = outcomes[0], outcomes[-1]
+    recorded = "recorded tasks"
+    if simulation.tasks < simulation.tasks_total:
+        recorded = f"tasks, a sample of {simulation.tasks_total:,} recorded tasks"
     tiles = [
-        Tile(f"{simulation.tasks:,}", "recorded tasks"),
+        Tile(f"{simulation.tasks:,}", recorded),
         Tile(f"{len(outcomes):,}", "scenarios"),
         Tile(f"{calmest.peak_retries_per_sec:,}/s", "calmest peak of retries", good=True),
         Tile(f"{wildest.peak_retries_per_sec:,}/s", "wildest peak of retries", good=False),

@@ -36,13 +36,18 @@ POLICY_FIELDS = ("base_sec", "factor", "max_sec", "jitter")
 
 
 class Suggestion(Model):
-    """A policy that would have been calmer, by simulation of the very same tasks."""
+    """A policy that would have been calmer, by simulation of the very same tasks.
+
+    ``tasks`` were simulated, of ``tasks_total`` that the storm touched: all, or a sample.
+    """
 
     policy: BackoffPolicy
     peak_retries_per_sec: int
     instead_of_per_sec: int
     recovery_sec: float
     instead_of_sec: float
+    tasks: int = 0
+    tasks_total: int = 0
 
 
 class Storm(Model):
@@ -208,12 +213,16 @@ def _suggest(
     """Simulate the storm's own tasks under other policies, and choose the calmest."""
     first, last = storm.start_sec - LOOK_BACK_SEC, storm.end_sec + LOOK_BACK_SEC
     touched = (f.unix_seconds("created_at") < last) & (f.unix_seconds("updated_at") >= first)
-    past = collect(own.where(touched), most=MOST_TASKS)
+    collected = collect(own.where(touched), most=MOST_TASKS)
+    past = collected.tasks
     candidates = [policy, *other_policies(policy)]
     timeout_sec = rules.visibility_timeout.total_seconds()
     scenarios = grid(candidates, [busiest(past)], [timeout_sec], seeds=SEEDS)
     outcomes = outcomes_of(simulate_all(spark, record(past), scenarios))
-    return choose(policy, outcomes)
+    chosen = choose(policy, outcomes)
+    if chosen is None:
+        return None
+    return chosen.model_copy(update={"tasks": len(past), "tasks_total": collected.total})
 
 
 def other_policies(policy: BackoffPolicy) -> list[BackoffPolicy]:

@@ -19,7 +19,7 @@ from microqueue.arguments import check_count
 from microqueue.errors import MicroqueueError
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
-from microqueue.spark.pipelines.commands import Command, replay_archived, replay_letters
+from microqueue.spark.pipelines.commands import Asked, Command, replay_archived, replay_letters
 from microqueue.spark.pipelines.fingerprint import fingerprinted, normalised
 from microqueue.spark.pipelines.history import all_tasks, steadily
 from microqueue.spark.pipelines.place import locate, server_now
@@ -92,6 +92,9 @@ def triage(
     check_count("top", top)
     rules = settings or QueueSettings.from_environment()
     place = locate(uri, database=database, collection=collection) if live else None
+    if since is not None:  # As exact as MongoDB is, so that the commands choose the same.
+        since = since.astimezone(UTC).replace(microsecond=since.microsecond // 1000 * 1000)
+    asked = Asked(uri=uri, database=database, collection=collection, since=since)
     known = _read_state(state)
     tell(Step("group", "Grouping dead letters"))
 
@@ -122,9 +125,11 @@ def triage(
         changes: dict[str, Any] = {}
         if place is not None and cluster.live:
             first, last = _instant(row["first_live"]), _instant(row["last_live"])
-            changes["replay"] = replay_letters(place, rules, cluster, failed_between=(first, last))
+            changes["replay"] = replay_letters(
+                place, rules, cluster, asked, failed_between=(first, last)
+            )
         if archive is not None and cluster.archived:
-            changes["replay_archived"] = replay_archived(archive, cluster)
+            changes["replay_archived"] = replay_archived(archive, cluster, asked)
         clusters.append(cluster.model_copy(update=changes))
     if state is not None and not dry_run:
         seen_at = server_now(place) if place else datetime.now(UTC)
