@@ -30,6 +30,7 @@ def run(command: Command | None) -> int:
     assert command is not None
     program, group, *arguments = shlex.split(command.line)
     assert program == "microqueue"
+    assert "--uri" in arguments  # Else it would work on the server of whoever runs the tests.
     more = ["--yes"] if group == "dlq" else []
     result = CliRunner().invoke(app, [group, *arguments, *more, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
