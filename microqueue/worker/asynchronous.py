@@ -202,13 +202,13 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             handler = self._begin_handling(held)
             if handler.is_async:
                 result = await handler.call(
-                    held.claimed.payload, lambda: AsyncContext(held, held.queue)
+                    held.claimed.payload, lambda: AsyncContext(held, held.queue, self._expect)
                 )
             else:
                 result = await run_in_thread(
                     handler.call,
                     held.claimed.payload,
-                    lambda: Context(held, self._twins[held.queue]),
+                    lambda: Context(held, self._twins[held.queue], self._expect),
                 )
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
             error = exc

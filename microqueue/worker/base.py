@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from microqueue.core import QueueCore, worker_name
@@ -27,7 +28,7 @@ from microqueue.worker.inflight import (
     Pace,
     now_sec,
 )
-from microqueue.worker.keeper import LeaseKeeper
+from microqueue.worker.keeper import LeaseKeeper, LeaseKeepers
 from microqueue.worker.log import logger, tell
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outcomes import Fail, settlement_for
@@ -89,13 +90,15 @@ class WorkerCore(Generic[QueueT]):
         *,
         on_timeout: Callable[[Held], None],
         on_lost: Callable[[Held], None],
-    ) -> LeaseKeeper:
-        """Register this worker; make the thread that keeps its leases and beats on."""
+    ) -> LeaseKeepers:
+        """Register this worker; make the threads that keep its leases and beat on."""
         started_at = twins[self._queues[0]].now()
 
-        def beat() -> None:
+        def beat(queues: Sequence[QueueT]) -> None:
             held = self._in_flight.snapshot()
-            for names, group in self._by_collection(self._queues):
+            for names, group in self._by_collection(queues):
+                if not names:
+                    continue  # It is on another server.
                 first = twins[group[0]]
                 info = WorkerInfo(
                     id=self.worker_id,
@@ -112,17 +115,25 @@ class WorkerCore(Generic[QueueT]):
                 )
                 first.run(workers.beat(info))
 
-        beat()  # Before the first claim, so that its death is noticed however soon it comes.
-        keeper = LeaseKeeper(
-            self._in_flight,
-            twins.__getitem__,
-            on_timeout=on_timeout,
-            on_lost=on_lost,
-            beat=beat,
-            heartbeat_sec=self.options.heartbeat.total_seconds(),
+        beat(self._queues)  # Before the first claim: its death is noticed however soon it comes.
+        by_client: dict[int, list[QueueT]] = {}
+        for queue in self._queues:
+            by_client.setdefault(id(queue.collections.client), []).append(queue)
+        keepers = LeaseKeepers(
+            [
+                LeaseKeeper(
+                    self._in_flight,
+                    {queue: twins[queue] for queue in group},
+                    on_timeout=on_timeout,
+                    on_lost=on_lost,
+                    beat=partial(beat, group),
+                    heartbeat_sec=self.options.heartbeat.total_seconds(),
+                )
+                for group in by_client.values()
+            ]
         )
-        self._expect = keeper.expect
-        return keeper
+        self._expect = keepers.expect
+        return keepers
 
     def _claiming(self, stopping: Callable[[], bool], *, burst: bool) -> Steps:
         """Give the steps by which this worker claims."""

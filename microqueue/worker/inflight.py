@@ -31,6 +31,7 @@ class Held:
     cancelled = False
     was_cancelled = False
     timed_out = False
+    granted_sec: float | None = None  # The length of its lease, where the handler gave one.
     progress: Progress | None = None
     on_interrupt: Callable[[], object] | None = None
 
@@ -46,7 +47,7 @@ class Held:
 
     @property
     def lease_sec(self) -> float:
-        """How long its lease is when it is renewed."""
+        """How long its lease is when the worker renews it."""
         own = self.claimed.own_timeout_sec
         queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
         return queue_sec if own is None else own
@@ -69,8 +70,26 @@ class Held:
 
     @property
     def renewal_due(self) -> float:
-        """When the lease should be renewed: after a third of its length."""
-        return self.renewed + self.lease_sec / RENEWALS_PER_LEASE
+        """When the lease should be renewed: after a third of its length.
+
+        One that the handler made longer is left alone until as much is left as usual.
+        """
+        usual_sec = self.lease_sec
+        granted_sec = usual_sec if self.granted_sec is None else self.granted_sec
+        left_sec = min(granted_sec, usual_sec) * (1 - 1 / RENEWALS_PER_LEASE)
+        return self.renewed + granted_sec - left_sec
+
+    def renew(self, at: float) -> None:
+        """Note that the worker renewed the lease, unless the handler did so since."""
+        if self.renewed <= at:
+            self.renewed, self.granted_sec = at, None
+
+    def touch(self, task: Task[Any], at: float) -> None:
+        """Take the task as it is since its handler renewed the lease."""
+        self.claimed.replace(task)
+        if task.lease is not None:
+            self.granted_sec = (task.lease.expires_at - task.updated_at).total_seconds()
+            self.renewed = at
 
 
 class InFlight:
@@ -83,7 +102,9 @@ class InFlight:
     """
 
     def __init__(self) -> None:
-        self._held: dict[Any, Held] = {}
+        # In the order of their claims. Not by id: a task may come back, under another token,
+        # while a handler still has it.
+        self._held: dict[Held, None] = {}
         self._changed = threading.Condition()
         self._wanted = 0  # How few somebody waits for; 0: nobody waits.
         self.unfinished = 0
@@ -95,7 +116,7 @@ class InFlight:
         """Take tasks in that were just claimed."""
         with self._changed:
             for one in held:
-                self._held[one.claimed.id] = one
+                self._held[one] = None
                 self.unfinished += 1
 
     def conclude(self, held: Held, *, returned: bool = False) -> bool:
@@ -117,15 +138,13 @@ class InFlight:
         """Let tasks go that are settled, and wake who waits for room."""
         with self._changed:
             for one in held:
-                # The same task may have come back already, under another token.
-                if self._held.get(one.claimed.id) is one:
-                    del self._held[one.claimed.id]
+                self._held.pop(one, None)
             self._changed.notify_all()
 
     def snapshot(self) -> list[Held]:
         """Give everything held at this moment."""
         with self._changed:
-            return list(self._held.values())
+            return list(self._held)
 
     def has_room(self, *, unfinished: int, held: int) -> bool:
         """Tell whether fewer than these are unfinished, and held in all."""

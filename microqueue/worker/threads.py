@@ -166,7 +166,9 @@ class Worker(WorkerCore[Queue[Any]]):
         error: BaseException | None = None
         try:
             handler = self._begin_handling(held)
-            result = handler.call(held.claimed.payload, lambda: Context(held, held.queue))
+            result = handler.call(
+                held.claimed.payload, lambda: Context(held, held.queue, self._expect)
+            )
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
             error = exc
         self._settle_later(self._ended(held, handler, result, error))
