@@ -17,6 +17,7 @@ from microqueue.operations.workers import WorkerInfo
 from microqueue.payload import check_encodable
 from microqueue.queue import Queue
 from microqueue.task import Claimed, Outcome, TaskStatus
+from microqueue.worker.caution import Caution
 from microqueue.worker.claiming import Claiming, Steps
 from microqueue.worker.handlers import Handler, SingleHandler, router_for
 from microqueue.worker.hooks import HookList, Hooks
@@ -35,7 +36,6 @@ from microqueue.worker.outcomes import Fail, settlement_for
 from microqueue.worker.selection import make_selection
 from microqueue.worker.settler import Finished
 
-ROOM_WAIT_SEC = 0.5
 CLOSING_WAIT_SEC = 0.05
 HURRY_SEC = 2.0
 
@@ -69,6 +69,7 @@ class WorkerCore(Generic[QueueT]):
         self._shortest_lease_sec = min(
             one.settings.visibility_timeout.total_seconds() for one in self._queues
         )
+        self._caution = Caution(self._in_flight, self.options.concurrency)
         self._pace = Pace(
             concurrency=self.options.concurrency,
             prefetch=self.options.prefetch,
@@ -82,6 +83,7 @@ class WorkerCore(Generic[QueueT]):
         self._stopping = False
         self._hurrying = False
         self._settle_by = float("inf")
+        self._claimed_last: datetime | None = None
         self._expect: Callable[[float], None] = lambda _due: None
 
     def _keeper(
@@ -135,15 +137,17 @@ class WorkerCore(Generic[QueueT]):
         self._expect = keepers.expect
         return keepers
 
-    def _claiming(self, stopping: Callable[[], bool], *, burst: bool) -> Steps:
-        """Give the steps by which this worker claims."""
+    def _claiming(self, start: Callable[[Sequence[Held]], None], *, burst: bool) -> Steps:
+        """Give the steps by which this worker claims, and starts what it claimed."""
         return Claiming(
             self._queues,
             self._selection,
             self.options,
             pace=self._pace,
             in_flight=self._in_flight,
-            stopping=stopping,
+            caution=self._caution,
+            start=start,
+            stopping=lambda: self._stopping,
             burst=burst,
         ).steps()
 
@@ -160,6 +164,8 @@ class WorkerCore(Generic[QueueT]):
         held = [Held(queue, one, now) for one in claimed]
         self._in_flight.add(held)
         if held:
+            lease = claimed[0].lease
+            self._claimed_last = lease.started_at if lease else None
             own = [one.own_timeout_sec for one in claimed if one.own_timeout_sec is not None]
             shortest_sec = min([self._shortest_lease_sec, *own])
             self._expect(now + shortest_sec / RENEWALS_PER_LEASE)

@@ -141,6 +141,10 @@ class InFlight:
                 self._held.pop(one, None)
             self._changed.notify_all()
 
+    def holds(self, held: Held) -> bool:
+        """Tell whether a task is still in hand: its settlement is not written yet."""
+        return held in self._held
+
     def snapshot(self) -> list[Held]:
         """Give everything held at this moment."""
         with self._changed:
