@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -18,7 +18,7 @@ from microqueue.worker.claiming import Do, Sight, Step
 from microqueue.worker.context import AsyncContext, Context
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import Hooks
-from microqueue.worker.inflight import PAUSE_SEC, Held, now_sec
+from microqueue.worker.inflight import PAUSE_SEC, Held, now_sec, split
 from microqueue.worker.offload import run_in_thread
 from microqueue.worker.settler import Finished, by_queue, commit, storable
 from microqueue.worker.sleeping import AsyncSleeper
@@ -113,7 +113,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
     # Claim
 
     async def _claim_forever(self, sleeper: AsyncSleeper, *, burst: bool) -> None:
-        steps = self._claiming(self._start, burst=burst)
+        steps = self._claiming(self._start, self._withdraw, self._settle_later, burst=burst)
         reply: Any = None
         with suppress(StopIteration):
             step = next(steps)
@@ -178,6 +178,11 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
     def _start(self, held: Sequence[Held]) -> None:
         self._waiting.extend(held)
         self._start_waiting()
+
+    def _withdraw(self, unwanted: Callable[[Held], bool]) -> list[Held]:
+        out, left = split(self._waiting, unwanted)
+        self._waiting = deque(left)
+        return out
 
     def _start_waiting(self) -> None:
         """Start handlers for what waits, as many as may run at the same time."""

@@ -137,8 +137,20 @@ class WorkerCore(Generic[QueueT]):
         self._expect = keepers.expect
         return keepers
 
-    def _claiming(self, start: Callable[[Sequence[Held]], None], *, burst: bool) -> Steps:
-        """Give the steps by which this worker claims, and starts what it claimed."""
+    def _claiming(
+        self,
+        start: Callable[[Sequence[Held]], None],
+        withdraw: Callable[[Callable[[Held], bool]], list[Held]],
+        settle_later: Callable[[Finished | None], None],
+        *,
+        burst: bool,
+    ) -> Steps:
+        """Give the steps by which this worker claims, starts what it claimed, or thinks better."""
+
+        def hand_back(unwanted: Callable[[Held], bool]) -> None:
+            for held in (*withdraw(unwanted), *self._caution.withdraw(unwanted)):
+                settle_later(self._handed_back(held))
+
         return Claiming(
             self._queues,
             self._selection,
@@ -147,6 +159,7 @@ class WorkerCore(Generic[QueueT]):
             in_flight=self._in_flight,
             caution=self._caution,
             start=start,
+            hand_back=hand_back,
             stopping=lambda: self._stopping,
             burst=burst,
         ).steps()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from microqueue.operations.suspects import Care, care_for, fewest
-from microqueue.worker.inflight import Held, InFlight
+from microqueue.worker.inflight import Held, InFlight, split
 
 
 class Caution:
@@ -26,6 +26,11 @@ class Caution:
     def __bool__(self) -> bool:
         """Tell whether there is anything to be careful about."""
         return bool(self._aside or self._started)
+
+    @property
+    def waiting(self) -> bool:
+        """Tell whether anything is set aside."""
+        return bool(self._aside)
 
     def admit(self, claimed: Sequence[Held]) -> Sequence[Held]:
         """Take in what was claimed; give what may start at once."""
@@ -59,9 +64,8 @@ class Caution:
 
     def withdraw(self, unwanted: Callable[[Held], bool]) -> list[Held]:
         """Take out, of what was set aside, what is not to be started any more."""
-        out = [one for one in self._aside if unwanted(one)]
-        if out:
-            self._aside = deque(one for one in self._aside if not unwanted(one))
+        out, left = split(self._aside, unwanted)
+        self._aside = deque(left)
         return out
 
     def _limit(self, care: Care) -> float:

@@ -97,6 +97,7 @@ class Claiming:
         in_flight: InFlight,
         caution: Caution,
         start: Callable[[Sequence[Held]], None],
+        hand_back: Callable[[Callable[[Held], bool]], None],
         stopping: Callable[[], bool],
         burst: bool,
     ) -> None:
@@ -107,6 +108,7 @@ class Claiming:
         self._in_flight = in_flight
         self._caution = caution
         self._start = start
+        self._hand_back = hand_back
         self._stopping = stopping
         self._burst = burst
         self._batch = options.flush_limit
@@ -149,10 +151,15 @@ class Claiming:
             yield from self._look()
             if self._asleep:
                 return True
+        full: Step | None = None
         if with_care is not None and held >= with_care:
-            yield self._await_room(unfinished + 1, with_care)
+            full = self._await_room(unfinished + 1, with_care)
         elif unfinished >= enough or held >= too_many:
-            yield self._await_room(enough, too_many)
+            full = self._await_room(enough, too_many)
+        if full and self._anything_waits() and now_sec() >= self._look_at:
+            yield from self._look(full=True)
+        elif full:
+            yield full
         elif now_sec() >= self._look_at:
             yield from self._look()
         elif not self._asleep and (yield from self._claim(room)):
@@ -194,27 +201,50 @@ class Claiming:
 
     def _await_room(self, unfinished: int, held: int) -> Step:
         """Wait until fewer are unfinished, and held; but not for long."""
-        return Step(Do.AWAIT_ROOM, limit=unfinished, most=held, seconds=ROOM_WAIT_SEC)
+        wait_sec = ROOM_WAIT_SEC
+        if self._anything_waits():
+            wait_sec = min(wait_sec, max(self._look_at - now_sec(), NAP_SEC))
+        return Step(Do.AWAIT_ROOM, limit=unfinished, most=held, seconds=wait_sec)
 
-    def _look(self) -> Steps:
-        """Find out what is ready, due and paused; make ready what is due."""
+    def _anything_waits(self) -> bool:
+        """Tell whether some of what is held has not started."""
+        return self._in_flight.unfinished > self._concurrency or self._caution.waiting
+
+    def _look(self, *, full: bool = False) -> Steps:
+        """Find out what is ready, due and paused; make ready what is due.
+
+        A worker that is ``full`` only wants to know whether what it holds may start.
+        """
         sight: Sight = yield Step(Do.LOOK, self._open)
         still_open = [one for one in self._queues if one not in sight.paused]
         resumed, self._open = len(still_open) > len(self._open), still_open
-        self._asleep = not (sight.ready or resumed)
+        self._asleep = not (sight.ready or resumed or full)
         self._quiet = self._quiet and self._asleep
         self._looked_at = now_sec()
         # Whoever claims, or waits for a queue to go on, knows of pauses within a second.
-        calm = self._asleep and not sight.paused
+        calm = self._asleep and not sight.paused and not self._anything_waits()
         wait_sec = self._poll_sec if calm else min(self._poll_sec, STALE_SEC)
         wait_sec *= _random.uniform(*JITTER)
-        if sight.due_sec is not None and sight.due_sec <= 0 and self._open:
+        self._give_back(sight.paused)
+        if full:
+            pass
+        elif sight.due_sec is not None and sight.due_sec <= 0 and self._open:
             yield Step(Do.PROMOTE, self._open)
             self._asleep = False
             wait_sec = SOON_SEC  # There may be more than one batch.
         elif sight.due_sec is not None:
             wait_sec = min(wait_sec, max(sight.due_sec, SOON_SEC))
         self._look_at = self._looked_at + wait_sec
+
+    def _give_back(self, paused: Sequence[Any]) -> None:
+        """Hand back what waits in vain: in a queue that pauses, or for handlers that are busy."""
+        self._pace.busy = sum(
+            one.running_sec > one.longest_wait_sec for one in self._in_flight.snapshot()
+        )
+        if self._anything_waits():
+            self._hand_back(
+                lambda one: one.queue in paused or one.waiting_sec > one.longest_wait_sec
+            )
 
     def _rest(self) -> Steps:
         """Wait for work: briskly for a moment after the last, then on the stream."""

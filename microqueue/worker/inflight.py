@@ -38,7 +38,7 @@ class Held:
     def __init__(self, queue: Any, claimed: Claimed, claimed_at: float) -> None:
         self.queue = queue
         self.claimed = claimed
-        self.renewed = claimed_at
+        self.claimed_at = self.renewed = claimed_at
 
     @property
     def task(self) -> Task[Any]:
@@ -62,6 +62,20 @@ class Held:
     def running_sec(self) -> float:
         """How long its handler has been running."""
         return 0.0 if self.started is None else now_sec() - self.started
+
+    @property
+    def waiting_sec(self) -> float:
+        """How long it has been waiting for its handler."""
+        return now_sec() - self.claimed_at if self.started is None else 0.0
+
+    @property
+    def longest_wait_sec(self) -> float:
+        """How long it may wait: a fraction of its queue's lease.
+
+        Not of its own: it would be given back again and again, and overtaken by the others.
+        """
+        queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
+        return queue_sec * Pace.FRACTION
 
     def take_progress(self) -> Progress | None:
         """Give what the handler last said of its progress, if that is news."""
@@ -90,6 +104,15 @@ class Held:
         if task.lease is not None:
             self.granted_sec = (task.lease.expires_at - task.updated_at).total_seconds()
             self.renewed = at
+
+
+def split(held: Iterable[Held], test: Callable[[Held], bool]) -> tuple[list[Held], list[Held]]:
+    """Part tasks into those that pass a test and the others, asking once, as time goes on."""
+    passed: list[Held] = []
+    others: list[Held] = []
+    for one in held:
+        (passed if test(one) else others).append(one)
+    return passed, others
 
 
 class InFlight:
@@ -173,7 +196,8 @@ class Pace:
     """How many tasks to hold: enough to keep handlers busy, few enough to start them in time.
 
     What is claimed must start within a fraction of its lease, judged by how long tasks took
-    so far. Without experience, one task per handler is held, and one more.
+    so far. Without experience, one task per handler is held, and one more. Handlers that are
+    ``busy`` for longer than a task may wait start nothing.
     """
 
     FRACTION = 0.25
@@ -184,6 +208,7 @@ class Pace:
         self._prefetch = prefetch
         self._lease_sec = lease_sec
         self._mean_sec: float | None = None
+        self.busy = 0
 
     def learn(self, took_sec: float) -> None:
         """Take into account how long one task took."""
@@ -195,7 +220,8 @@ class Pace:
         least = self._concurrency
         if self._prefetch <= 1:
             return least
+        free = max(self._concurrency - self.busy, 0)
         if self._mean_sec is None:
-            return min(least * 2, least + self._prefetch)
-        startable = self._concurrency * self._lease_sec * self.FRACTION / max(self._mean_sec, 1e-6)
+            return least + min(free, self._prefetch)
+        startable = free * self._lease_sec * self.FRACTION / max(self._mean_sec, 1e-6)
         return least + int(min(self._prefetch, startable))

@@ -27,6 +27,7 @@ from microqueue.worker.inflight import Held, InFlight, now_sec
 LONGEST_PAUSE_SEC = 1.0
 SHORTEST_PAUSE_SEC = 0.01
 LOOK_EVERY_SEC = 1.0
+MOST_WAITING = 1000
 
 logger = logging.getLogger("microqueue.worker")
 
@@ -134,12 +135,17 @@ class LeaseKeeper:
                     self._on_lost(one)
 
     def _look_after(self, held: list[Held]) -> None:
-        """Store progress, and find out which long-running tasks were cancelled or reclaimed."""
+        """Store progress, and find out which tasks were cancelled or reclaimed.
+
+        Those that take longer than a moment; of those that wait, the next ones to start.
+        """
         if self._look_due > now_sec():
             return
         self._look_due = now_sec() + LOOK_EVERY_SEC
-        running = [one for one in held if not one.concluded and one.running_sec > LOOK_EVERY_SEC]
-        for _, blocking, group in self._by_queue(running):
+        held = [one for one in held if not one.concluded]
+        running = [one for one in held if one.running_sec > LOOK_EVERY_SEC]
+        waiting = [one for one in held if one.waiting_sec > LOOK_EVERY_SEC]
+        for _, blocking, group in self._by_queue(running + waiting[:MOST_WAITING]):
             reports: list[tuple[Any, Progress]] = [
                 (one.task, report) for one in group if (report := one.take_progress())
             ]

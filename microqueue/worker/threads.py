@@ -109,7 +109,9 @@ class Worker(WorkerCore[Queue[Any]]):
     # Claim
 
     def _claim_forever(self, sleeper: SyncSleeper, *, burst: bool) -> None:
-        steps = self._claiming(self._line.extend, burst=burst)
+        steps = self._claiming(
+            self._line.extend, self._line.withdraw, self._settle_later, burst=burst
+        )
         reply: Any = None
         with suppress(StopIteration):
             step = next(steps)
