@@ -140,11 +140,11 @@ class Task(Model, Generic[PayloadT]):
             payload=get("payload") if payload is None else payload,
             status=_known(_STATUSES, get("status", "pending")),
             priority=get("priority", 0),
-            attempts=_count(get("attempts"), 0),
-            max_attempts=_count(get("max_attempts"), 10),
+            attempts=read_count(get("attempts"), 0),
+            max_attempts=read_count(get("max_attempts"), 10),
             redelivered=get("redelivered", False),
             replays=get("replays", 0),
-            crashes=_count(get("crashes"), 0),
+            crashes=read_count(get("crashes"), 0),
             error=_read_error(get("error")),
             history=_read_history(history) if history else (),
             headers=headers if isinstance(headers, dict) else {},
@@ -179,7 +179,7 @@ def _read_history(entries: Any) -> tuple[Attempt, ...]:
     return tuple(_read_attempt(entry) for entry in entries if isinstance(entry, dict))
 
 
-def _count(value: Any, default: int) -> int:
+def read_count(value: Any, default: int) -> int:
     """Read a count; one that is larger than can be stored again is cut."""
     if not isinstance(value, (int, float)) or not value >= 0:
         return default
@@ -255,13 +255,13 @@ class Claimed:
     Most handlers look at the payload alone, and making tasks is most of what a worker does.
     """
 
-    __slots__ = ("_document", "_task", "attempts", "id", "lease", "own_timeout_sec", "payload")
+    __slots__ = ("_task", "attempts", "document", "id", "lease", "own_timeout_sec", "payload")
 
     def __init__(self, document: dict[str, Any], lease: Lease, payload: Any) -> None:
-        self._document = document
+        self.document = document
         self._task: Task[Any] | None = None
         self.id = document["_id"]
-        self.attempts = _count(document["attempts"], 0)
+        self.attempts = read_count(document["attempts"], 0)
         self.lease: Lease | None = lease
         self.own_timeout_sec: float | None = document.get("visibility_timeout_sec")
         self.payload = payload
@@ -270,7 +270,7 @@ class Claimed:
     def task(self) -> Task[Any]:
         """The task as it was claimed."""
         if self._task is None:
-            self._task = Task.from_document(self._document, self.payload, lease=self.lease)
+            self._task = Task.from_document(self.document, self.payload, lease=self.lease)
         return self._task
 
     def replace(self, task: Task[Any]) -> None:

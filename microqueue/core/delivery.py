@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from microqueue.arguments import (
@@ -38,6 +38,7 @@ from microqueue.payload import encode_all
 from microqueue.task import Claimed, Lease, PayloadT, Task, TaskError
 
 _HOST = socket.gethostname()
+TICK = timedelta(milliseconds=1)
 
 
 class Delivery(Settling[PayloadT], Pausing[PayloadT]):
@@ -176,10 +177,16 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
         look = glance.glance_in_memory if self.collections.in_memory else glance.glance
         return (yield from look(self.collections.name, queues, now=now))
 
-    def claim_batch(self, limit: int, worker_id: str | None = None) -> Operation[list[Claimed]]:
-        """Claim up to ``limit`` ready tasks; what is due and what is paused is not looked at."""
+    def claim_batch(
+        self, limit: int, worker_id: str | None = None, *, after: datetime | None = None
+    ) -> Operation[list[Claimed]]:
+        """Claim up to ``limit`` ready tasks; what is due and what is paused is not looked at.
+
+        The claim starts later than ``after``, the worker's last one, so that its claims are
+        in order although clocks are read anew.
+        """
         while True:
-            lease = yield from self._new_lease(worker_id)
+            lease = yield from self._new_lease(worker_id, after)
             documents = yield from claim.pop_many(
                 self.name, lease, limit=limit, spread=self._spread
             )
@@ -190,12 +197,16 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
                 return claimed
             yield from sweep.expire_undelivered(lease.started_at, self.settings, [self.name])
 
-    def _new_lease(self, worker_id: str | None) -> Operation[Lease]:
+    def _new_lease(self, worker_id: str | None, after: datetime | None = None) -> Operation[Lease]:
         now = yield from self.begin()
+        started_at = now
+        # A clock that went back by more was wrong before.
+        if after is not None and now <= after < now + claim.LARGEST_SKEW:
+            started_at = after + TICK
         return Lease.trusted(
             token=secrets.token_hex(12),
             worker_id=worker_id or f"{_HOST}:{os.getpid()}",
-            started_at=now,
+            started_at=started_at,
             expires_at=now + self.settings.visibility_timeout,
         )
 

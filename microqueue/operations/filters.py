@@ -62,6 +62,11 @@ def claimed_together(tasks: Sequence[Claim]) -> Document:
     return {**any_of(task.id for task in tasks), **fence}
 
 
+def claim_of(task: Claim) -> tuple[Any, str | None]:
+    """Tell one claim of a task from another."""
+    return task.id, task.lease.token if task.lease else None
+
+
 def any_of(ids: Iterable[Any]) -> Document:
     """Match any of these ids."""
     return {"_id": {"$in": list(ids)}}

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from enum import Enum, auto
 from typing import Any
 
 from pymongo import UpdateOne
 
 from microqueue.operations import filters
 from microqueue.operations.administer import CANCELLED
-from microqueue.operations.call import Call, Operation, Target
-from microqueue.task import Progress, Task
+from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.task import Claim, Progress, Task
+
+
+class Taken(Enum):
+    """What became of a claim."""
+
+    NOT = auto()
+    """It holds."""
+    AWAY = auto()
+    """The task is somebody else's, or nobody's."""
+    CANCELLED = auto()
+    """Somebody cancelled the task."""
 
 
 def renew(
@@ -21,8 +33,8 @@ def renew(
     """Renew the leases of tasks in flight; give those that are no longer held.
 
     One write renews all that have leases of the same length. Each is claimed under a token
-    that no other claim has, so any of the tokens proves that it is still ours. Safe to repeat:
-    it sets the same instants again.
+    that no other claim has, so any of the tokens proves that it is still ours. A lease that
+    ends later stays as it is. Safe to repeat: it sets the same instants again.
     """
     groups: dict[float, list[Task[Any]]] = defaultdict(list)
     for task in tasks:
@@ -34,22 +46,22 @@ def renew(
     for seconds, group in groups.items():
         fence = filters.claimed_together(group)
         expires_at = now + timedelta(seconds=seconds)
-        update = {"$set": {"lease_expires_at": expires_at, "updated_at": now}}
+        update = {"$max": {"lease_expires_at": expires_at}, "$set": {"updated_at": now}}
         result = yield Call("update_many", fence, update)
         if result.matched_count != len(group):
-            found = yield Call("find", fence, {"_id": 1})
-            held = {document["_id"] for document in found}
-            lost += [task for task in group if task.id not in held]
+            found = yield Call("find", fence, {"lease_token": 1})
+            held = {(document["_id"], document["lease_token"]) for document in found}
+            lost += [task for task in group if filters.claim_of(task) not in held]
     return lost
 
 
-def find_taken(tasks: Sequence[Task[Any]]) -> Operation[dict[Any, bool]]:
-    """Give the ids of tasks that are no longer held, and whether each was cancelled.
+def find_taken(tasks: Sequence[Claim]) -> Operation[list[Taken]]:
+    """Tell of each task whether it is no longer held, and whether it was cancelled.
 
-    A look by ``_id`` that writes nothing, for handlers that run longer than a moment: they
-    should not go on for a third of a lease after somebody cancelled their task.
+    A look by ``_id`` that writes nothing, for tasks that wait or run longer than a moment:
+    their handlers should not go on for a third of a lease after somebody cancelled them.
     """
-    ids = filters.any_of(task.id for task in tasks)
+    ids = filters.any_of({task.id: None for task in tasks})
     found = yield Call("find", ids, {"status": 1, "lease_token": 1, "error.code": 1})
     stored = {document["_id"]: document for document in found}
     if missing := [task.id for task in tasks if task.id not in stored]:
@@ -61,13 +73,16 @@ def find_taken(tasks: Sequence[Task[Any]]) -> Operation[dict[Any, bool]]:
             target=Target.DEAD_LETTERS,
         )
         stored |= {document["_id"]: document for document in moved}
-    taken = {}
-    for task in tasks:
-        document = stored.get(task.id, {})
-        if task.lease and document.get("lease_token") != task.lease.token:
-            code = (document.get("error") or {}).get("code")
-            taken[task.id] = document.get("status") == filters.FAILED and code == CANCELLED
-    return taken
+    return [_how_taken(task, stored.get(task.id, {})) for task in tasks]
+
+
+def _how_taken(task: Claim, document: Document) -> Taken:
+    if task.lease is None or document.get("lease_token") == task.lease.token:
+        return Taken.NOT
+    error = document.get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    cancelled = document.get("status") == filters.FAILED and code == CANCELLED
+    return Taken.CANCELLED if cancelled else Taken.AWAY
 
 
 def report_progress(reports: Iterable[tuple[Task[Any], Progress]]) -> Operation[None]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from microqueue.model import Model
-from microqueue.operations import endings, filters, settle
+from microqueue.operations import endings, filters, settle, suspects
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.endings import Ending
 from microqueue.operations.settle import Settlement
+from microqueue.operations.suspects import Verdict
 from microqueue.operations.sweep import WITHOUT_PAYLOAD, Queues, within
 from microqueue.settings import QueueSettings
 from microqueue.task import Outcome, Task, TaskError
@@ -23,6 +24,7 @@ from microqueue.task import Outcome, Task, TaskError
 MISSED_BEATS = 3
 AS_CLAIMED = [("started_at", 1), *filters.READY_ORDER]
 """The order in which a worker claimed its tasks, and so starts them."""
+JUDGED_BY = {"queue": 1, "attempts": 1, "max_attempts": 1, "redelivered": 1, "crashes": 1}
 
 
 class WorkerInfo(Model):
@@ -84,31 +86,26 @@ def reclaim_orphaned(
     dead = yield Call("find", silent, target=Target.WORKERS)
     for document in dead:
         worker_id, blamed = _worker_id(document), document.get("blamed", 0)
-        suspects = max((document.get("concurrency") or 1) - blamed, 0)
-        if queues is not None:
-            suspects = yield from _suspects_within(queues, worker_id, suspects)
-        back, out = yield from reclaim_from(
-            worker_id, now, settings, concurrency=suspects, queues=queues
-        )
+        left = max((document.get("concurrency") or 1) - blamed, 0)
+        held = yield from _judge_held(worker_id, left)
+        back, out = yield from _take_back(worker_id, held, now, settings, queues)
         reclaimed += back
         buried += out
         # Unless it beat again in the meantime: then it was only slow.
         unchanged = {"_id": document["_id"], "heartbeat_at": document["heartbeat_at"]}
         if queues is None or not (yield Call("find_one", _held_by(worker_id), {"_id": 1})):
             yield Call("delete_one", unchanged, target=Target.WORKERS)
-        elif suspects:
+        elif more := _blamed_within(queues, held, left):
             # Whoever takes back the rest must not blame as many once more.
-            fewer = {"$set": {"blamed": blamed + suspects}}
+            fewer = {"$set": {"blamed": blamed + more}}
             yield Call("update_one", unchanged, fewer, target=Target.WORKERS)
     return reclaimed, buried
 
 
-def _suspects_within(queues: Sequence[str], worker_id: str, suspects: int) -> Operation[int]:
-    """Count how many of the first tasks that a worker holds are in some queues."""
-    if not suspects:
-        return 0
-    first = yield Call("find", _held_by(worker_id), {"queue": 1}, sort=AS_CLAIMED, limit=suspects)
-    return sum(document.get("queue") in queues for document in first)
+def _blamed_within(queues: Sequence[str], held: Sequence[Judged], left: int) -> int:
+    """Count how many may not be blamed any more, once those of some queues are taken back."""
+    suspects = [one.queue in queues for one in held if one.verdict is Verdict.SUSPECT]
+    return left if all(suspects) else sum(suspects)
 
 
 def reclaim_from(
@@ -121,13 +118,36 @@ def reclaim_from(
 ) -> Operation[tuple[int, int]]:
     """Take back what one worker holds, in all queues or in some: how many wait, and are buried.
 
-    A crash is counted only against those that may have been running. Tasks start in the
-    order in which they were claimed, so these are the first ``concurrency`` ones; the others
-    waited for a handler, and are no poison.
+    A crash is counted only against those that may have been running, and an attempt only of
+    those that may have been started; :mod:`microqueue.operations.suspects` tells which.
     """
+    held = yield from _judge_held(worker_id, concurrency)
+    return (yield from _take_back(worker_id, held, now, settings, queues))
+
+
+class Judged(NamedTuple):
+    """A task that a dead worker held, and what it had to do with its end."""
+
+    id: Any
+    queue: Any
+    verdict: Verdict
+
+
+def _judge_held(worker_id: str, concurrency: int) -> Operation[list[Judged]]:
+    held = yield Call("find", _held_by(worker_id), JUDGED_BY, sort=AS_CLAIMED)
+    return [
+        Judged(document["_id"], document.get("queue"), verdict)
+        for document, verdict in zip(held, suspects.judge(held, concurrency), strict=True)
+    ]
+
+
+def _take_back(
+    worker_id: str, judged: Sequence[Judged], now: datetime, settings: QueueSettings, queues: Queues
+) -> Operation[tuple[int, int]]:
     selection = {**_held_by(worker_id), **within(queues)}
+    # An id that a hand wrote may be a document, which cannot be looked up.
+    verdicts = {repr(one.id): one.verdict for one in judged}
     reclaimed = buried = 0
-    suspects = concurrency
     while True:
         held: list[Document] = yield Call(
             "find", selection, WITHOUT_PAYLOAD, sort=AS_CLAIMED, limit=settings.batch_size
@@ -135,9 +155,9 @@ def reclaim_from(
         ended: list[Ending] = []
         for document in held:
             task: Task[Any] = Task.from_document(document)
-            settlement = _crash(task, now, settings, suspect=suspects > 0)
-            suspects -= 1
-            ended.append(Ending(task, settlement, filters.claimed(task)))
+            # One that was claimed in between: nobody can tell.
+            verdict = verdicts.get(repr(task.id), Verdict.STARTED)
+            ended.append(Ending(task, _crash(task, now, settings, verdict), filters.claimed(task)))
         back, out = yield from endings.take_back(ended, now=now, settings=settings)
         reclaimed += back
         buried += out
@@ -149,7 +169,10 @@ def _held_by(worker_id: str) -> Document:
     return {**filters.LEASED, "worker_id": worker_id}
 
 
-def _crash(task: Task[Any], now: datetime, settings: QueueSettings, *, suspect: bool) -> Settlement:
+def _crash(task: Task[Any], now: datetime, settings: QueueSettings, verdict: Verdict) -> Settlement:
+    if verdict is Verdict.WAITED:
+        return settle.released(task, now, front=False)
+    suspect = verdict is Verdict.SUSPECT
     worker_id = task.lease.worker_id if task.lease else None
     crashes = task.crashes + suspect
     message = f"the worker {worker_id} ended without settling the task"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -13,12 +13,12 @@ from microqueue.async_queue import AsyncQueue
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations import workers
 from microqueue.queue import Queue
-from microqueue.worker.base import CLOSING_WAIT_SEC, HURRY_SEC, ROOM_WAIT_SEC, WorkerCore
+from microqueue.worker.base import CLOSING_WAIT_SEC, HURRY_SEC, WorkerCore
 from microqueue.worker.claiming import Do, Sight, Step
 from microqueue.worker.context import AsyncContext, Context
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import Hooks
-from microqueue.worker.inflight import PAUSE_SEC, Held, now_sec
+from microqueue.worker.inflight import PAUSE_SEC, Held, now_sec, split
 from microqueue.worker.offload import run_in_thread
 from microqueue.worker.settler import Finished, by_queue, commit, storable
 from microqueue.worker.sleeping import AsyncSleeper
@@ -113,7 +113,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
     # Claim
 
     async def _claim_forever(self, sleeper: AsyncSleeper, *, burst: bool) -> None:
-        steps = self._claiming(lambda: self._stopping, burst=burst)
+        steps = self._claiming(self._start, self._withdraw, self._settle_later, burst=burst)
         reply: Any = None
         with suppress(StopIteration):
             step = next(steps)
@@ -137,24 +137,23 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             case Do.AWAIT_ROOM:
                 self._room = step
                 if not self._has_room():
-                    await self._wait_for_change()
+                    await self._wait_for_change(step.seconds)
             case Do.SLEEP:
                 return await sleeper.sleep(step.seconds)
             case Do.PAUSE:
                 await asyncio.sleep(step.seconds)
         return None
 
-    async def _claim(self, queue: AsyncQueue[Any], limit: int) -> int:
-        claiming = asyncio.ensure_future(queue.run(queue.claim_batch(limit, self.worker_id)))
+    async def _claim(self, queue: AsyncQueue[Any], limit: int) -> list[Held]:
+        operation = queue.claim_batch(limit, self.worker_id, after=self._claimed_last)
+        claiming = asyncio.ensure_future(queue.run(operation))
         try:
             claimed = await asyncio.shield(claiming)
         except asyncio.CancelledError:
             with suppress(MicroqueueError):  # It must not take the place of the cancellation.
                 self._waiting.extend(self._take_in(queue, await claiming))  # Handed back later.
             raise
-        self._waiting.extend(self._take_in(queue, claimed))
-        self._start_waiting()
-        return len(claimed)
+        return self._take_in(queue, claimed)
 
     async def _look(self, opened: Sequence[AsyncQueue[Any]]) -> Sight:
         return Sight.of(
@@ -167,14 +166,23 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
     def _has_room(self) -> bool:
         return self._in_flight.has_room(unfinished=self._room.limit, held=self._room.most)
 
-    async def _wait_for_change(self) -> None:
+    async def _wait_for_change(self, seconds: float) -> None:
         self._changed.clear()
         try:
-            await asyncio.wait_for(self._changed.wait(), ROOM_WAIT_SEC)
+            await asyncio.wait_for(self._changed.wait(), seconds)
         except TimeoutError:
             return
 
     # Run
+
+    def _start(self, held: Sequence[Held]) -> None:
+        self._waiting.extend(held)
+        self._start_waiting()
+
+    def _withdraw(self, unwanted: Callable[[Held], bool]) -> list[Held]:
+        out, left = split(self._waiting, unwanted)
+        self._waiting = deque(left)
+        return out
 
     def _start_waiting(self) -> None:
         """Start handlers for what waits, as many as may run at the same time."""
@@ -202,13 +210,13 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             handler = self._begin_handling(held)
             if handler.is_async:
                 result = await handler.call(
-                    held.claimed.payload, lambda: AsyncContext(held, held.queue)
+                    held.claimed.payload, lambda: AsyncContext(held, held.queue, self._expect)
                 )
             else:
                 result = await run_in_thread(
                     handler.call,
                     held.claimed.payload,
-                    lambda: Context(held, self._twins[held.queue]),
+                    lambda: Context(held, self._twins[held.queue], self._expect),
                 )
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
             error = exc
@@ -285,6 +293,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
 
     async def _finish_running(self, grace_sec: float) -> None:
         """Hand back what has not started, let what runs finish, then hand back the rest."""
+        self._waiting.extend(self._caution.withdraw(lambda _held: True))
         while self._waiting:
             self._settle_later(self._handed_back(self._waiting.popleft()))
         deadline = self._settle_by = now_sec() + grace_sec

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from microqueue.core import QueueCore, worker_name
@@ -16,6 +17,7 @@ from microqueue.operations.workers import WorkerInfo
 from microqueue.payload import check_encodable
 from microqueue.queue import Queue
 from microqueue.task import Claimed, Outcome, TaskStatus
+from microqueue.worker.caution import Caution
 from microqueue.worker.claiming import Claiming, Steps
 from microqueue.worker.handlers import Handler, SingleHandler, router_for
 from microqueue.worker.hooks import HookList, Hooks
@@ -27,14 +29,13 @@ from microqueue.worker.inflight import (
     Pace,
     now_sec,
 )
-from microqueue.worker.keeper import LeaseKeeper
+from microqueue.worker.keeper import LeaseKeeper, LeaseKeepers
 from microqueue.worker.log import logger, tell
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outcomes import Fail, settlement_for
 from microqueue.worker.selection import make_selection
 from microqueue.worker.settler import Finished
 
-ROOM_WAIT_SEC = 0.5
 CLOSING_WAIT_SEC = 0.05
 HURRY_SEC = 2.0
 
@@ -68,6 +69,7 @@ class WorkerCore(Generic[QueueT]):
         self._shortest_lease_sec = min(
             one.settings.visibility_timeout.total_seconds() for one in self._queues
         )
+        self._caution = Caution(self._in_flight, self.options.concurrency)
         self._pace = Pace(
             concurrency=self.options.concurrency,
             prefetch=self.options.prefetch,
@@ -81,6 +83,7 @@ class WorkerCore(Generic[QueueT]):
         self._stopping = False
         self._hurrying = False
         self._settle_by = float("inf")
+        self._claimed_last: datetime | None = None
         self._expect: Callable[[float], None] = lambda _due: None
 
     def _keeper(
@@ -89,13 +92,15 @@ class WorkerCore(Generic[QueueT]):
         *,
         on_timeout: Callable[[Held], None],
         on_lost: Callable[[Held], None],
-    ) -> LeaseKeeper:
-        """Register this worker; make the thread that keeps its leases and beats on."""
+    ) -> LeaseKeepers:
+        """Register this worker; make the threads that keep its leases and beat on."""
         started_at = twins[self._queues[0]].now()
 
-        def beat() -> None:
+        def beat(queues: Sequence[QueueT]) -> None:
             held = self._in_flight.snapshot()
-            for names, group in self._by_collection(self._queues):
+            for names, group in self._by_collection(queues):
+                if not names:
+                    continue  # It is on another server.
                 first = twins[group[0]]
                 info = WorkerInfo(
                     id=self.worker_id,
@@ -112,27 +117,50 @@ class WorkerCore(Generic[QueueT]):
                 )
                 first.run(workers.beat(info))
 
-        beat()  # Before the first claim, so that its death is noticed however soon it comes.
-        keeper = LeaseKeeper(
-            self._in_flight,
-            twins.__getitem__,
-            on_timeout=on_timeout,
-            on_lost=on_lost,
-            beat=beat,
-            heartbeat_sec=self.options.heartbeat.total_seconds(),
+        beat(self._queues)  # Before the first claim: its death is noticed however soon it comes.
+        by_client: dict[int, list[QueueT]] = {}
+        for queue in self._queues:
+            by_client.setdefault(id(queue.collections.client), []).append(queue)
+        keepers = LeaseKeepers(
+            [
+                LeaseKeeper(
+                    self._in_flight,
+                    {queue: twins[queue] for queue in group},
+                    on_timeout=on_timeout,
+                    on_lost=on_lost,
+                    beat=partial(beat, group),
+                    heartbeat_sec=self.options.heartbeat.total_seconds(),
+                )
+                for group in by_client.values()
+            ]
         )
-        self._expect = keeper.expect
-        return keeper
+        self._expect = keepers.expect
+        return keepers
 
-    def _claiming(self, stopping: Callable[[], bool], *, burst: bool) -> Steps:
-        """Give the steps by which this worker claims."""
+    def _claiming(
+        self,
+        start: Callable[[Sequence[Held]], None],
+        withdraw: Callable[[Callable[[Held], bool]], list[Held]],
+        settle_later: Callable[[Finished | None], None],
+        *,
+        burst: bool,
+    ) -> Steps:
+        """Give the steps by which this worker claims, starts what it claimed, or thinks better."""
+
+        def hand_back(unwanted: Callable[[Held], bool]) -> None:
+            for held in (*withdraw(unwanted), *self._caution.withdraw(unwanted)):
+                settle_later(self._handed_back(held))
+
         return Claiming(
             self._queues,
             self._selection,
             self.options,
             pace=self._pace,
             in_flight=self._in_flight,
-            stopping=stopping,
+            caution=self._caution,
+            start=start,
+            hand_back=hand_back,
+            stopping=lambda: self._stopping,
             burst=burst,
         ).steps()
 
@@ -149,6 +177,8 @@ class WorkerCore(Generic[QueueT]):
         held = [Held(queue, one, now) for one in claimed]
         self._in_flight.add(held)
         if held:
+            lease = claimed[0].lease
+            self._claimed_last = lease.started_at if lease else None
             own = [one.own_timeout_sec for one in claimed if one.own_timeout_sec is not None]
             shortest_sec = min([self._shortest_lease_sec, *own])
             self._expect(now + shortest_sec / RENEWALS_PER_LEASE)

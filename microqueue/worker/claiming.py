@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 from microqueue.errors import MicroqueueError
 from microqueue.operations.glance import Glance
-from microqueue.worker.inflight import PAUSE_SEC, InFlight, Pace, now_sec
+from microqueue.worker.caution import Caution
+from microqueue.worker.inflight import PAUSE_SEC, Held, InFlight, Pace, now_sec
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.selection import Selection
 
@@ -24,6 +25,7 @@ NAP_SEC = 0.001
 SOON_SEC = 0.005
 DEAF_SEC = 0.2
 STALE_SEC = 1.0
+ROOM_WAIT_SEC = 0.5
 UNSETTLED_BATCHES = 4  # So many batches may wait for their write while others are claimed.
 JITTER = (0.8, 1.0)  # Of the poll interval, so that many workers do not look at once.
 
@@ -35,13 +37,13 @@ class Do(Enum):
     """What a worker is asked to do next."""
 
     CLAIM = auto()
-    """Claim up to ``limit`` tasks from ``queue``; reply how many it got."""
+    """Claim up to ``limit`` tasks from ``queue``; reply what it got, not started yet."""
     LOOK = auto()
     """Look at ``queues``, which are open as far as is known; reply a :class:`Sight`."""
     PROMOTE = auto()
     """Make the due tasks of ``queues`` ready."""
     AWAIT_ROOM = auto()
-    """Wait until fewer than ``limit`` are unfinished, ``most`` are held; but not for long."""
+    """Wait until fewer than ``limit`` are unfinished, ``most`` are held; or for ``seconds``."""
     SLEEP = auto()
     """Sleep for ``seconds``, or until the stream brings news; reply whether it did."""
     PAUSE = auto()
@@ -93,6 +95,9 @@ class Claiming:
         *,
         pace: Pace,
         in_flight: InFlight,
+        caution: Caution,
+        start: Callable[[Sequence[Held]], None],
+        hand_back: Callable[[Callable[[Held], bool]], None],
         stopping: Callable[[], bool],
         burst: bool,
     ) -> None:
@@ -101,6 +106,9 @@ class Claiming:
         self._selection = selection
         self._pace = pace
         self._in_flight = in_flight
+        self._caution = caution
+        self._start = start
+        self._hand_back = hand_back
         self._stopping = stopping
         self._burst = burst
         self._batch = options.flush_limit
@@ -129,26 +137,37 @@ class Claiming:
 
     def _round(self) -> Generator[Step, Any, bool]:
         """Claim once, or wait once; give whether a burst is over."""
+        if self._caution:
+            self._start(self._caution.proceed())
         held, unfinished = len(self._in_flight), self._in_flight.unfinished
         most = self._pace.most()
         # Room for a good part of a batch, or for an idle handler, is worth a claim.
         enough = max(most * 3 // 4, self._concurrency)
         too_many = most + UNSETTLED_BATCHES * self._batch
+        with_care = self._caution.most() if self._caution else None
+        room = most - unfinished if with_care is None else min(most - unfinished, with_care - held)
         if self._burst and unfinished and not held:
             # Only handlers are left that go on after their time; the end waits for none of them.
             yield from self._look()
             if self._asleep:
                 return True
-        if unfinished >= enough or held >= too_many:
-            yield Step(Do.AWAIT_ROOM, limit=enough, most=too_many)
+        full: Step | None = None
+        if with_care is not None and held >= with_care:
+            full = self._await_room(unfinished + 1, with_care)
+        elif unfinished >= enough or held >= too_many:
+            full = self._await_room(enough, too_many)
+        if full and self._anything_waits() and now_sec() >= self._look_at:
+            yield from self._look(full=True)
+        elif full:
+            yield full
         elif now_sec() >= self._look_at:
             yield from self._look()
-        elif not self._asleep and (yield from self._claim(most - unfinished)):
+        elif not self._asleep and (yield from self._claim(room)):
             pass
         elif not self._burst:
             yield from self._rest()
         elif held:
-            yield Step(Do.AWAIT_ROOM, limit=max(unfinished, 1), most=held)
+            yield self._await_room(max(unfinished, 1), held)
             self._asleep = False
         else:
             yield from self._look()  # Something may have come due by now.
@@ -166,7 +185,9 @@ class Claiming:
         for queue, share in self._selection.shares(self._open, room):
             limit = min(share, room) - claimed
             if limit > 0:
-                claimed += yield Step(Do.CLAIM, [queue], limit=limit)
+                taken: Sequence[Held] = yield Step(Do.CLAIM, [queue], limit=limit)
+                self._start(self._caution.admit(taken))
+                claimed += len(taken)
             if claimed >= room or (claimed and share >= room):
                 break
         if claimed:
@@ -178,25 +199,52 @@ class Claiming:
         self._quiet = not claimed and not self._burst
         return claimed
 
-    def _look(self) -> Steps:
-        """Find out what is ready, due and paused; make ready what is due."""
+    def _await_room(self, unfinished: int, held: int) -> Step:
+        """Wait until fewer are unfinished, and held; but not for long."""
+        wait_sec = ROOM_WAIT_SEC
+        if self._anything_waits():
+            wait_sec = min(wait_sec, max(self._look_at - now_sec(), NAP_SEC))
+        return Step(Do.AWAIT_ROOM, limit=unfinished, most=held, seconds=wait_sec)
+
+    def _anything_waits(self) -> bool:
+        """Tell whether some of what is held has not started."""
+        return self._in_flight.unfinished > self._concurrency or self._caution.waiting
+
+    def _look(self, *, full: bool = False) -> Steps:
+        """Find out what is ready, due and paused; make ready what is due.
+
+        A worker that is ``full`` only wants to know whether what it holds may start.
+        """
         sight: Sight = yield Step(Do.LOOK, self._open)
         still_open = [one for one in self._queues if one not in sight.paused]
         resumed, self._open = len(still_open) > len(self._open), still_open
-        self._asleep = not (sight.ready or resumed)
+        self._asleep = not (sight.ready or resumed or full)
         self._quiet = self._quiet and self._asleep
         self._looked_at = now_sec()
         # Whoever claims, or waits for a queue to go on, knows of pauses within a second.
-        calm = self._asleep and not sight.paused
+        calm = self._asleep and not sight.paused and not self._anything_waits()
         wait_sec = self._poll_sec if calm else min(self._poll_sec, STALE_SEC)
         wait_sec *= _random.uniform(*JITTER)
-        if sight.due_sec is not None and sight.due_sec <= 0 and self._open:
+        self._give_back(sight.paused)
+        if full:
+            pass
+        elif sight.due_sec is not None and sight.due_sec <= 0 and self._open:
             yield Step(Do.PROMOTE, self._open)
             self._asleep = False
             wait_sec = SOON_SEC  # There may be more than one batch.
         elif sight.due_sec is not None:
             wait_sec = min(wait_sec, max(sight.due_sec, SOON_SEC))
         self._look_at = self._looked_at + wait_sec
+
+    def _give_back(self, paused: Sequence[Any]) -> None:
+        """Hand back what waits in vain: in a queue that pauses, or for handlers that are busy."""
+        self._pace.busy = sum(
+            one.running_sec > one.longest_wait_sec for one in self._in_flight.snapshot()
+        )
+        if self._anything_waits():
+            self._hand_back(
+                lambda one: one.queue in paused or one.waiting_sec > one.longest_wait_sec
+            )
 
     def _rest(self) -> Steps:
         """Wait for work: briskly for a moment after the last, then on the stream."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from microqueue.durations import Duration
 from microqueue.errors import InvalidArgument
 from microqueue.task import Progress, Task
-from microqueue.worker.inflight import Held
+from microqueue.worker.inflight import Held, now_sec
 
 
 class _Context:
     """The task, and whether its result is still wanted."""
 
-    def __init__(self, held: Held, queue: Any) -> None:
+    def __init__(self, held: Held, queue: Any, expect: Callable[[float], None]) -> None:
         self._held = held
         self._queue = queue
+        self._expect = expect
 
     @property
     def task(self) -> Task[Any]:
@@ -50,18 +52,27 @@ class _Context:
         now = self._held.queue.clock.now()
         self._held.progress = Progress.trusted(fraction=float(fraction), message=message, at=now)
 
+    def _touched(self, task: Task[Any], at: float) -> None:
+        self._held.touch(task, at)
+        self._expect(self._held.renewal_due)
+
 
 class Context(_Context):
     """For plain functions."""
 
     def touch(self, extend: Duration | None = None) -> None:
-        """Renew the lease by hand; the worker does so by itself every third of its length."""
-        self._held.claimed.replace(self._queue.touch(self._held.task, extend=extend))
+        """Renew the lease by hand; the worker does so by itself every third of its length.
+
+        A lease that ``extend`` made longer than usual stays so; a shorter one is renewed in time.
+        """
+        at = now_sec()
+        self._touched(self._queue.touch(self._held.task, extend=extend), at)
 
 
 class AsyncContext(_Context):
     """For coroutines."""
 
     async def touch(self, extend: Duration | None = None) -> None:
-        """Renew the lease by hand; the worker does so by itself every third of its length."""
-        self._held.claimed.replace(await self._queue.touch(self._held.task, extend=extend))
+        """Renew the lease by hand, as :meth:`Context.touch` does."""
+        at = now_sec()
+        self._touched(await self._queue.touch(self._held.task, extend=extend), at)

@@ -30,10 +30,10 @@ class Hooks:
         """Run when the task becomes a dead letter."""
 
     def on_release(self, task: Task[Any]) -> None:
-        """Run when the task is handed back, started or not, because the worker ends."""
+        """Run when the task is handed back: the worker ends, or it was not started in time."""
 
     def on_cancel(self, task: Task[Any]) -> None:
-        """Run when somebody cancelled the task while its handler ran."""
+        """Run when somebody cancelled the task while this worker held it."""
 
     def on_lease_lost(self, task: Task[Any]) -> None:
         """Run when the lease was lost; what the handler did is not recorded."""

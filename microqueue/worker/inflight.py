@@ -31,13 +31,14 @@ class Held:
     cancelled = False
     was_cancelled = False
     timed_out = False
+    granted_sec: float | None = None  # The length of its lease, where the handler gave one.
     progress: Progress | None = None
     on_interrupt: Callable[[], object] | None = None
 
     def __init__(self, queue: Any, claimed: Claimed, claimed_at: float) -> None:
         self.queue = queue
         self.claimed = claimed
-        self.renewed = claimed_at
+        self.claimed_at = self.renewed = claimed_at
 
     @property
     def task(self) -> Task[Any]:
@@ -46,7 +47,7 @@ class Held:
 
     @property
     def lease_sec(self) -> float:
-        """How long its lease is when it is renewed."""
+        """How long its lease is when the worker renews it."""
         own = self.claimed.own_timeout_sec
         queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
         return queue_sec if own is None else own
@@ -62,6 +63,20 @@ class Held:
         """How long its handler has been running."""
         return 0.0 if self.started is None else now_sec() - self.started
 
+    @property
+    def waiting_sec(self) -> float:
+        """How long it has been waiting for its handler."""
+        return now_sec() - self.claimed_at if self.started is None else 0.0
+
+    @property
+    def longest_wait_sec(self) -> float:
+        """How long it may wait: a fraction of its queue's lease.
+
+        Not of its own: it would be given back again and again, and overtaken by the others.
+        """
+        queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
+        return queue_sec * Pace.FRACTION
+
     def take_progress(self) -> Progress | None:
         """Give what the handler last said of its progress, if that is news."""
         progress, self.progress = self.progress, None
@@ -69,8 +84,35 @@ class Held:
 
     @property
     def renewal_due(self) -> float:
-        """When the lease should be renewed: after a third of its length."""
-        return self.renewed + self.lease_sec / RENEWALS_PER_LEASE
+        """When the lease should be renewed: after a third of its length.
+
+        One that the handler made longer is left alone until as much is left as usual.
+        """
+        usual_sec = self.lease_sec
+        granted_sec = usual_sec if self.granted_sec is None else self.granted_sec
+        left_sec = min(granted_sec, usual_sec) * (1 - 1 / RENEWALS_PER_LEASE)
+        return self.renewed + granted_sec - left_sec
+
+    def renew(self, at: float) -> None:
+        """Note that the worker renewed the lease, unless the handler did so since."""
+        if self.renewed <= at:
+            self.renewed, self.granted_sec = at, None
+
+    def touch(self, task: Task[Any], at: float) -> None:
+        """Take the task as it is since its handler renewed the lease."""
+        self.claimed.replace(task)
+        if task.lease is not None:
+            self.granted_sec = (task.lease.expires_at - task.updated_at).total_seconds()
+            self.renewed = at
+
+
+def split(held: Iterable[Held], test: Callable[[Held], bool]) -> tuple[list[Held], list[Held]]:
+    """Part tasks into those that pass a test and the others, asking once, as time goes on."""
+    passed: list[Held] = []
+    others: list[Held] = []
+    for one in held:
+        (passed if test(one) else others).append(one)
+    return passed, others
 
 
 class InFlight:
@@ -83,7 +125,9 @@ class InFlight:
     """
 
     def __init__(self) -> None:
-        self._held: dict[Any, Held] = {}
+        # In the order of their claims. Not by id: a task may come back, under another token,
+        # while a handler still has it.
+        self._held: dict[Held, None] = {}
         self._changed = threading.Condition()
         self._wanted = 0  # How few somebody waits for; 0: nobody waits.
         self.unfinished = 0
@@ -95,7 +139,7 @@ class InFlight:
         """Take tasks in that were just claimed."""
         with self._changed:
             for one in held:
-                self._held[one.claimed.id] = one
+                self._held[one] = None
                 self.unfinished += 1
 
     def conclude(self, held: Held, *, returned: bool = False) -> bool:
@@ -117,15 +161,17 @@ class InFlight:
         """Let tasks go that are settled, and wake who waits for room."""
         with self._changed:
             for one in held:
-                # The same task may have come back already, under another token.
-                if self._held.get(one.claimed.id) is one:
-                    del self._held[one.claimed.id]
+                self._held.pop(one, None)
             self._changed.notify_all()
+
+    def holds(self, held: Held) -> bool:
+        """Tell whether a task is still in hand: its settlement is not written yet."""
+        return held in self._held
 
     def snapshot(self) -> list[Held]:
         """Give everything held at this moment."""
         with self._changed:
-            return list(self._held.values())
+            return list(self._held)
 
     def has_room(self, *, unfinished: int, held: int) -> bool:
         """Tell whether fewer than these are unfinished, and held in all."""
@@ -150,7 +196,8 @@ class Pace:
     """How many tasks to hold: enough to keep handlers busy, few enough to start them in time.
 
     What is claimed must start within a fraction of its lease, judged by how long tasks took
-    so far. Without experience, one task per handler is held, and one more.
+    so far. Without experience, one task per handler is held, and one more. Handlers that are
+    ``busy`` for longer than a task may wait start nothing.
     """
 
     FRACTION = 0.25
@@ -161,6 +208,7 @@ class Pace:
         self._prefetch = prefetch
         self._lease_sec = lease_sec
         self._mean_sec: float | None = None
+        self.busy = 0
 
     def learn(self, took_sec: float) -> None:
         """Take into account how long one task took."""
@@ -172,7 +220,8 @@ class Pace:
         least = self._concurrency
         if self._prefetch <= 1:
             return least
+        free = max(self._concurrency - self.busy, 0)
         if self._mean_sec is None:
-            return min(least * 2, least + self._prefetch)
-        startable = self._concurrency * self._lease_sec * self.FRACTION / max(self._mean_sec, 1e-6)
+            return least + min(free, self._prefetch)
+        startable = free * self._lease_sec * self.FRACTION / max(self._mean_sec, 1e-6)
         return least + int(min(self._prefetch, startable))

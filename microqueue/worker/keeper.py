@@ -4,6 +4,9 @@ The thread sleeps most of the time and needs the interpreter for a moment only, 
 that computes in Python delays it by the GIL's switch interval, some milliseconds, and a
 blocked event loop not at all. A C extension that holds the GIL for longer than a lease does
 starve it; such work belongs into a process of its own.
+
+There is a thread for each client, so that a server that does not answer delays no lease on
+another one.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from microqueue.errors import MicroqueueError
-from microqueue.operations.renew import find_taken, renew, report_progress
+from microqueue.operations import filters
+from microqueue.operations.renew import Taken, find_taken, renew, report_progress
 from microqueue.queue import Queue
 from microqueue.task import Progress
 from microqueue.worker.inflight import Held, InFlight, now_sec
@@ -23,6 +27,7 @@ from microqueue.worker.inflight import Held, InFlight, now_sec
 LONGEST_PAUSE_SEC = 1.0
 SHORTEST_PAUSE_SEC = 0.01
 LOOK_EVERY_SEC = 1.0
+MOST_WAITING = 1000
 
 logger = logging.getLogger("microqueue.worker")
 
@@ -30,13 +35,13 @@ logger = logging.getLogger("microqueue.worker")
 class LeaseKeeper:
     """Renews the leases in flight, beats, and speaks up when a lease or the time has run out.
 
-    ``blocking`` gives the blocking queue that stands for the one of a held task.
+    ``twins`` are the queues that it looks after, each with the blocking one that stands for it.
     """
 
     def __init__(
         self,
         in_flight: InFlight,
-        blocking: Callable[[Any], Queue[Any]],
+        twins: Mapping[Any, Queue[Any]],
         *,
         on_timeout: Callable[[Held], None],
         on_lost: Callable[[Held], None],
@@ -44,7 +49,7 @@ class LeaseKeeper:
         heartbeat_sec: float,
     ) -> None:
         self._in_flight = in_flight
-        self._blocking = blocking
+        self._twins = twins
         self._on_timeout = on_timeout
         self._on_lost = on_lost
         self._beat = beat
@@ -65,28 +70,28 @@ class LeaseKeeper:
         if due < self._next_look:
             self._wake.set()
 
-    def stop(self, *, wait: bool = True) -> None:
-        """End, and wait for a renewal under way, unless nobody can tell when that ends."""
+    def stop(self) -> None:
+        """End, after the renewal that is under way."""
         self._stopping = True
         self._wake.set()
-        if wait:
-            self._thread.join()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping:
             self._next_look = float("inf")  # What comes in from here on is looked at once more.
             self._wake.clear()
-            held = self._in_flight.snapshot()
-            try:
-                self._interrupt_overdue(held)
-                self._say_alive()
-                self._renew([one for one in held if one.renewal_due <= now_sec()])
-                self._look_after(held)
-            except MicroqueueError as exc:
-                # Two thirds of each lease are left to try again.
-                logger.warning("leases or heartbeat could not be renewed: %s", exc)
-            except Exception:
-                logger.exception("leases or heartbeat could not be renewed")
+            held = [one for one in self._in_flight.snapshot() if one.queue in self._twins]
+            for duty in (self._interrupt_overdue, self._renew, self._say_alive, self._look_after):
+                try:
+                    duty(held)
+                except MicroqueueError as exc:
+                    # Two thirds of each lease are left to try again.
+                    logger.warning("leases or heartbeat could not be renewed: %s", exc)
+                except Exception:
+                    logger.exception("leases or heartbeat could not be renewed")
             pause_sec = self._pause_sec(held)
             self._next_look = now_sec() + pause_sec
             self._wake.wait(pause_sec)
@@ -100,7 +105,7 @@ class LeaseKeeper:
         pause = min(due) - now_sec()
         return min(max(pause, SHORTEST_PAUSE_SEC), LONGEST_PAUSE_SEC)
 
-    def _say_alive(self) -> None:
+    def _say_alive(self, _held: list[Held]) -> None:
         if self._beat_due <= now_sec():
             self._beat_due = now_sec() + self._heartbeat_sec
             self._beat()
@@ -111,7 +116,8 @@ class LeaseKeeper:
                 one.timed_out = True
                 self._on_timeout(one)
 
-    def _renew(self, due: list[Held]) -> None:
+    def _renew(self, held: list[Held]) -> None:
+        due = [one for one in held if one.renewal_due <= now_sec()]
         for queue, blocking, group in self._by_queue(due):
             started = now_sec()
             lost = blocking.run(
@@ -121,29 +127,34 @@ class LeaseKeeper:
                     timeout=queue.settings.visibility_timeout,
                 )
             )
-            lost_ids = {task.id for task in lost}
+            lost_claims = {filters.claim_of(task) for task in lost}
             for one in group:
-                one.renewed = started
+                one.renew(started)
                 # What was settled in the meantime is gone, not lost.
-                if one.task.id in lost_ids and not one.concluded:
+                if not one.concluded and filters.claim_of(one.claimed) in lost_claims:
                     self._on_lost(one)
 
     def _look_after(self, held: list[Held]) -> None:
-        """Store progress, and find out which long-running tasks were cancelled or reclaimed."""
+        """Store progress, and find out which tasks were cancelled or reclaimed.
+
+        Those that take longer than a moment; of those that wait, the next ones to start.
+        """
         if self._look_due > now_sec():
             return
         self._look_due = now_sec() + LOOK_EVERY_SEC
-        running = [one for one in held if not one.concluded and one.running_sec > LOOK_EVERY_SEC]
-        for _, blocking, group in self._by_queue(running):
+        held = [one for one in held if not one.concluded]
+        running = [one for one in held if one.running_sec > LOOK_EVERY_SEC]
+        waiting = [one for one in held if one.waiting_sec > LOOK_EVERY_SEC]
+        for _, blocking, group in self._by_queue(running + waiting[:MOST_WAITING]):
             reports: list[tuple[Any, Progress]] = [
                 (one.task, report) for one in group if (report := one.take_progress())
             ]
             if reports:
                 blocking.run(report_progress(reports))
-            taken = blocking.run(find_taken([one.task for one in group]))
-            for one in group:
-                if one.task.id in taken and not one.concluded:
-                    one.was_cancelled = taken[one.task.id]
+            taken = blocking.run(find_taken([one.claimed for one in group]))
+            for one, how in zip(group, taken, strict=True):
+                if how is not Taken.NOT and not one.concluded:
+                    one.was_cancelled = how is Taken.CANCELLED
                     self._on_lost(one)
 
     def _by_queue(self, held: Iterable[Held]) -> Iterator[tuple[Any, Queue[Any], list[Held]]]:
@@ -151,4 +162,29 @@ class LeaseKeeper:
         for one in held:
             groups[one.queue].append(one)
         for queue, group in groups.items():
-            yield queue, self._blocking(queue), group
+            yield queue, self._twins[queue], group
+
+
+class LeaseKeepers:
+    """The keepers of a worker, one for each client."""
+
+    def __init__(self, keepers: Sequence[LeaseKeeper]) -> None:
+        self._keepers = keepers
+
+    def start(self) -> None:
+        """Begin to renew."""
+        for keeper in self._keepers:
+            keeper.start()
+
+    def expect(self, due: float) -> None:
+        """Be awake by then."""
+        for keeper in self._keepers:
+            keeper.expect(due)
+
+    def stop(self, *, wait: bool = True) -> None:
+        """End, and wait for renewals under way, unless nobody can tell when they end."""
+        for keeper in self._keepers:
+            keeper.stop()
+        if wait:
+            for keeper in self._keepers:
+                keeper.join()

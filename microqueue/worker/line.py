@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from microqueue.worker.inflight import Held
+from microqueue.worker.inflight import Held, split
 
 
 class Line:
@@ -40,15 +40,27 @@ class Line:
                     self._changed.wait()
                     self._idle -= 1
 
+    def withdraw(self, unwanted: Callable[[Held], bool]) -> list[Held]:
+        """Take out what is not to be started any more, and nobody has taken yet."""
+        with self._changed:
+            # Who finds nothing in between waits for the lock.
+            out, left = split(self._take_all(), unwanted)
+            self._waiting.extend(left)
+            return out
+
     def close(self) -> list[Held]:
         """Let the threads go, and give what nobody has taken."""
         with self._changed:
-            left = []
-            while self._waiting:
-                try:
-                    left.append(self._waiting.popleft())
-                except IndexError:  # A thread was quicker.
-                    break
+            left = self._take_all()
             self._closed = True
             self._changed.notify_all()
             return left
+
+    def _take_all(self) -> list[Held]:
+        left = []
+        while self._waiting:
+            try:
+                left.append(self._waiting.popleft())
+            except IndexError:  # A thread was quicker.
+                break
+        return left

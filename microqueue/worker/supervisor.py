@@ -1,7 +1,7 @@
 """Run a worker in several processes: start them, start anew those that die, end them together.
 
 For CPU-bound handlers, which threads of one interpreter cannot run side by side. A process
-that is killed outright costs one attempt of the tasks that it held: its end is seen at once,
+that is killed outright costs one attempt of the tasks that it started: its end is seen at once,
 and ``on_death`` takes them back. The supervisor itself holds no task. If it is killed, its
 processes see the end of their lifeline, a pipe, and stop as on SIGTERM.
 """

@@ -12,7 +12,7 @@ from typing import Any
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations import workers
 from microqueue.queue import Queue
-from microqueue.worker.base import CLOSING_WAIT_SEC, HURRY_SEC, ROOM_WAIT_SEC, WorkerCore
+from microqueue.worker.base import CLOSING_WAIT_SEC, HURRY_SEC, WorkerCore
 from microqueue.worker.claiming import Do, Sight, Step
 from microqueue.worker.context import Context
 from microqueue.worker.handlers import Handler
@@ -109,7 +109,9 @@ class Worker(WorkerCore[Queue[Any]]):
     # Claim
 
     def _claim_forever(self, sleeper: SyncSleeper, *, burst: bool) -> None:
-        steps = self._claiming(lambda: self._stopping, burst=burst)
+        steps = self._claiming(
+            self._line.extend, self._line.withdraw, self._settle_later, burst=burst
+        )
         reply: Any = None
         with suppress(StopIteration):
             step = next(steps)
@@ -132,7 +134,7 @@ class Worker(WorkerCore[Queue[Any]]):
                     queue.run(queue.promote_due())
             case Do.AWAIT_ROOM:
                 self._in_flight.await_room(
-                    unfinished=step.limit, held=step.most, timeout_sec=ROOM_WAIT_SEC
+                    unfinished=step.limit, held=step.most, timeout_sec=step.seconds
                 )
             case Do.SLEEP:
                 return sleeper.sleep(step.seconds, until=lambda: self._stopping)
@@ -140,10 +142,9 @@ class Worker(WorkerCore[Queue[Any]]):
                 time.sleep(step.seconds)
         return None
 
-    def _claim(self, queue: Queue[Any], limit: int) -> int:
-        claimed = queue.run(queue.claim_batch(limit, self.worker_id))
-        self._line.extend(self._take_in(queue, claimed))
-        return len(claimed)
+    def _claim(self, queue: Queue[Any], limit: int) -> list[Held]:
+        operation = queue.claim_batch(limit, self.worker_id, after=self._claimed_last)
+        return self._take_in(queue, queue.run(operation))
 
     def _look(self, opened: Sequence[Queue[Any]]) -> Sight:
         return Sight.of(
@@ -166,7 +167,9 @@ class Worker(WorkerCore[Queue[Any]]):
         error: BaseException | None = None
         try:
             handler = self._begin_handling(held)
-            result = handler.call(held.claimed.payload, lambda: Context(held, held.queue))
+            result = handler.call(
+                held.claimed.payload, lambda: Context(held, held.queue, self._expect)
+            )
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
             error = exc
         self._settle_later(self._ended(held, handler, result, error))
@@ -230,7 +233,7 @@ class Worker(WorkerCore[Queue[Any]]):
 
     def _finish_running(self, handlers: list[threading.Thread]) -> None:
         """Hand back what has not started, let what runs finish, then hand back the rest."""
-        for held in self._line.close():
+        for held in (*self._line.close(), *self._caution.withdraw(lambda _held: True)):
             self._settle_later(self._handed_back(held))
         deadline = now_sec() + self.options.grace.total_seconds()
         self._settle_by = deadline

@@ -49,6 +49,11 @@ def fail(payload):
     if payload["n"] == 0:
         raise ValueError("nought")
 
+def die_of_poison(payload):
+    note(os.getpid(), payload["n"])
+    if payload["n"] == 200:
+        os.kill(os.getpid(), 9)
+
 def stop_dead(payload):
     note(os.getpid(), payload["n"])
     os.kill(os.getpid(), 19)
@@ -239,6 +244,31 @@ def test_killed_process_gives_its_tasks_back_at_once_and_is_replaced(
     assert_gone(program, queue)
     told = [json.loads(line)["message"] for line in program.errors()]
     assert sum("SIGKILL" in message for message in told) == 1
+
+
+def test_poison_is_found_among_quick_tasks_and_harms_no_other(
+    program: Program, queue: Queue[Any]
+) -> None:
+    tasks = queue.enqueue_many([{"n": n} for n in range(300)]).tasks
+    poison = tasks[200]
+    hasty = patched(LONGEST_WAIT_SEC=0.05)
+    options = ("--processes", "2", "--concurrency", "4")
+    program.start("worker", "app:die_of_poison", *options, program=hasty)
+    wait_for(lambda: queue.stats().failed >= 1)
+    wait_for(lambda: queue.stats().done == 299)
+    buried = queue.get(poison.id)
+    assert buried is not None
+    assert buried.error is not None
+    assert (buried.error.code, buried.crashes) == ("poison", 3)
+    deliveries = Counter(number for _, number in program.started())
+    # Where nobody could tell at first what ran, there is one crash more than are allowed.
+    assert deliveries[200] == buried.attempts <= 4
+    for task in queue.peek(300, status="done"):
+        assert task.attempts <= 4
+        assert task.crashes <= 2
+        assert task.attempts >= deliveries[task.payload["n"]]
+    program.signal(signal.SIGTERM)
+    assert program.status() == 0
 
 
 def test_claim_that_was_under_way_when_its_process_was_killed_is_found_too(

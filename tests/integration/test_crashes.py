@@ -144,6 +144,38 @@ def test_poison_is_buried_after_the_allowed_crashes(
     assert buried.error.code == "poison"
 
 
+def test_what_surely_had_not_started_gets_its_attempt_back(microqueue_queue: Queue[Any]) -> None:
+    queue = microqueue_queue
+    tasks = queue.enqueue_many([{"n": n} for n in range(5)]).tasks
+    queue.collections.tasks.update_many({}, {"$set": {"redelivered": True}})
+    queue.pop_many(5, worker_id="w")
+    registered(queue, "w", silent_sec=6, concurrency=2)
+    assert Sweeper(queue).reclaim_orphaned() == 5
+    found: list[Any] = [queue.get(task.id) for task in tasks]
+    assert [task.attempts for task in found] == [1, 1, 0, 0, 0]
+    assert [task.crashes for task in found] == [1, 1, 0, 0, 0]
+    assert [task.history[0].outcome for task in found] == ["crashed"] * 2 + ["released"] * 3
+    assert [task.next_retry_at is None for task in found] == [False, False, True, True, True]
+
+
+def test_only_the_task_that_ran_alone_is_blamed_by_sweepers_of_any_queue(
+    microqueue_database: Any, microqueue_clock: FakeClock
+) -> None:
+    a, b = (Queue[Any](microqueue_database, name, clock=microqueue_clock) for name in "ab")
+    for queue in (a, b):
+        queue.enqueue({})
+        suspicious = {"redelivered": True, "crashes": 2}
+        queue.collections.tasks.update_many({"queue": "a"}, {"$set": suspicious})
+        queue.pop(worker_id="w")
+        microqueue_clock.advance(0.001)
+    registered(a, "w", silent_sec=6, concurrency=2)
+    assert Sweeper(a, queues=["a"]).run_once().buried == 1
+    assert Sweeper(a, queues=["b"]).reclaim_orphaned() == 1
+    (alone,), (other,) = a.peek(), b.peek()
+    assert (alone.crashes, alone.error.code if alone.error else None) == (3, "poison")
+    assert (other.crashes, other.attempts) == (0, 1)
+
+
 def test_crash_on_the_last_attempt_is_buried_too(microqueue_queue: Queue[Any]) -> None:
     task = microqueue_queue.enqueue({}, max_attempts=1)
     microqueue_queue.pop(worker_id="w")

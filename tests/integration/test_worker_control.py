@@ -190,6 +190,50 @@ def test_burst_ends_at_a_paused_queue_and_leaves_its_tasks(rig: Rig, elsewhere: 
     assert rig.run(lambda _payload: None, names=("one", "other")) == 3
 
 
+def test_pause_reaches_what_a_worker_has_claimed_and_not_started(
+    rig: Rig, elsewhere: Queue[Any]
+) -> None:
+    rig.queue.enqueue_many([{}] * 400)  # They would take twenty seconds.
+    handled = 0
+
+    def handler(_payload: Any) -> None:
+        nonlocal handled
+        handled += 1
+        time.sleep(0.05)
+
+    with working(rig, handler, concurrency=1, poll_interval=60):
+        wait_for(lambda: handled > 3)
+        wait_for(lambda: elsewhere.stats().processing > 50)
+        elsewhere.pause()
+        wait_for(lambda: elsewhere.stats().processing == 0, 8)
+        assert elsewhere.stats().ready == 400 - handled > 100
+        assert {task.attempts for task in elsewhere.peek(400, status="pending")} == {0}
+        elsewhere.resume()
+        before = handled
+        wait_for(lambda: handled > before + 3, 25)
+
+
+def test_what_has_waited_too_long_for_a_busy_worker_goes_to_others(
+    rig: Rig, elsewhere: Queue[Any]
+) -> None:
+    rig.settings = QueueSettings(visibility_timeout=2)
+    rig.queue.enqueue_many([{"n": n} for n in range(60)])
+    proceed = threading.Event()
+
+    def handler(payload: Any) -> None:
+        if payload["n"] == 10:
+            proceed.wait(30)
+
+    with working(rig, handler, concurrency=1):
+        wait_for(lambda: elsewhere.stats().ready == 49, 10)  # A quarter of the lease, and a look.
+        time.sleep(1.5)  # Nor are they claimed again, only to wait.
+        assert (elsewhere.stats().ready, elsewhere.stats().processing) == (49, 1)
+        for task in elsewhere.peek(60, status="pending"):
+            assert (task.attempts, len(task.history) <= 2) == (0, True)
+        proceed.set()
+        wait_for(lambda: elsewhere.stats().done == 60)
+
+
 # Cancel
 
 
@@ -332,6 +376,27 @@ def test_task_that_is_cancelled_while_it_waits_in_a_worker_is_not_recorded_as_do
     found = stored(rig, waiting)
     assert (found.status, found.error.code) == (TaskStatus.FAILED, "cancelled")
     assert len(found.history) == 1
+
+
+def test_task_that_is_cancelled_while_it_waits_in_a_worker_is_not_started(
+    rig: Rig, elsewhere: Queue[Any], quick_looks: None
+) -> None:
+    _, waiting = rig.queue.enqueue_many([{"n": 1}, {"n": 2}]).tasks
+    proceed, recorder = threading.Event(), Recorder()
+    seen: list[int] = []
+
+    def handler(payload: Any) -> None:
+        seen.append(payload["n"])
+        proceed.wait(30)
+
+    with working(rig, handler, hooks=[recorder], concurrency=1, prefetch=10):
+        wait_for(lambda: stored(rig, waiting).status is TaskStatus.PROCESSING and seen)
+        elsewhere.cancel(waiting.id)
+        wait_for(lambda: recorder.events == [("cancel", waiting.id)])
+        proceed.set()
+        following = rig.queue.enqueue({"n": 3})
+        wait_for(lambda: stored(rig, following).status is TaskStatus.DONE)
+    assert seen == [1, 3]
 
 
 # Progress

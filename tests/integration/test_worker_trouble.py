@@ -336,6 +336,14 @@ def test_the_prefetch_is_what_can_start_within_a_quarter_of_the_lease(
     assert pace.most() == most
 
 
+@pytest.mark.parametrize(("busy", "most"), [(0, 64), (1, 49), (4, 4)])
+def test_handlers_that_are_busy_for_long_start_nothing(busy: int, most: int) -> None:
+    pace = Pace(concurrency=4, prefetch=500, lease_sec=60)
+    pace.learn(1.0)
+    pace.busy = busy
+    assert pace.most() == most
+
+
 @pytest.mark.parametrize(
     ("options", "largest"),
     [({"flush_interval": 0}, 1), ({"flush_limit": 4}, 4), ({}, 12)],

@@ -1,0 +1,156 @@
+"""The leases of what a worker holds: renewed in time, whatever handlers and servers do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from microqueue import BackoffPolicy, Queue, QueueSettings, Sweeper, TaskStatus
+from microqueue.embedded import EmbeddedServer
+from microqueue.worker import Worker, keeper
+from microqueue.worker.inflight import Held
+from tests.integration.rig import Rig, stored, wait_for
+
+NO_BACKOFF = BackoffPolicy(base_sec=0, max_sec=0)
+
+
+def touching(rig: Rig, extend: float, then: Callable[[], None]) -> Any:
+    """Make a handler of the rig's kind that renews its lease by hand, and goes on."""
+
+    def function(_payload: Any, context: Any) -> None:
+        context.touch(extend=extend)
+        then()
+
+    async def coroutine(_payload: Any, context: Any) -> None:
+        await context.touch(extend=extend)
+        await asyncio.to_thread(then)
+
+    return function if rig.kind == "threads" else coroutine
+
+
+def test_a_lease_that_its_handler_made_longer_is_not_cut_back(rig: Rig) -> None:
+    rig.settings = QueueSettings(visibility_timeout=0.6)
+    task = rig.queue.enqueue({})
+    ends: list[Any] = []
+
+    def watch() -> None:
+        ends.append(stored(rig, task).lease.expires_at)
+        time.sleep(1)  # The usual lease would be renewed several times.
+        ends.append(stored(rig, task).lease.expires_at)
+
+    assert rig.run(touching(rig, 3600, watch)) == 1
+    assert ends[0] == ends[1]
+
+
+def test_a_lease_that_its_handler_made_shorter_is_renewed_in_time(rig: Rig) -> None:
+    task = rig.queue.enqueue({})
+    sweeper = Sweeper(rig.queue)
+    reclaimed: list[int] = []
+
+    def watch() -> None:
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline:
+            reclaimed.append(sweeper.reclaim_stuck())
+            time.sleep(0.05)
+
+    assert rig.run(touching(rig, 0.8, watch)) == 1
+    assert set(reclaimed) == {0}
+    assert stored(rig, task).attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("granted_sec", "due_sec"),
+    [(None, 10), (30, 10), (1, 1 / 3), (3600, 3580)],
+    ids=["usual", "as usual", "shorter", "longer"],
+)
+def test_a_renewal_is_due_while_most_of_the_lease_is_left(
+    granted_sec: float | None, due_sec: float
+) -> None:
+    class Asked:
+        settings = QueueSettings(visibility_timeout=30)
+
+    class Claim:
+        own_timeout_sec = None
+
+    held = Held(Asked(), Claim(), 100.0)  # type: ignore[arg-type]
+    held.granted_sec = granted_sec
+    assert held.renewal_due == pytest.approx(100 + due_sec)
+
+
+def test_a_handler_is_told_when_its_task_comes_back_to_the_same_worker(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LOOK_EVERY_SEC", 0.1)
+    rig.settings = QueueSettings(visibility_timeout=60, backoff=NO_BACKOFF)
+    task = rig.queue.enqueue({})
+    told: dict[int, bool] = {}
+
+    def handler(_payload: Any, context: Any) -> None:
+        if context.attempt == 1:
+            expired = {"lease_expires_at": rig.queue.now() - timedelta(seconds=1)}
+            rig.database.tasks.update_one({}, {"$set": expired})
+            assert Sweeper(rig.queue).reclaim_stuck() == 1
+        deadline = time.monotonic() + 10
+        while not (context.cancelled or told) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3 * (context.attempt - 1))  # Time enough for a second look.
+        told[context.attempt] = context.cancelled
+
+    thread = rig.start(handler, concurrency=2)
+    wait_for(lambda: len(told) == 2)
+    rig.stop()
+    thread.join(30)
+    assert told == {1: True, 2: False}
+    assert (stored(rig, task).status, stored(rig, task).attempts) == (TaskStatus.DONE, 2)
+
+
+def test_a_server_that_does_not_answer_delays_no_lease_on_another(
+    microqueue_server: EmbeddedServer, microqueue_database: Any
+) -> None:
+    settings = QueueSettings(visibility_timeout=1)
+    silent, over = threading.Event(), threading.Event()
+    with (
+        MongoClient[Any](microqueue_server.uri) as one,
+        MongoClient[Any](microqueue_server.uri) as other,
+    ):
+        hanging: Queue[Any] = Queue(one[microqueue_database.name].a, settings=settings)
+        healthy: Queue[Any] = Queue(other[microqueue_database.name].b, settings=settings)
+        answer = hanging.run
+
+        def run(operation: Any) -> Any:
+            if silent.is_set() and threading.current_thread().name == "microqueue-leases":
+                over.wait(30)
+            return answer(operation)
+
+        hanging.run = run  # type: ignore[method-assign]
+        running: list[Any] = []
+
+        def handler(payload: Any) -> None:
+            running.append(payload)
+            over.wait(30)
+
+        for queue in (hanging, healthy):
+            queue.enqueue({})
+        worker = Worker([hanging, healthy], handler, concurrency=2, heartbeat=0.2)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        wait_for(lambda: len(running) == 2)
+        silent.set()
+        try:
+            sweeper = Sweeper(healthy)
+            deadline = time.monotonic() + 2.5
+            while time.monotonic() < deadline:
+                assert sweeper.reclaim_stuck() == 0
+                time.sleep(0.1)
+            assert healthy.workers()[0].heartbeat_at > healthy.now() - timedelta(seconds=1)
+        finally:
+            over.set()
+            worker.stop()
+            thread.join(30)

@@ -1,0 +1,148 @@
+"""Whom a crash is blamed on, and how tasks are started so that it can be told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from microqueue.operations.suspects import Care, Verdict, care_for, judge
+from microqueue.task import Claimed, Lease
+from microqueue.worker.caution import Caution
+from microqueue.worker.inflight import Held, InFlight
+
+PLAIN: dict[str, Any] = {"attempts": 1, "max_attempts": 10}
+FEW: dict[str, Any] = {"attempts": 2, "max_attempts": 10, "redelivered": True}
+ALONE: dict[str, Any] = {**FEW, "attempts": 4, "crashes": 2}
+KINDS = {"p": PLAIN, "f": FEW, "a": ALONE}
+
+
+@pytest.mark.parametrize(
+    ("document", "care"),
+    [
+        (PLAIN, Care.NONE),
+        ({**PLAIN, "attempts": 9}, Care.NONE),
+        ({"attempts": 1}, Care.NONE),
+        ({**PLAIN, "attempts": 10}, Care.FEW),
+        ({**PLAIN, "max_attempts": 1}, Care.FEW),
+        (FEW, Care.FEW),
+        ({**FEW, "crashes": 1}, Care.FEW),
+        ({**FEW, "crashes": 2}, Care.ALONE),
+        ({**FEW, "attempts": 10}, Care.ALONE),
+        ({**FEW, "crashes": "many"}, Care.FEW),
+        ({"attempts": "one", "max_attempts": None}, Care.NONE),
+    ],
+    ids=repr,
+)
+def test_what_may_be_harmed_by_a_crash_is_started_with_care(
+    document: dict[str, Any], care: Care
+) -> None:
+    assert care_for(document) is care
+
+
+@pytest.mark.parametrize(
+    ("held", "verdicts"),
+    [
+        ("", ""),
+        ("p", "S"),
+        ("ppppp", "SSttt"),  # Some had ended, two ran, some waited: nobody can tell which.
+        ("ff", "SS"),
+        ("ffff", "SSww"),
+        ("pfpp", "SSww"),
+        ("pppff", "SStww"),  # It waits for those before it.
+        ("appp", "Swww"),
+        ("papp", "Swww"),
+        ("ppap", "SSww"),
+        ("pppap", "SStww"),
+        ("fa", "Sw"),
+        ("af", "Sw"),
+    ],
+)
+def test_a_crash_is_blamed_on_what_may_have_run(held: str, verdicts: str) -> None:
+    names = {"S": Verdict.SUSPECT, "t": Verdict.STARTED, "w": Verdict.WAITED}
+    assert list(judge([KINDS[kind] for kind in held], 2)) == [names[one] for one in verdicts]
+
+
+@pytest.mark.parametrize(("held", "verdicts"), [("pp", "tt"), ("fp", "ww"), ("ap", "ww")])
+def test_nobody_is_blamed_once_all_were(held: str, verdicts: str) -> None:
+    names = {"t": Verdict.STARTED, "w": Verdict.WAITED}
+    assert list(judge([KINDS[kind] for kind in held], 0)) == [names[one] for one in verdicts]
+
+
+class Hands:
+    """A worker's hands of concurrency 2: what was claimed, and what of it has started."""
+
+    def __init__(self) -> None:
+        self.in_flight = InFlight()
+        self.caution = Caution(self.in_flight, 2)
+        self.started: list[Held] = []
+        self.claimed: list[Held] = []
+
+    def claim(self, kinds: str) -> None:
+        lease: Any = Lease.trusted(token="t", worker_id="w", started_at=None, expires_at=None)
+        new = [
+            Held(None, Claimed({"_id": number, **KINDS[kind]}, lease, None), 0.0)
+            for number, kind in enumerate(kinds, len(self.claimed))
+        ]
+        self.claimed += new
+        self.in_flight.add(new)
+        self.started += self.caution.admit(new)
+
+    def settle(self, *numbers: int) -> None:
+        for number in numbers:
+            self.in_flight.conclude(self.claimed[number])
+            self.in_flight.remove([self.claimed[number]])
+        self.started += self.caution.proceed()
+
+    def numbers(self) -> list[int]:
+        return [one.claimed.id for one in self.started]
+
+
+def test_plain_tasks_start_without_care() -> None:
+    hands = Hands()
+    hands.claim("pppp")
+    assert hands.numbers() == [0, 1, 2, 3]
+    assert not hands.caution
+    assert hands.caution.most() is None
+
+
+def test_a_task_that_needs_care_waits_until_few_are_unsettled_and_so_does_what_follows() -> None:
+    hands = Hands()
+    hands.claim("pppfpp")
+    assert hands.numbers() == [0, 1, 2]
+    hands.settle(0)
+    assert hands.numbers() == [0, 1, 2]
+    assert hands.caution.most() == 5  # One of the two that are unsettled must go.
+    hands.settle(1)
+    assert hands.numbers() == [0, 1, 2, 3]
+    hands.settle(2)
+    assert hands.numbers() == [0, 1, 2, 3, 4]
+    hands.settle(4)
+    assert hands.numbers() == [0, 1, 2, 3, 4, 5]
+    assert hands.caution.most() == 2  # No more are claimed beside it,
+    hands.settle(3)
+    assert hands.caution.most() is None  # but after it.
+
+
+def test_a_task_that_runs_alone_has_nothing_beside_it() -> None:
+    hands = Hands()
+    hands.claim("fap")
+    assert hands.numbers() == [0]
+    hands.settle(0)
+    assert hands.numbers() == [0, 1]
+    assert hands.caution.proceed() == []
+    hands.settle(1)
+    assert hands.numbers() == [0, 1, 2]
+    hands.claim("a")
+    assert hands.caution.most() == 2  # The one before it, and itself.
+
+
+def test_what_was_taken_away_while_it_was_set_aside_is_not_started() -> None:
+    hands = Hands()
+    hands.claim("ppffp")
+    hands.settle(2)
+    hands.settle(0)
+    assert hands.numbers() == [0, 1, 3]
+    assert [one.claimed.id for one in hands.caution.withdraw(lambda _held: True)] == [4]
+    hands.settle(1)
+    assert hands.numbers() == [0, 1, 3]
