@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
@@ -21,18 +20,13 @@ from microqueue.model import Model
 from microqueue.new_task import NewTask
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
-from microqueue.spark.pipelines.files import Storage
-from microqueue.spark.pipelines.ingest_rows import CORRUPT, OUTCOME, Loader
+from microqueue.spark.pipelines.ingest_rejects import RejectFile
+from microqueue.spark.pipelines.ingest_rows import OUTCOME, Loader
+from microqueue.spark.pipelines.ingest_source import Format, guess_format, read_source
 from microqueue.spark.pipelines.place import locate, primary
 from microqueue.spark.pipelines.runs import begin_run, finish_run
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 from microqueue.spark.place import place_of
-
-Format: TypeAlias = Literal["csv", "json", "parquet", "table"]
-FORMATS = ("csv", "json", "parquet", "table")
-CORRUPT_OPTION = "columnNameOfCorruptRecord"
-SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
-SUFFIXES |= {".parquet": "parquet"}
 
 
 class IngestSummary(Model):
@@ -79,7 +73,9 @@ def ingest(
     check_name(queue)
     NewTask(payload={}, priority=priority)
     kind = source_format or guess_format(source)
-    rows = _numbered(_read(spark, str(source), kind, options or {}), key, kind)
+    found = read_source(spark, str(source), kind, options or {})
+    rows = _numbered(found.rows, key, kind)
+    target = None if rejects is None else RejectFile(spark, rejects, found.files)
     place = primary(locate(uri, database=database, collection=collection))
     name = run or hashlib.blake2b(f"{source}\n{queue}".encode(), digest_size=6).hexdigest()
     rules = (settings or QueueSettings.from_environment()).model_copy(
@@ -98,7 +94,6 @@ def ingest(
         write=not dry_run,
     )
     loader.check()
-    begun = None
     if not dry_run:
         details = {"kind": "ingest", "source": shown, "queue": queue, "key": key}
         begun = begin_run(place, f"ingest:{name}", details)
@@ -113,47 +108,20 @@ def ingest(
         total = outcome.agg(*sums).collect()[0].asDict()
         counts = {one: int(value or 0) for one, value in total.items()}
         written = None
-        if rejects is not None and not dry_run:
+        if target is not None and not dry_run:
             tell(Step("rejects", f"Writing {counts['rejected']:,} rejects"))
-            written = _write_rejects(spark, outcome, rejects, any_there=counts["rejected"] > 0)
+            if counts["rejected"]:
+                written = target.write(outcome)
+            else:
+                target.clear()
     finally:
         outcome.unpersist()
     summary = IngestSummary(
         run=name, source=shown, queue=queue, rejects=written, dry_run=dry_run, **counts
     )
-    if begun is not None:
+    if not dry_run:
         finish_run(place, begun, summary.model_dump())
     return summary
-
-
-def guess_format(source: str | Path) -> Format:
-    """Tell the format from the end of a path."""
-    suffix = Path(str(source).rstrip("/").removesuffix(".gz")).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise refused("source", str(source), f"its end tells no format: give {', '.join(FORMATS)}")
-    return SUFFIXES[suffix]  # type: ignore[return-value]  # They are all formats.
-
-
-def _read(spark: SparkSession, source: str, kind: str, options: Mapping[str, str]) -> DataFrame:
-    """Load the source; text formats as text, so that the model sees what is really there."""
-    try:
-        match kind:
-            case "csv":
-                given: dict[str, str | bool] = {"header": True, **options}
-                header = spark.read.options(**given).csv(source).schema
-                ddl = ", ".join(f"`{name}` string" for name in [*header.names, CORRUPT])
-                given[CORRUPT_OPTION] = CORRUPT
-                return spark.read.schema(ddl).options(**given).csv(source)
-            case "json":
-                return spark.read.options(**options).text(source).where("trim(value) != ''")
-            case "parquet":
-                return spark.read.options(**options).parquet(source)
-            case "table":
-                return spark.table(source)
-    except AnalysisException as exc:
-        reason = str(exc).partition("\n")[0]
-        raise refused("source", source, f"Spark cannot read it; {reason}") from exc
-    raise refused("source_format", kind, f"give one of {', '.join(FORMATS)}")
 
 
 def _numbered(rows: DataFrame, key: str | None, kind: str) -> DataFrame:
@@ -165,22 +133,3 @@ def _numbered(rows: DataFrame, key: str | None, kind: str) -> DataFrame:
     named = rows.select(f.struct("*").alias("row"), digest.alias("digest"))
     equal = Window.partitionBy("digest").orderBy("digest")
     return named.withColumn("number", f.row_number().over(equal))
-
-
-def _write_rejects(
-    spark: SparkSession, outcome: DataFrame, rejects: str | Path, *, any_there: bool
-) -> str | None:
-    """Write the rejects of this run into one file, in the place of those of earlier runs."""
-    directory, _, name = str(rejects).rpartition("/")
-    storage = Storage(spark, directory or ".")
-    if not any_there:
-        storage.delete(name)
-        return None
-    staging = f".{name}.staging"
-    lines = outcome.where("reject is not null").select(f.col("reject").alias("value"))
-    lines.coalesce(1).write.mode("overwrite").text(storage.path(staging))
-    (part,) = (info.name for info in storage.list(staging) if info.name.endswith(".txt"))
-    storage.delete(name)
-    storage.move(part, name)
-    storage.delete(staging)
-    return storage.path(name)
