@@ -90,7 +90,8 @@ def ingest(
         key=key,
         run=name,
         priority=priority,
-        lines=kind == "json",
+        kind=kind,
+        columns=found.rows.schema,
         write=not dry_run,
     )
     loader.check()
