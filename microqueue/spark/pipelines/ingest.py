@@ -7,6 +7,7 @@ goes on where it was, and a run that is over is not repeated.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,12 @@ from microqueue.spark.pipelines.ingest_rejects import RejectFile
 from microqueue.spark.pipelines.ingest_rows import OUTCOME, Loader
 from microqueue.spark.pipelines.ingest_source import Format, guess_format, read_source
 from microqueue.spark.pipelines.place import locate, primary
-from microqueue.spark.pipelines.runs import begin_run, finish_run
+from microqueue.spark.pipelines.runs import begin_run, find_report, finish_run
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 from microqueue.spark.place import place_of
+
+SECRET = re.compile("secret|password|token|credential|key", re.IGNORECASE)
+"""Options of Spark's reader that are how to get at a source, and not noted with a run."""
 
 
 class IngestSummary(Model):
@@ -68,7 +72,8 @@ def ingest(
     one JSON object per line with the row and all reasons. ``key`` names the column that tells
     rows apart; without it, rows are told apart by all that they hold, and equal rows by their
     number. ``options`` go to Spark's reader. The run is named after source and queue unless
-    ``run`` says otherwise; a dry run validates, and writes nothing at all.
+    ``run`` says otherwise, and is refused when it was begun with other options; a dry run
+    validates, and writes nothing at all.
     """
     check_name(queue)
     NewTask(payload={}, priority=priority)
@@ -77,11 +82,11 @@ def ingest(
     rows = _numbered(found.rows, key, kind)
     target = None if rejects is None else RejectFile(spark, rejects, found.files)
     place = primary(locate(uri, database=database, collection=collection))
-    name = run or hashlib.blake2b(f"{source}\n{queue}".encode(), digest_size=6).hexdigest()
+    name = run or hashlib.blake2b(f"{found.name}\n{queue}".encode(), digest_size=6).hexdigest()
     rules = (settings or QueueSettings.from_environment()).model_copy(
         update={"ensure_indexes": False}
     )
-    shown = f"{kind}:{source}"
+    shown = f"{kind}:{found.name}"
     loader = Loader(
         place,
         rules,
@@ -95,11 +100,23 @@ def ingest(
         write=not dry_run,
     )
     loader.check()
-    if not dry_run:
-        details = {"kind": "ingest", "source": shown, "queue": queue, "key": key}
+    details = {
+        "kind": "ingest",
+        "source": shown,
+        "queue": queue,
+        "key": key,
+        "model": _named(model),
+        "options": _noted(options or {}),
+        "priority": priority,
+    }
+    if dry_run:
+        report = find_report(place, f"ingest:{name}", details)
+    else:
         begun = begin_run(place, f"ingest:{name}", details)
-        if begun.report is not None:
-            return IngestSummary(**{**begun.report, "repeated": True})
+        report = begun.report
+    if report is not None:
+        return IngestSummary(**{**report, "dry_run": dry_run, "repeated": True})
+    if not dry_run:
         tasks = place_of(place).collections.tasks
         Queue(tasks, queue, settings=rules).ensure_indexes(adjust=False)
     tell(Step("ingest", f"Reading {source}"))
@@ -123,6 +140,17 @@ def ingest(
     if not dry_run:
         finish_run(place, begun, summary.model_dump())
     return summary
+
+
+def _named(model: str | type[Any] | None) -> str | None:
+    """Name a model, by itself and by its name alike."""
+    if model is None or isinstance(model, str):
+        return model
+    return f"{model.__module__}:{model.__qualname__}" if isinstance(model, type) else repr(model)
+
+
+def _noted(options: Mapping[str, str]) -> list[str]:
+    return sorted(f"{name}={value}" for name, value in options.items() if not SECRET.search(name))
 
 
 def _numbered(rows: DataFrame, key: str | None, kind: str) -> DataFrame:
