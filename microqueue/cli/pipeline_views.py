@@ -70,8 +70,12 @@ def ingest(session: Session, summary: IngestSummary) -> None:
     """Tell what was added."""
     out = session.out
     if summary.repeated:
-        out.say(f"Run {summary.run} is over since it was first made: nothing was added now.")
-    verb = "would be added" if summary.dry_run else "added"
+        would = "would be" if summary.dry_run else "was"
+        out.say(
+            f"Run {summary.run} is finished already: nothing {would} added now. "
+            "Give another name with --run to ingest the source again. It was:"
+        )
+    verb = "would be added" if summary.dry_run and not summary.repeated else "added"
     out.say(
         f"{formats.count(summary.added, 'task')} {verb} to queue {summary.queue!r}, "
         f"{summary.duplicates:,} were there, {summary.rejected:,} rejected."

@@ -7,30 +7,20 @@ columns named after them. Of any other frame, each whole row is a payload.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator
-from decimal import Decimal, DecimalException
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from bson import Decimal128, ObjectId
+from bson import ObjectId
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
-    BooleanType,
     DataType,
-    DateType,
     DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    FloatType,
     IntegralType,
     MapType,
     NullType,
     StringType,
     StructType,
-    TimestampNTZType,
-    TimestampType,
 )
 
 from microqueue.arguments import check_name, refused
@@ -41,6 +31,7 @@ from microqueue.payload import LARGEST_DOCUMENT, PayloadCodec
 from microqueue.spark.extended import from_json
 from microqueue.spark.ids import key_id, key_ids
 from microqueue.spark.options import SinkOptions
+from microqueue.spark.values import Converter, check_names, converter_of
 
 PAYLOAD, QUEUE = "payload", "queue"
 OPTION_COLUMNS = frozenset(
@@ -57,19 +48,6 @@ OPTION_COLUMNS = frozenset(
 )
 KEY_TYPES = (StringType, IntegralType)
 PAYLOAD_TYPES = (StructType, MapType, StringType, NullType)
-AS_THEY_ARE = (
-    StringType,
-    IntegralType,
-    FloatType,
-    DoubleType,
-    BooleanType,
-    BinaryType,
-    TimestampType,
-    TimestampNTZType,
-    NullType,
-)
-
-Converter = Callable[[Any], Any]
 
 
 class RowTask(NamedTuple):
@@ -94,7 +72,7 @@ class RowReader:
         self.explicit = PAYLOAD in self._types
         """Whether a column is the payload; else the whole row is."""
         self._queues: set[str] = set()
-        _check_names("columns", schema)
+        check_names("columns", schema)
         self._check_columns()
         self._own = [name for name in OPTION_COLUMNS if self.explicit and name in self._types]
         self.usual = NewTask[Any](payload={}, **options.task_options)
@@ -197,7 +175,7 @@ class RowReader:
             return _parsed
         if self.explicit and name == "delay" and isinstance(kind, DayTimeIntervalType):
             return None
-        return _to_bson(name, kind)
+        return converter_of(name, kind)
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -235,51 +213,3 @@ def _is_free(kind: DataType) -> bool:
         return any(_is_free(field.dataType) for field in kind.fields)
     # BSON numbers the items of an array, each by a name.
     return isinstance(kind, MapType | ArrayType)
-
-
-def _check_names(path: str, kind: StructType) -> None:
-    """Refuse columns, or fields of one, with the same name: one would take the other's place."""
-    if twice := [name for name, count in Counter(kind.names).items() if count > 1]:
-        raise refused(path, ", ".join(twice), "there are several of that name; rename all but one")
-
-
-def _to_bson(path: str, kind: DataType) -> Converter | None:
-    """Make what turns Arrow's values of a type into BSON's; nothing where they are the same."""
-    if isinstance(kind, AS_THEY_ARE):
-        return None
-    if isinstance(kind, StructType):
-        _check_names(path, kind)
-        fields = {
-            field.name: convert
-            for field in kind.fields
-            if (convert := _to_bson(f"{path}.{field.name}", field.dataType)) is not None
-        }
-        return _skipping_null(lambda value: _converted(value, fields)) if fields else None
-    if isinstance(kind, ArrayType):
-        convert = _to_bson(f"{path}[]", kind.elementType)
-        return convert and _skipping_null(lambda value: [convert(item) for item in value])
-    if isinstance(kind, MapType) and isinstance(kind.keyType, StringType):
-        inner = _to_bson(f"{path}.*", kind.valueType)
-        return _skipping_null(
-            lambda pairs: {key: inner(item) if inner else item for key, item in pairs}
-        )
-    if isinstance(kind, DecimalType):
-        return _skipping_null(lambda value: _decimal(path, value))
-    if isinstance(kind, DateType):
-        return _skipping_null(lambda day: day.isoformat())
-    raise refused(path, kind.simpleString(), "MongoDB has no such type; cast the column")
-
-
-def _decimal(path: str, value: Decimal) -> Decimal128:
-    try:
-        return Decimal128(value)
-    except DecimalException as exc:
-        raise refused(path, value, "MongoDB's decimals have 34 digits; round it") from exc
-
-
-def _converted(value: dict[str, Any], fields: dict[str, Converter]) -> dict[str, Any]:
-    return {name: fields[name](item) if name in fields else item for name, item in value.items()}
-
-
-def _skipping_null(convert: Converter) -> Converter:
-    return lambda value: None if value is None else convert(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from decimal import Decimal
 
 from pydantic import BaseModel, Field
 
@@ -11,3 +12,9 @@ class Order(BaseModel):
     sku: str
     count: int = Field(gt=0)
     due: date | None = None
+
+
+class Priced(BaseModel):
+    price: Decimal
+    names: dict[int, str]
+    day: date | None = Field(strict=True)

@@ -108,6 +108,21 @@ def test_each_pipeline_prints_one_json_document(shell: Shell, past: Past, tmp_pa
     assert shell.json("replay", *kept)["archived"] == 2
 
 
+def test_a_finished_ingest_is_told_as_such(shell: Shell, tmp_path: Path) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text("a,b\n1,2\n")
+    assert "1 task added" in shell.run("ingest", str(source), "-q", "rows").stdout
+    for options, told in (([], "nothing was added"), (["--dry-run"], "nothing would be added")):
+        said = shell.run("ingest", str(source), "-q", "rows", *options).stdout
+        assert "is finished already" in said
+        assert told in said
+        assert "1 task added to queue 'rows'" in said
+    other = shell.run("ingest", str(source), "-q", "rows", "--priority", "9")
+    assert other.exit_code == 1
+    assert "was begun with priority=0, and not with priority=9" in other.stderr
+    assert "--run" in other.stderr
+
+
 def test_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
     result = shell.run("replay", "--where", "selekt", "--dry-run")
     assert result.exit_code == 1

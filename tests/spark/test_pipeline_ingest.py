@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 from microqueue import InvalidArgument, Queue, QueueSettings
 from microqueue.clock import as_utc
 from microqueue.spark.pipelines import ingest as pipeline
-from microqueue.spark.pipelines.ingest import guess_format, ingest
+from microqueue.spark.pipelines.ingest import ingest
+from microqueue.spark.pipelines.ingest_source import guess_format
 from tests.spark.rows_model import Order
 
 MODEL = "tests.spark.rows_model:Order"
@@ -67,7 +68,7 @@ def test_good_rows_of_csv_become_tasks_and_bad_ones_a_file_with_reasons(
     whole = [line["row"] for line in lines if isinstance(line["row"], str)]
     assert sorted(whole) == ["d,4", "f,6,2026-05-03,extra"]
 
-    again = ingest(spark, source, **options, rejects=rejects)
+    again = ingest(spark, source, **options, rejects=rejects, priority=3)
     assert again.repeated
     other = ingest(spark, source, **options, run="another")
     assert (other.added, other.duplicates) == (0, 3)

@@ -7,12 +7,12 @@ goes on where it was, and a run that is over is not repeated.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
@@ -21,18 +21,16 @@ from microqueue.model import Model
 from microqueue.new_task import NewTask
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
-from microqueue.spark.pipelines.files import Storage
-from microqueue.spark.pipelines.ingest_rows import CORRUPT, OUTCOME, Loader
+from microqueue.spark.pipelines.ingest_rejects import RejectFile
+from microqueue.spark.pipelines.ingest_rows import OUTCOME, Loader
+from microqueue.spark.pipelines.ingest_source import Format, guess_format, read_source
 from microqueue.spark.pipelines.place import locate, primary
-from microqueue.spark.pipelines.runs import begin_run, finish_run
+from microqueue.spark.pipelines.runs import begin_run, find_report, finish_run
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 from microqueue.spark.place import place_of
 
-Format: TypeAlias = Literal["csv", "json", "parquet", "table"]
-FORMATS = ("csv", "json", "parquet", "table")
-CORRUPT_OPTION = "columnNameOfCorruptRecord"
-SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
-SUFFIXES |= {".parquet": "parquet"}
+SECRET = re.compile("secret|password|token|credential|key", re.IGNORECASE)
+"""Options of Spark's reader that are how to get at a source, and not noted with a run."""
 
 
 class IngestSummary(Model):
@@ -74,18 +72,21 @@ def ingest(
     one JSON object per line with the row and all reasons. ``key`` names the column that tells
     rows apart; without it, rows are told apart by all that they hold, and equal rows by their
     number. ``options`` go to Spark's reader. The run is named after source and queue unless
-    ``run`` says otherwise; a dry run validates, and writes nothing at all.
+    ``run`` says otherwise, and is refused when it was begun with other options; a dry run
+    validates, and writes nothing at all.
     """
     check_name(queue)
     NewTask(payload={}, priority=priority)
     kind = source_format or guess_format(source)
-    rows = _numbered(_read(spark, str(source), kind, options or {}), key, kind)
+    found = read_source(spark, str(source), kind, options or {})
+    rows = _numbered(found.rows, key, kind)
+    target = None if rejects is None else RejectFile(spark, rejects, found.files)
     place = primary(locate(uri, database=database, collection=collection))
-    name = run or hashlib.blake2b(f"{source}\n{queue}".encode(), digest_size=6).hexdigest()
+    name = run or hashlib.blake2b(f"{found.name}\n{queue}".encode(), digest_size=6).hexdigest()
     rules = (settings or QueueSettings.from_environment()).model_copy(
         update={"ensure_indexes": False}
     )
-    shown = f"{kind}:{source}"
+    shown = f"{kind}:{found.name}"
     loader = Loader(
         place,
         rules,
@@ -94,16 +95,28 @@ def ingest(
         key=key,
         run=name,
         priority=priority,
-        lines=kind == "json",
+        kind=kind,
+        columns=found.rows.schema,
         write=not dry_run,
     )
     loader.check()
-    begun = None
-    if not dry_run:
-        details = {"kind": "ingest", "source": shown, "queue": queue, "key": key}
+    details = {
+        "kind": "ingest",
+        "source": shown,
+        "queue": queue,
+        "key": key,
+        "model": _named(model),
+        "options": _noted(options or {}),
+        "priority": priority,
+    }
+    if dry_run:
+        report = find_report(place, f"ingest:{name}", details)
+    else:
         begun = begin_run(place, f"ingest:{name}", details)
-        if begun.report is not None:
-            return IngestSummary(**{**begun.report, "repeated": True})
+        report = begun.report
+    if report is not None:
+        return IngestSummary(**{**report, "dry_run": dry_run, "repeated": True})
+    if not dry_run:
         tasks = place_of(place).collections.tasks
         Queue(tasks, queue, settings=rules).ensure_indexes(adjust=False)
     tell(Step("ingest", f"Reading {source}"))
@@ -113,47 +126,31 @@ def ingest(
         total = outcome.agg(*sums).collect()[0].asDict()
         counts = {one: int(value or 0) for one, value in total.items()}
         written = None
-        if rejects is not None and not dry_run:
+        if target is not None and not dry_run:
             tell(Step("rejects", f"Writing {counts['rejected']:,} rejects"))
-            written = _write_rejects(spark, outcome, rejects, any_there=counts["rejected"] > 0)
+            if counts["rejected"]:
+                written = target.write(outcome)
+            else:
+                target.clear()
     finally:
         outcome.unpersist()
     summary = IngestSummary(
         run=name, source=shown, queue=queue, rejects=written, dry_run=dry_run, **counts
     )
-    if begun is not None:
+    if not dry_run:
         finish_run(place, begun, summary.model_dump())
     return summary
 
 
-def guess_format(source: str | Path) -> Format:
-    """Tell the format from the end of a path."""
-    suffix = Path(str(source).rstrip("/").removesuffix(".gz")).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise refused("source", str(source), f"its end tells no format: give {', '.join(FORMATS)}")
-    return SUFFIXES[suffix]  # type: ignore[return-value]  # They are all formats.
+def _named(model: str | type[Any] | None) -> str | None:
+    """Name a model, by itself and by its name alike."""
+    if model is None or isinstance(model, str):
+        return model
+    return f"{model.__module__}:{model.__qualname__}" if isinstance(model, type) else repr(model)
 
 
-def _read(spark: SparkSession, source: str, kind: str, options: Mapping[str, str]) -> DataFrame:
-    """Load the source; text formats as text, so that the model sees what is really there."""
-    try:
-        match kind:
-            case "csv":
-                given: dict[str, str | bool] = {"header": True, **options}
-                header = spark.read.options(**given).csv(source).schema
-                ddl = ", ".join(f"`{name}` string" for name in [*header.names, CORRUPT])
-                given[CORRUPT_OPTION] = CORRUPT
-                return spark.read.schema(ddl).options(**given).csv(source)
-            case "json":
-                return spark.read.options(**options).text(source).where("trim(value) != ''")
-            case "parquet":
-                return spark.read.options(**options).parquet(source)
-            case "table":
-                return spark.table(source)
-    except AnalysisException as exc:
-        reason = str(exc).partition("\n")[0]
-        raise refused("source", source, f"Spark cannot read it; {reason}") from exc
-    raise refused("source_format", kind, f"give one of {', '.join(FORMATS)}")
+def _noted(options: Mapping[str, str]) -> list[str]:
+    return sorted(f"{name}={value}" for name, value in options.items() if not SECRET.search(name))
 
 
 def _numbered(rows: DataFrame, key: str | None, kind: str) -> DataFrame:
@@ -165,22 +162,3 @@ def _numbered(rows: DataFrame, key: str | None, kind: str) -> DataFrame:
     named = rows.select(f.struct("*").alias("row"), digest.alias("digest"))
     equal = Window.partitionBy("digest").orderBy("digest")
     return named.withColumn("number", f.row_number().over(equal))
-
-
-def _write_rejects(
-    spark: SparkSession, outcome: DataFrame, rejects: str | Path, *, any_there: bool
-) -> str | None:
-    """Write the rejects of this run into one file, in the place of those of earlier runs."""
-    directory, _, name = str(rejects).rpartition("/")
-    storage = Storage(spark, directory or ".")
-    if not any_there:
-        storage.delete(name)
-        return None
-    staging = f".{name}.staging"
-    lines = outcome.where("reject is not null").select(f.col("reject").alias("value"))
-    lines.coalesce(1).write.mode("overwrite").text(storage.path(staging))
-    (part,) = (info.name for info in storage.list(staging) if info.name.endswith(".txt"))
-    storage.delete(name)
-    storage.move(part, name)
-    storage.delete(staging)
-    return storage.path(name)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
+from pyspark.sql.types import StructType
 
 from microqueue.arguments import refused
 from microqueue.errors import InvalidArgument, InvalidPayload
@@ -22,6 +23,7 @@ from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.adding import CHUNK, Adder
 from microqueue.spark.pipelines.place import server_now
 from microqueue.spark.place import place_of
+from microqueue.spark.values import Converter, check_names, converted, converter_of
 from microqueue.worker.loading import load_handler
 
 CORRUPT = "_corrupt"
@@ -43,26 +45,39 @@ class Loader:
         key: str | None,
         run: str,
         priority: int,
-        lines: bool,
+        kind: str,
+        columns: StructType,
         write: bool,
     ) -> None:
         self.place, self.settings, self.queue, self.model = place, settings, queue, model
         self.key, self.run, self.priority = key, run, priority
-        self.lines, self.write = lines, write
+        self.kind, self.columns, self.write = kind, columns, write
 
     def check(self) -> None:
-        """Refuse a model that cannot be used, before anything is read."""
+        """Refuse a model or columns that cannot be used, before anything is read."""
         codec_of(self._model())
+        self._converters()
 
     def _model(self) -> Any:
-        if self.model is None:
-            return dict[str, Any]  # Dates and decimals of a row become what BSON can hold.
         return load_handler(self.model) if isinstance(self.model, str) else self.model
+
+    def _converters(self) -> dict[str, Converter]:
+        """Make what turns columns into the same as the sink does, or into what a model sees."""
+        check_names("columns", self.columns)
+        return {
+            field.name: convert
+            for field in self.columns.fields
+            if (
+                convert := converter_of(
+                    field.name, field.dataType, for_model=self.model is not None
+                )
+            )
+        }
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Add the rows of each batch, and give what came of them."""
         adder = Adder(place_of(self.place), settings=self.settings, now=server_now(self.place))
-        make = _TaskMaker(self, adder, self._model())
+        make = _TaskMaker(self, adder, self._model(), self._converters())
         for batch in batches:
             rows = batch.to_pylist()
             for start in range(0, len(rows), CHUNK):
@@ -91,22 +106,26 @@ class _Reject(Exception):
 
     def __init__(self, row: Any, reasons: list[dict[str, str]]) -> None:
         super().__init__(reasons)
-        shown = to_jsonable_python(row, fallback=str)
+        shown = to_jsonable_python(row, fallback=str, bytes_mode="base64")
         self.line = json.dumps({"row": shown, "reasons": reasons}, ensure_ascii=False)
 
 
 class _TaskMaker:
     """Turns a row into the document of a task, or says why it is none."""
 
-    def __init__(self, loader: Loader, adder: Adder, model: Any) -> None:
-        self._loader, self._adder = loader, adder
+    def __init__(
+        self, loader: Loader, adder: Adder, model: Any, converters: dict[str, Converter]
+    ) -> None:
+        self._loader, self._adder, self._converters = loader, adder, converters
         self._codec = codec_of(model)
-        self._adapter = TypeAdapter[Any](model)
+        self._adapter = None if model is None else TypeAdapter[Any](model)
 
     def __call__(self, numbered: dict[str, Any]) -> dict[str, Any]:
-        row = _fields(numbered["row"], lines=self._loader.lines)
+        row = _fields(numbered["row"], self._loader.kind)
         try:
-            payload = self._codec.dump(self._adapter.validate_python(row))
+            payload = converted(row, self._converters)
+            if self._adapter is not None:
+                payload = self._codec.dump(self._adapter.validate_python(payload))
             new = NewTask[Any](
                 payload=None,
                 task_id=key_id(self._loader.queue, self._identity(row, numbered)),
@@ -140,9 +159,9 @@ def _name(numbered: dict[str, Any]) -> str:
     return f"{numbered['digest']}/{numbered['number']}"
 
 
-def _fields(row: dict[str, Any], *, lines: bool) -> dict[str, Any]:
-    """Read the fields of a row: those of a line of JSON, or the columns that are not null."""
-    if lines:
+def _fields(row: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Read the fields of a row: those of a line of JSON, of CSV that are not empty, or all."""
+    if kind == "json":
         text = row["value"]
         try:
             fields = from_json(text)
@@ -152,6 +171,8 @@ def _fields(row: dict[str, Any], *, lines: bool) -> dict[str, Any]:
         if not isinstance(fields, dict):
             raise _Reject(fields, [{"field": "", "reason": "it is not a JSON object"}])
         return fields
+    if kind != "csv":
+        return row
     corrupt = row.pop(CORRUPT, None)
     if corrupt is not None:
         reason = {"field": "", "reason": "it has more or fewer fields than the header"}

@@ -34,13 +34,7 @@ def begin_run(place: PlaceOptions, name: str, details: dict[str, Any]) -> Run:
     here = place_of(place)
     now = server_now(place)
     note = here.run(runs.begin(name, details, now))
-    if note["details"] != details:
-        raise InvalidArgument(
-            f"run {name!r} was begun with {note['details']}, and not with {details}; "
-            "give another name, or the same options",
-            argument="run",
-            value=name,
-        )
+    _check_details(note, details)
     begun_at: datetime = note["begun_at"]
     retention = retention_of(here.run(list_indexes()), here.settings.retention)
     resumed = begun_at < now
@@ -51,6 +45,33 @@ def begin_run(place: PlaceOptions, name: str, details: dict[str, Any]) -> Run:
             "Choose what is left, and give another name"
         )
     return Run(name, begun_at, resumed, note.get("report"))
+
+
+def find_report(place: PlaceOptions, name: str, details: dict[str, Any]) -> dict[str, Any] | None:
+    """Give the report of a run that is over; refuse one that was something else."""
+    note = place_of(place).run(runs.find(name))
+    if note is None:
+        return None
+    _check_details(note, details)
+    report: dict[str, Any] | None = note.get("report")
+    return report
+
+
+def _check_details(note: dict[str, Any], details: dict[str, Any]) -> None:
+    """Refuse to go on with a run under other options: half of it would be something else."""
+    before, name = note["details"], note["_id"]
+    other = [one for one in {**before, **details} if before.get(one) != details.get(one)]
+    if other:
+        then, now = (
+            ", ".join(f"{one}={options.get(one)!r}" for one in other)
+            for options in (before, details)
+        )
+        raise InvalidArgument(
+            f"run {name!r} was begun with {then}, and not with {now}; "
+            "give the same options, or another name with --run",
+            argument="run",
+            value=name,
+        )
 
 
 def finish_run(place: PlaceOptions, run: Run, report: dict[str, Any]) -> None:

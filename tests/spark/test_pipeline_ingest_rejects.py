@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from microqueue import InvalidArgument
+from microqueue.spark.pipelines.files import Storage
+from microqueue.spark.pipelines.ingest import ingest
+
+
+@pytest.fixture
+def options(database_uri: str) -> dict[str, Any]:
+    return {"queue": "orders", "uri": database_uri}
+
+
+@pytest.mark.parametrize("end", ["", "/", "/."])
+def test_a_directory_is_refused_for_the_rejects_and_left_alone(
+    spark: SparkSession,
+    microqueue_database: Any,
+    options: dict[str, Any],
+    tmp_path: Path,
+    end: str,
+) -> None:
+    source, kept = tmp_path / "rows.csv", tmp_path / "kept" / "precious.txt"
+    source.write_text("a\n1\n")
+    kept.parent.mkdir()
+    kept.write_text("precious")
+    for dry_run in (True, False):
+        with pytest.raises(InvalidArgument, match=r"rejects=.*name of a file"):
+            ingest(spark, source, **options, rejects=f"{kept.parent}{end}", dry_run=dry_run)
+    assert kept.read_text() == "precious"
+    assert microqueue_database.tasks.count_documents({}) == 0
+    assert microqueue_database.microqueue_loads.count_documents({}) == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["{}/new/", "{}/rows.csv/bad.jsonl", "a:b.jsonl", "{}/a:b.jsonl", ""]
+)
+def test_what_cannot_be_a_file_of_rejects_is_refused(
+    spark: SparkSession, options: dict[str, Any], tmp_path: Path, name: str
+) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text("a\n1\n")
+    with pytest.raises(InvalidArgument, match="rejects="):
+        ingest(spark, source, **options, rejects=name.format(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+@pytest.mark.parametrize("source", ["some rows.csv", "", "some*"])
+def test_the_source_itself_cannot_be_the_file_of_rejects(
+    spark: SparkSession, options: dict[str, Any], tmp_path: Path, source: str
+) -> None:
+    file = tmp_path / "some rows.csv"
+    file.write_text("a\n1\n")
+    with pytest.raises(InvalidArgument, match=r"rejects=.*source"):
+        ingest(spark, tmp_path / source, **options, source_format="csv", rejects=file)
+    assert file.read_text() == "a\n1\n"
+
+
+def test_rejects_take_the_place_of_those_of_an_earlier_run(
+    spark: SparkSession, options: dict[str, Any], tmp_path: Path
+) -> None:
+    source, rejects = tmp_path / "rows.jsonl", tmp_path / "bad 1%.jsonl"
+    for run, line in enumerate(["[1]", "[2]"]):
+        source.write_text(line)
+        ingest(spark, source, **options, rejects=rejects, run=str(run))
+        assert json.loads(rejects.read_text())["row"] == json.loads(line)
+    source.write_text("{}")
+    assert ingest(spark, source, **options, rejects=rejects, run="good").rejects is None
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_files_may_lie_at_the_top_of_a_file_system(spark: SparkSession) -> None:
+    top, name = Storage.of_file(spark, "/bad.jsonl")
+    assert (top.root, top.path(name)) == ("file:/", "file:/bad.jsonl")
+    here, name = Storage.of_file(spark, "bad.jsonl")
+    assert here.path(name) == f"file:{Path.cwd()}/bad.jsonl"
