@@ -445,6 +445,16 @@ def test_process_that_is_killed_again_and_again_is_started_again() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_process_that_ends_by_a_signal_without_a_name_is_told_and_started_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    number = signal.SIGRTMIN + 1
+    deaths, status = supervised(f"import os; os.kill(os.getpid(), {number})", lives=2)
+    assert (deaths[0], status) == ("w.1.1", 0)
+    assert f"process w.1.1 ended with signal {number}" in caplog.text
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("may_end", "lives"), [(True, 1), (False, 3)])
 def test_only_in_a_burst_is_a_process_through_that_ends_without_an_error(
     tmp_path: Path, may_end: bool, lives: int
