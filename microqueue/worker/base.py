@@ -64,6 +64,8 @@ class WorkerCore(Generic[QueueT]):
         if isinstance(self._router, SingleHandler):
             self._only_handler = self._router.handler
         self._hooks = HookList(hooks)
+        if (knows := getattr(self._router, "knows", None)) is not None:
+            self._hooks.call("on_attach", knows)
         self._in_flight = InFlight()
         self._shortest_lease_sec = min(
             one.settings.visibility_timeout.total_seconds() for one in self._queues
