@@ -85,8 +85,12 @@ def worker(
     metrics_port: Annotated[
         int | None, typer.Option(help="Serve Prometheus metrics here; processes count up.")
     ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="The address on which metrics are served.")
+    ] = serving.LOCAL,
     worker_id: Annotated[
-        str | None, typer.Option(help="The name under which tasks are claimed.")
+        str | None,
+        typer.Option(help="The name under which tasks are claimed; processes add a number."),
     ] = None,
 ) -> None:
     """Work off queues until Ctrl-C or SIGTERM: in threads, or with asyncio for coroutines.
@@ -116,9 +120,10 @@ def worker(
             grace=grace,
             reload=reload,
             burst=burst,
+            name=worker_id or worker_name(),
         )
         return
-    with serving.metrics(metrics_port, own_name()) as hooks:
+    with serving.metrics(metrics_host, metrics_port, own_name()) as hooks:
         handled = _run(Job(session, handler, names, options, burst, hooks))
     if session.out.as_json:
         session.out.json({"handled": handled})
@@ -179,6 +184,7 @@ def _supervise(
     grace: timedelta,
     reload: bool,
     burst: bool,
+    name: str,
 ) -> None:
     """Run this very command in several processes, and take back what a dead one held."""
     load_handler(handler)  # A wrong name is told once, before anything starts.
@@ -204,7 +210,7 @@ def _supervise(
         supervisor = Supervisor(
             [sys.executable, "-m", "microqueue.cli", *sys.argv[1:]],
             processes,
-            name=worker_name(),
+            name=name,
             on_death=take_back,
             grace_sec=grace.total_seconds(),
             patient=reload,
