@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 try:
@@ -59,7 +59,8 @@ class PrometheusHooks(Hooks):
       their backoff would drown it.
     - ``microqueue_tasks_in_progress{queue,task}``: handlers that run now.
 
-    ``task`` is the name of a task of ``Tasks``, and empty for others.
+    ``task`` is the name of a task of ``Tasks`` that one of the workers has, and empty for others:
+    a producer may write any name into a task, and each would be a series of its own.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -91,11 +92,16 @@ class PrometheusHooks(Hooks):
             multiprocess_mode="livesum",
         )
         self._running: set[Any] = set()
+        self._knows: set[Callable[[str], bool]] = set()
+
+    def on_attach(self, knows: Callable[[str], bool]) -> None:
+        """Learn the names of a worker's tasks."""
+        self._knows.add(knows)
 
     def on_start(self, task: Task[Any]) -> None:
         """Count the handler as running, and note how long its task waited."""
         self._running.add(delivery(task))
-        self._in_progress.labels(task.queue, task_name(task) or "").inc()
+        self._in_progress.labels(task.queue, self._name(task)).inc()
         if task.lease is not None and not task.history and not task.replays:
             waited = task.lease.started_at - task.created_at
             self._wait.labels(task.queue).observe(max(waited.total_seconds(), 0.0))
@@ -127,7 +133,7 @@ class PrometheusHooks(Hooks):
             self._end(task, Outcome.RELEASED)
 
     def _end(self, task: Task[Any], outcome: str, took_sec: float | None = None) -> None:
-        name = task_name(task) or ""
+        name = self._name(task)
         self._ended.labels(task.queue, name, str(outcome)).inc()
         if took_sec is not None:
             self._run.labels(task.queue, name).observe(took_sec)
@@ -136,6 +142,10 @@ class PrometheusHooks(Hooks):
         except KeyError:
             return  # It never ran, or its end was told before.
         self._in_progress.labels(task.queue, name).dec()
+
+    def _name(self, task: Task[Any]) -> str:
+        name = task_name(task)
+        return name if name and any(knows(name) for knows in list(self._knows)) else ""
 
 
 class QueueCollector(Collector):

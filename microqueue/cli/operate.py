@@ -42,6 +42,9 @@ def sweep(
     metrics_port: Annotated[
         int | None, typer.Option(help="With --every, serve Prometheus metrics here.")
     ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="The address on which metrics are served.")
+    ] = serving.LOCAL,
 ) -> None:
     """Heal what crashes left behind, in all queues, or in the one given with -q."""
     if once and every is not None:
@@ -57,7 +60,10 @@ def sweep(
                 raise typer.Exit(1)
             return
         pause = check_every(every)
-        with serving.sweep_metrics(metrics_port, queue) as count, stop_on_signals() as stop:
+        with (
+            serving.sweep_metrics(metrics_host, metrics_port, queue) as count,
+            stop_on_signals() as stop,
+        ):
             while not stop.is_set():
                 try:
                     adopt(queue)  # Each time: a service may have started meanwhile.

@@ -9,11 +9,12 @@ from typing import Any
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.queue import Queue
 
+LOCAL = "127.0.0.1"
 MISSING = "--metrics-port needs prometheus-client: run pip install 'microqueue[metrics]'"
 
 
 @contextmanager
-def metrics(port: int | None, process: str | None = None) -> Iterator[list[Any]]:
+def metrics(host: str, port: int | None, process: str | None = None) -> Iterator[list[Any]]:
     """Serve the metrics of this process, if asked to; give the hooks that a worker needs.
 
     Processes of one supervisor each take a port of their own, counted up by their number.
@@ -26,12 +27,12 @@ def metrics(port: int | None, process: str | None = None) -> Iterator[list[Any]]
     except ImportError as exc:
         raise MicroqueueError(MISSING) from exc
     number = int(process.split(".")[-2]) if process else 1
-    with _serving(port + number - 1):
+    with _serving(host, port + number - 1):
         yield [PrometheusHooks()]
 
 
 @contextmanager
-def sweep_metrics(port: int | None, queue: Queue[Any]) -> Iterator[Any]:
+def sweep_metrics(host: str, port: int | None, queue: Queue[Any]) -> Iterator[Any]:
     """Serve how the queue stands and what sweeps do; give what takes their reports."""
     if port is None:
         yield None
@@ -43,19 +44,20 @@ def sweep_metrics(port: int | None, queue: Queue[Any]) -> Iterator[Any]:
     except ImportError as exc:
         raise MicroqueueError(MISSING) from exc
     REGISTRY.register(QueueCollector(queue))
-    with _serving(port):
+    with _serving(host, port):
         yield SweepMetrics()
 
 
 @contextmanager
-def _serving(port: int) -> Iterator[None]:
+def _serving(host: str, port: int) -> Iterator[None]:
     from prometheus_client import start_http_server  # noqa: PLC0415 (an extra)
 
     try:
-        server, thread = start_http_server(port, addr="127.0.0.1")
+        server, thread = start_http_server(port, addr=host)
     except OSError as exc:
         raise InvalidArgument(
-            f"--metrics-port {port} cannot be used: {exc.strerror}", argument="metrics_port"
+            f"--metrics-port {port} cannot be used on {host}: {exc.strerror}",
+            argument="metrics_port",
         ) from exc
     try:
         yield

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +17,8 @@ from microqueue.async_queue import AsyncQueue
 from microqueue.cli import formats, reloading, serving, tasks, values
 from microqueue.cli.logs import LogLevel
 from microqueue.cli.session import Session
+from microqueue.cli.signals import stopping_by_signal
+from microqueue.cli.watchdog import Watchdog
 from microqueue.core import worker_name
 from microqueue.errors import MicroqueueError
 from microqueue.operations import workers
@@ -26,9 +26,16 @@ from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.worker import AsyncWorker, Worker, load_handler
 from microqueue.worker.handlers import router_for
-from microqueue.worker.supervisor import INIT_PID, Supervisor, end_with_supervisor, own_name
+from microqueue.worker.stopping import ENDING_SEC, HURRY_SEC
+from microqueue.worker.supervisor import (
+    INIT_PID,
+    KILL_AFTER_SEC,
+    Supervisor,
+    end_with_supervisor,
+    own_name,
+)
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MARGIN_SEC = 1.0  # A worker ends in time by itself, unless its handlers keep it from that.
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,18 @@ class Job:
     options: dict[str, Any]
     burst: bool
     hooks: list[Any]
+    watchdog: Watchdog
+
+    def watched(self, stop: Callable[..., None]) -> Callable[..., None]:
+        """Give a stop after which the process ends in time, whatever keeps it."""
+        grace_sec = self.options["grace"].total_seconds()
+
+        def stop_in_time(*, immediately: bool = False) -> None:
+            limit_sec = HURRY_SEC if immediately else grace_sec + ENDING_SEC
+            self.watchdog.expect_end(limit_sec + MARGIN_SEC)
+            stop(immediately=immediately)
+
+        return stop_in_time
 
 
 def worker(
@@ -85,8 +104,12 @@ def worker(
     metrics_port: Annotated[
         int | None, typer.Option(help="Serve Prometheus metrics here; processes count up.")
     ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="The address on which metrics are served.")
+    ] = serving.LOCAL,
     worker_id: Annotated[
-        str | None, typer.Option(help="The name under which tasks are claimed.")
+        str | None,
+        typer.Option(help="The name under which tasks are claimed; processes add a number."),
     ] = None,
 ) -> None:
     """Work off queues until Ctrl-C or SIGTERM: in threads, or with asyncio for coroutines.
@@ -116,10 +139,11 @@ def worker(
             grace=grace,
             reload=reload,
             burst=burst,
+            name=worker_id or worker_name(),
         )
         return
-    with serving.metrics(metrics_port, own_name()) as hooks:
-        handled = _run(Job(session, handler, names, options, burst, hooks))
+    with Watchdog() as watchdog, serving.metrics(metrics_host, metrics_port, own_name()) as hooks:
+        handled = _run(Job(session, handler, names, options, burst, hooks, watchdog))
     if session.out.as_json:
         session.out.json({"handled": handled})
     else:
@@ -144,9 +168,12 @@ def _run(job: Job) -> int:
             for name in job.names[1:]
         ]
         threads = Worker([first, *others], function, hooks=job.hooks, **job.options)
-        with stopping_by_signal(threads.stop):
-            end_with_supervisor(threads.stop)
-            return threads.run(burst=job.burst)
+        stop = job.watched(threads.stop)
+        with stopping_by_signal(stop):
+            end_with_supervisor(stop)
+            handled = threads.run(burst=job.burst)
+            job.watchdog.succeeded()
+            return handled
 
 
 async def _run_async(job: Job, function: Any, settings: QueueSettings) -> int:
@@ -161,12 +188,15 @@ async def _run_async(job: Job, function: Any, settings: QueueSettings) -> int:
         coroutines = AsyncWorker([first, *others], function, hooks=job.hooks, **job.options)
         loop = asyncio.get_running_loop()
 
-        def stop(*, immediately: bool = False) -> None:
+        def tell(*, immediately: bool) -> None:
             loop.call_soon_threadsafe(lambda: coroutines.stop(immediately=immediately))
 
+        stop = job.watched(tell)
         with stopping_by_signal(stop):
             end_with_supervisor(stop)
-            return await coroutines.run(burst=job.burst)
+            handled = await coroutines.run(burst=job.burst)
+            job.watchdog.succeeded()
+            return handled
 
 
 def _supervise(
@@ -179,6 +209,7 @@ def _supervise(
     grace: timedelta,
     reload: bool,
     burst: bool,
+    name: str,
 ) -> None:
     """Run this very command in several processes, and take back what a dead one held."""
     load_handler(handler)  # A wrong name is told once, before anything starts.
@@ -204,33 +235,23 @@ def _supervise(
         supervisor = Supervisor(
             [sys.executable, "-m", "microqueue.cli", *sys.argv[1:]],
             processes,
-            name=worker_name(),
+            name=name,
             on_death=take_back,
             grace_sec=grace.total_seconds(),
             patient=reload,
             may_end=burst,
         )
-        with stopping_by_signal(lambda **_: supervisor.stop()):
+        grace_sec = grace.total_seconds()
+
+        def stop(*, immediately: bool) -> None:
+            # It waits for its processes, kills what is left, and waits for that.
+            limit_sec = (0.0 if immediately else grace_sec) + 2 * KILL_AFTER_SEC
+            watchdog.expect_end(limit_sec + ENDING_SEC)
+            supervisor.stop()
+
+        with Watchdog() as watchdog, stopping_by_signal(stop):
             if reload:
                 reloading.watch_code(supervisor.restart)
             status = supervisor.run()
     if status:
         raise typer.Exit(status)
-
-
-@contextmanager
-def stopping_by_signal(stop: Callable[..., None]) -> Iterator[None]:
-    """Stop gently on the first Ctrl-C or SIGTERM, immediately on the second."""
-    received = 0
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        nonlocal received
-        received += 1
-        stop(immediately=received > 1)
-
-    former = {number: signal.signal(number, handle) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

@@ -6,22 +6,26 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from microqueue.async_queue import AsyncQueue
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations import workers
 from microqueue.queue import Queue
-from microqueue.worker.base import CLOSING_WAIT_SEC, HURRY_SEC, WorkerCore
+from microqueue.worker.base import WorkerCore
+from microqueue.worker.calling import call_in_thread
 from microqueue.worker.claiming import Do, Sight, Step
-from microqueue.worker.context import AsyncContext, Context
+from microqueue.worker.context import AsyncContext
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import Hooks
 from microqueue.worker.inflight import PAUSE_SEC, Held, now_sec, split
+from microqueue.worker.keeper import LeaseKeepers
 from microqueue.worker.offload import run_in_thread
 from microqueue.worker.settler import Finished, by_queue, commit, storable
 from microqueue.worker.sleeping import AsyncSleeper
+from microqueue.worker.stopping import CLOSING_WAIT_SEC, join_task
 from microqueue.worker.twin import blocking_twin
 
 logger = logging.getLogger("microqueue.worker")
@@ -45,11 +49,12 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
     ) -> None:
         super().__init__(queue, handler, hooks=hooks, worker_id=worker_id, options=options)
         self._waiting: deque[Held] = deque()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], Held] = {}
         self._finished: deque[Finished] = deque()
         self._room = Step(Do.AWAIT_ROOM)  # What the claims wait for, when they do.
         self._changed = asyncio.Event()  # There is room, or stop was called.
         self._to_settle = asyncio.Event()
+        self._told = asyncio.Event()  # To stop.
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sleeper: AsyncSleeper | None = None
@@ -65,43 +70,43 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._handled = 0
-        self._settle_by = float("inf")
+        self._stop_by = float("inf")
         with ExitStack() as opened:
             self._twins = {
                 queue: opened.enter_context(blocking_twin(queue)) for queue in self._queues
             }
-            keeper = await asyncio.to_thread(
-                self._keeper,
-                self._twins,
-                on_timeout=lambda held: self._from_thread(self._end_overdue, held),
-                on_lost=lambda held: self._from_thread(self._lose, held),
+            keeper = await run_in_thread(
+                partial(
+                    self._keeper,
+                    self._twins,
+                    on_timeout=lambda held: self._from_thread(self._end_overdue, held),
+                    on_lost=lambda held: self._from_thread(self._lose, held),
+                )
             )
             keeper.start()
             settler = asyncio.create_task(self._settle_forever())
-            grace_sec = self.options.grace.total_seconds()
             sleeper = self._sleeper = AsyncSleeper(self._twins)
+            # A task of its own: an answer that does not come must not hold up the end.
+            claimer = asyncio.create_task(self._claim_forever(sleeper, burst=burst))
             try:
-                with sleeper:
-                    await self._claim_forever(sleeper, burst=burst)
+                await self._await_stop(claimer)
             except asyncio.CancelledError:
-                grace_sec = 0.0
+                self._stop_by = now_sec()
                 raise
             finally:
-                await self._finish_running(grace_sec)
-                self._closing = True
-                self._to_settle.set()
-                settled = await self._await_settled(settler)
-                await asyncio.to_thread(keeper.stop, wait=settled)
-                if settled:
-                    await self._leave()
-                    await asyncio.to_thread(sleeper.wait_closed)
-                self._stopping = self._hurrying = False
+                self.stop()
+                await self._finish_running()
+                await self._end(claimer, settler, keeper, opened.pop_all())
+                self._forget_stop()
+                self._told.clear()
+            if claimer.done() and not claimer.cancelled():
+                claimer.result()
         return self._handled
 
     def stop(self, *, immediately: bool = False) -> None:
         """End :meth:`run`, as :meth:`Worker.stop` does. Call it from the loop's own thread."""
-        self._stopping = True
-        self._hurrying = self._hurrying or immediately
+        self._ask_to_stop(immediately=immediately)
+        self._told.set()
         self._changed.set()
         if self._sleeper is not None:
             self._sleeper.wake()
@@ -112,10 +117,22 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
 
     # Claim
 
+    async def _await_stop(self, claimer: asyncio.Task[None]) -> None:
+        told = asyncio.create_task(self._told.wait())
+        try:
+            await asyncio.wait([claimer, told], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            told.cancel()
+
     async def _claim_forever(self, sleeper: AsyncSleeper, *, burst: bool) -> None:
-        steps = self._claiming(self._start, self._withdraw, self._settle_later, burst=burst)
+        def stopping() -> bool:
+            return self._stopping
+
+        steps = self._claiming(
+            stopping, self._start, self._withdraw, self._settle_later, burst=burst
+        )
         reply: Any = None
-        with suppress(StopIteration):
+        try:
             step = next(steps)
             while True:
                 try:
@@ -124,6 +141,11 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                     step = steps.throw(exc)
                 else:
                     step = steps.send(reply)
+        except StopIteration:
+            return
+        finally:
+            self._hand_back_waiting()
+            await run_in_thread(sleeper.close)
 
     async def _perform(self, step: Step, sleeper: AsyncSleeper) -> Any:
         match step.do:
@@ -146,14 +168,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
 
     async def _claim(self, queue: AsyncQueue[Any], limit: int) -> list[Held]:
         operation = queue.claim_batch(limit, self.worker_id, after=self._claimed_last)
-        claiming = asyncio.ensure_future(queue.run(operation))
-        try:
-            claimed = await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            with suppress(MicroqueueError):  # It must not take the place of the cancellation.
-                self._waiting.extend(self._take_in(queue, await claiming))  # Handed back later.
-            raise
-        return self._take_in(queue, claimed)
+        return self._take_in(queue, await queue.run(operation))
 
     async def _look(self, opened: Sequence[AsyncQueue[Any]]) -> Sight:
         return Sight.of(
@@ -177,7 +192,10 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
 
     def _start(self, held: Sequence[Held]) -> None:
         self._waiting.extend(held)
-        self._start_waiting()
+        if self._stopping:
+            self._hand_back_waiting()
+        else:
+            self._start_waiting()
 
     def _withdraw(self, unwanted: Callable[[Held], bool]) -> list[Held]:
         out, left = split(self._waiting, unwanted)
@@ -192,11 +210,11 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 continue
             running = asyncio.create_task(self._handle(held))
             held.on_interrupt = running.cancel
-            self._running.add(running)
+            self._running[running] = held
             running.add_done_callback(self._handler_ended)
 
     def _handler_ended(self, running: asyncio.Task[None]) -> None:
-        self._running.discard(running)
+        del self._running[running]
         if not self._closing:
             self._start_waiting()
         if self._has_room():
@@ -213,15 +231,14 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                     held.claimed.payload, lambda: AsyncContext(held, held.queue, self._expect)
                 )
             else:
-                result = await run_in_thread(
-                    handler.call,
-                    held.claimed.payload,
-                    lambda: Context(held, self._twins[held.queue], self._expect),
-                )
+                twin = self._twins[held.queue]
+                result = await call_in_thread(handler, held, twin, self._expect)
+            if result is not None:
+                handler.check_ran(result)
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
             error = exc
         held.on_interrupt = None
-        self._settle_later(self._ended(held, handler, result, error))
+        self._settle_later(self._judged(held, handler, result, error))
 
     def _end_overdue(self, held: Held) -> None:
         self._settle_later(self._timed_out(held))
@@ -244,7 +261,10 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 await asyncio.sleep(flush_sec)
             batch = [self._finished.popleft() for _ in range(min(limit, len(self._finished)))]
             for queue, group in by_queue(batch).items():
-                await self._commit(queue, group)
+                try:
+                    await self._commit(queue, group)
+                except Exception as exc:  # noqa: BLE001 (others wait to be settled)
+                    self._leave_to_leases(group, exc)
             if self._has_room():
                 self._changed.set()
 
@@ -270,19 +290,54 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
 
     # End
 
-    async def _await_settled(self, settler: asyncio.Task[None]) -> bool:
-        """Wait until all is settled; who is in a hurry does not wait for a server that is away."""
-        waited_from: float | None = None
-        while not settler.done():
-            await asyncio.wait([settler], timeout=CLOSING_WAIT_SEC)
-            if self._hurrying:
-                waited_from = waited_from or now_sec()
-                if now_sec() - waited_from > HURRY_SEC:
-                    logger.error("ending without an answer; leases are left to expire")
-                    settler.cancel()
-                    return False
-        await settler
-        return True
+    def _hand_back_waiting(self) -> None:
+        self._waiting.extend(self._caution.withdraw(lambda _held: True))
+        while self._waiting:
+            self._settle_later(self._handed_back(self._waiting.popleft()))
+
+    async def _finish_running(self) -> None:
+        """Hand back what has not started, let what runs finish, then hand back the rest."""
+        self._hand_back_waiting()
+        # A handler whose task was settled by its timeout, or taken away, is not waited for.
+        while now_sec() < self._stop_by and (
+            running := [one for one, held in self._running.items() if not held.concluded]
+        ):
+            await asyncio.wait(running, timeout=CLOSING_WAIT_SEC)
+        for held in self._in_flight.snapshot():
+            if not held.concluded:
+                self._settle_later(self._handed_back(held))
+                held.interrupt()
+
+    async def _end(
+        self,
+        claimer: asyncio.Task[None],
+        settler: asyncio.Task[None],
+        keeper: LeaseKeepers,
+        twins: ExitStack,
+    ) -> None:
+        """Wait for what is under way and say goodbye, unless the server takes too long."""
+        end_by = self._end_from(now_sec())
+        claimed = await join_task(claimer, end_by)
+        self._closing = True
+        self._to_settle.set()
+        settled = await join_task(settler, end_by) and claimed
+
+        async def leave() -> None:
+            await run_in_thread(keeper.stop)
+            if settled:
+                await self._leave()
+                if self._sleeper is not None:
+                    await run_in_thread(self._sleeper.wait_closed)
+            await run_in_thread(twins.close)
+
+        if not settled:
+            logger.error("ending without an answer; leases are left to expire")
+            claimer.cancel()
+            settler.cancel()
+            self._in_flight.remove(self._in_flight.snapshot())
+        leaving = asyncio.create_task(leave())
+        if not await join_task(leaving, end_by) and settled:
+            logger.warning("the end of this worker could not be told: there is no answer")
 
     async def _leave(self) -> None:
         try:
@@ -290,16 +345,3 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 await group[0].run(workers.leave(self.worker_id, group[0].collections.name))
         except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
             logger.warning("the end of this worker could not be told: %s", exc)
-
-    async def _finish_running(self, grace_sec: float) -> None:
-        """Hand back what has not started, let what runs finish, then hand back the rest."""
-        self._waiting.extend(self._caution.withdraw(lambda _held: True))
-        while self._waiting:
-            self._settle_later(self._handed_back(self._waiting.popleft()))
-        deadline = self._settle_by = now_sec() + grace_sec
-        while self._running and now_sec() < deadline and not self._hurrying:
-            await asyncio.wait(self._running, timeout=CLOSING_WAIT_SEC)
-        for held in self._in_flight.snapshot():
-            if not held.concluded:
-                self._settle_later(self._handed_back(held))
-                held.interrupt()

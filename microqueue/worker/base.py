@@ -32,17 +32,15 @@ from microqueue.worker.inflight import (
 from microqueue.worker.keeper import LeaseKeeper, LeaseKeepers
 from microqueue.worker.log import logger, tell
 from microqueue.worker.options import WorkerOptions
-from microqueue.worker.outcomes import Fail, settlement_for
+from microqueue.worker.outcomes import Fail, plain_retry, settlement_for
 from microqueue.worker.selection import make_selection
 from microqueue.worker.settler import Finished
-
-CLOSING_WAIT_SEC = 0.05
-HURRY_SEC = 2.0
+from microqueue.worker.stopping import Stopping
 
 QueueT = TypeVar("QueueT", bound=QueueCore[Any])
 
 
-class WorkerCore(Generic[QueueT]):
+class WorkerCore(Stopping, Generic[QueueT]):
     """A worker's queues, options and hooks, and what it holds."""
 
     def __init__(
@@ -65,6 +63,8 @@ class WorkerCore(Generic[QueueT]):
         if isinstance(self._router, SingleHandler):
             self._only_handler = self._router.handler
         self._hooks = HookList(hooks)
+        if (knows := getattr(self._router, "knows", None)) is not None:
+            self._hooks.call("on_attach", knows)
         self._in_flight = InFlight()
         self._shortest_lease_sec = min(
             one.settings.visibility_timeout.total_seconds() for one in self._queues
@@ -79,10 +79,6 @@ class WorkerCore(Generic[QueueT]):
         self._timeout_sec = self.options.timeout.total_seconds() if self.options.timeout else None
         self._verbose = logger.isEnabledFor(logging.DEBUG)
         self._handled = 0
-        # Plain flags: a signal handler must not wait for a lock that its thread holds.
-        self._stopping = False
-        self._hurrying = False
-        self._settle_by = float("inf")
         self._claimed_last: datetime | None = None
         self._expect: Callable[[float], None] = lambda _due: None
 
@@ -139,6 +135,7 @@ class WorkerCore(Generic[QueueT]):
 
     def _claiming(
         self,
+        stopping: Callable[[], bool],
         start: Callable[[Sequence[Held]], None],
         withdraw: Callable[[Callable[[Held], bool]], list[Held]],
         settle_later: Callable[[Finished | None], None],
@@ -160,7 +157,7 @@ class WorkerCore(Generic[QueueT]):
             caution=self._caution,
             start=start,
             hand_back=hand_back,
-            stopping=lambda: self._stopping,
+            stopping=stopping,
             burst=burst,
         ).steps()
 
@@ -197,6 +194,19 @@ class WorkerCore(Generic[QueueT]):
             self._expect(held.deadline)
         return handler
 
+    def _judged(
+        self, held: Held, handler: Handler | None, result: Any, error: BaseException | None
+    ) -> Finished | None:
+        """Judge how a handler ended, as below; whatever happens, the worker goes on."""
+        try:
+            return self._ended(held, handler, result, error)
+        except BaseException as exc:  # noqa: BLE001 (a hook may raise anything)
+            event = "task %s cannot be judged, and is left to its lease: %r"
+            logger.error(event, held.claimed.id, exc, exc_info=exc)
+            self._in_flight.conclude(held, returned=True)
+            self._in_flight.remove([held])
+            return None
+
     def _ended(
         self, held: Held, handler: Handler | None, result: Any, error: BaseException | None
     ) -> Finished | None:
@@ -229,7 +239,12 @@ class WorkerCore(Generic[QueueT]):
 
     def _failed(self, held: Held, error: BaseException, now: datetime, took_sec: float) -> Finished:
         task, settings = held.task, held.queue.settings
-        settlement = settlement_for(task, error, held.judgement, now=now, settings=settings)
+        try:
+            settlement = settlement_for(task, error, held.judgement, now=now, settings=settings)
+        except Exception as exc:  # noqa: BLE001 (its class is the users' own)
+            event = "task %s: %s is no whole outcome, and taken for an error: %r"
+            logger.error(event, task.id, type(error).__name__, exc, exc_info=exc)
+            settlement = plain_retry(task, error, now=now, settings=settings)
         buried = settlement.changes["status"] == TaskStatus.FAILED
         if settlement.outcome is not Outcome.SNOOZED:
             tell(
@@ -271,11 +286,17 @@ class WorkerCore(Generic[QueueT]):
 
         Not longer than their leases last; after a stop, not longer than the grace.
         """
-        if self._hurrying or now_sec() > min(lease_ends, self._settle_by):
+        if self._hurrying or now_sec() > min(lease_ends, self._stop_by):
             logger.error("%d settlements are given up: %s", count, error)
             return False
         logger.warning("cannot settle; trying again in %g s: %s", PAUSE_SEC, error)
         return True
+
+    def _leave_to_leases(self, batch: Sequence[Finished], error: BaseException) -> None:
+        """Let tasks go whose settlement failed in a way that nobody foresaw."""
+        event = "%d tasks cannot be settled, and are left to their leases: %r"
+        logger.error(event, len(batch), error, exc_info=error)
+        self._in_flight.remove(held for held, _ in batch)
 
     def _committed(self, batch: Sequence[Finished], lost: Sequence[LeaseLost]) -> None:
         """Account for a batch that was written."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
 
 from microqueue.errors import InvalidArgument
@@ -21,6 +23,7 @@ class Handler:
     function: Callable[..., Any]
     wants_context: bool
     is_async: bool
+    name: str = "the handler"
     timeout_sec: float | None = None
     keep_result: bool = False
     judgement: Judgement = field(default_factory=Judgement)
@@ -30,6 +33,17 @@ class Handler:
         if self.wants_context:
             return self.function(payload, context=make_context())
         return self.function(payload)
+
+    def check_ran(self, result: Any) -> None:
+        """Refuse a result that has yet to be run: its task would pass for done."""
+        if inspect.isawaitable(result):
+            close_unrun(result)
+            reason = "a coroutine; make it an async def, or use AsyncWorker, which awaits it"
+        elif isinstance(result, GeneratorType | AsyncGeneratorType):
+            reason = "a generator, which nobody would run"
+        else:
+            return
+        raise TypeError(f"{self.name} gave {reason}")
 
 
 class Router(Protocol):
@@ -73,14 +87,34 @@ def make_handler(function: Any, **options: Any) -> Handler:
             argument="handler",
             value=function,
         )
+    if _is_any(function, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+        raise InvalidArgument(
+            f"handler={function!r} is a generator function, and calling it would run nothing",
+            argument="handler",
+            value=function,
+        )
     parameters = inspect.signature(function).parameters
-    target = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     return Handler(
         function=function,
         wants_context=CONTEXT in parameters,
-        is_async=inspect.iscoroutinefunction(target),
+        is_async=_is_any(function, inspect.iscoroutinefunction),
+        name=getattr(function, "__qualname__", repr(function)),
         **options,
     )
+
+
+def _is_any(function: Any, *kinds: Callable[[Any], bool]) -> bool:
+    """Tell whether what is called in the end is of one of these kinds."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    called = getattr(function, "__call__", None)  # noqa: B004 (itself, not whether there is one)
+    return any(kind(function) or kind(called) for kind in kinds)
+
+
+def close_unrun(result: Any) -> None:
+    """Close a coroutine that nobody will await, so that it does not warn of that."""
+    if inspect.iscoroutine(result):
+        result.close()
 
 
 def unknown_task(name: str | None, known: list[str]) -> Fail:

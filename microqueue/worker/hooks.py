@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from microqueue.task import Task
@@ -16,6 +16,9 @@ class Hooks:
 
     An error in a hook is logged and changes nothing.
     """
+
+    def on_attach(self, knows: Callable[[str], bool]) -> None:
+        """Run when a worker of named tasks is made; ``knows`` tells whether it has a name."""
 
     def on_start(self, task: Task[Any]) -> None:
         """Run before the handler."""

@@ -18,12 +18,20 @@ class Line:
         self._idle = 0
         self._closed = False
 
-    def extend(self, held: Iterable[Held]) -> None:
-        """Add tasks, and wake as many threads as can have one."""
+    @property
+    def closed(self) -> bool:
+        """Whether the worker ends."""
+        return self._closed
+
+    def extend(self, held: Iterable[Held]) -> bool:
+        """Add tasks, and wake as many threads as can have one; give whether it was open."""
         with self._changed:
+            if self._closed:
+                return False
             self._waiting.extend(held)
             if self._idle:
                 self._changed.notify(len(self._waiting))
+            return True
 
     def take(self) -> Held | None:
         """Wait for a task; nothing once the line is closed and empty."""

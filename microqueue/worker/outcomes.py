@@ -17,6 +17,10 @@ from microqueue.task import Task
 class Retry(Exception):
     """Try again later: after ``delay``, or the backoff. It uses up the attempt."""
 
+    # Of the class too: a subclass may forget to call this __init__.
+    delay: timedelta | None = None
+    code: str | None = None
+
     def __init__(
         self, message: str | None = None, *, delay: Duration | None = None, code: str | None = None
     ) -> None:
@@ -28,6 +32,8 @@ class Retry(Exception):
 class Fail(Exception):
     """Make the task a dead letter at once, whatever attempts it has left."""
 
+    code: str | None = None
+
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
         self.code = check_code(code)
@@ -35,6 +41,9 @@ class Fail(Exception):
 
 class Snooze(Exception):
     """Come back after ``delay``; no attempt is used."""
+
+    # For a subclass that sets none; at once would be again and again, without an end.
+    delay: timedelta = timedelta(minutes=1)
 
     def __init__(self, delay: Duration) -> None:
         super().__init__(f"snoozed for {delay}")
@@ -80,10 +89,18 @@ def settlement_for(
         if judgement.is_fatal(error):
             return settle.failed(now, described)
         given = None
-    policy = task.backoff or settings.backoff
-    delay_sec = (
-        policy.delay_seconds(task.attempts, previous=task.backoff_sec)
-        if given is None
-        else given.total_seconds()
-    )
+    delay_sec = _backoff_sec(task, settings) if given is None else given.total_seconds()
     return settle.retried(task, now, described, delay_sec=delay_sec)
+
+
+def plain_retry(
+    task: Task[Any], error: BaseException, *, now: datetime, settings: QueueSettings
+) -> Settlement:
+    """Take an exception for no more than an error: try again after the backoff."""
+    described = settle.describe_error(error, None, now, otherwise="failed")
+    return settle.retried(task, now, described, delay_sec=_backoff_sec(task, settings))
+
+
+def _backoff_sec(task: Task[Any], settings: QueueSettings) -> float:
+    policy = task.backoff or settings.backoff
+    return policy.delay_seconds(task.attempts, previous=task.backoff_sec)

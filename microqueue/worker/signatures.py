@@ -132,6 +132,7 @@ def make_task_handler(
         function=call,
         wants_context=True,
         is_async=is_async,
+        name=function.__name__,
         timeout_sec=running.timeout.total_seconds() if running.timeout else None,
         keep_result=running.keep_result,
         judgement=Judgement(fatal=running.fatal, retryable=running.retryable),

@@ -12,6 +12,7 @@ from typing import Any, Self
 from microqueue.drivers import listener
 from microqueue.drivers.listener import Listener
 from microqueue.queue import Queue
+from microqueue.worker.offload import run_in_thread
 
 SLICE_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this often.
 MEMORY_POLL_SEC = 0.02
@@ -92,10 +93,8 @@ class AsyncSleeper(_Sleeper):
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Leave the listener. Not on the loop: its lock is held while a server is asked."""
         self._part(self.wake)
         self._close()
 
@@ -109,7 +108,7 @@ class AsyncSleeper(_Sleeper):
         if self._in_memory:
             await asyncio.sleep(min(seconds, MEMORY_POLL_SEC))
             return True
-        await asyncio.to_thread(self._join, self.wake)
+        await run_in_thread(self._join, self.wake)
         try:
             await asyncio.wait_for(self._news.wait(), seconds)
         except TimeoutError:

@@ -145,8 +145,7 @@ class Supervisor:
     def _note_end(self, child: Child, status: int) -> None:
         if status != 0:
             level = logging.INFO if self._signals else logging.WARNING
-            how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-            logger.log(level, "process %s ended with %s", child.name, how)
+            logger.log(level, "process %s ended with %s", child.name, describe_end(status))
             self._on_death(child.name)
         if self._signals or (status == 0 and self._may_end and not self._restarting):
             child.ended = True
@@ -228,6 +227,16 @@ class Supervisor:
                     child.process.kill()
                     child.process.wait()
                     self._on_death(child.name)
+
+
+def describe_end(status: int) -> str:
+    """Say how a process ended."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:  # Most real-time signals have no name.
+        return f"signal {-status}"
 
 
 def own_name() -> str | None:

@@ -102,6 +102,10 @@ class NamedTask(Generic[CallP, P, R]):
     def __repr__(self) -> str:
         return f"NamedTask({self.name!r})"
 
+    def knows(self, name: str) -> bool:
+        """Tell whether this is its name."""
+        return name == self.name
+
     def handler_for(self, task: Task[Any]) -> Handler:
         """Serve this task alone: a worker may be given it instead of its registry."""
         if task_name(task) != self.name:
@@ -246,6 +250,10 @@ class Tasks:
     def names(self) -> list[str]:
         """Give the names that are registered."""
         return list(self._tasks)
+
+    def knows(self, name: str) -> bool:
+        """Tell whether a name is registered."""
+        return name in self._tasks
 
     def coroutines(self) -> list[str]:
         """Give the names of the tasks that only ``AsyncWorker`` can run."""

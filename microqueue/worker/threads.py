@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations import workers
 from microqueue.queue import Queue
-from microqueue.worker.base import CLOSING_WAIT_SEC, HURRY_SEC, WorkerCore
+from microqueue.worker.background import Background
+from microqueue.worker.base import WorkerCore
 from microqueue.worker.claiming import Do, Sight, Step
 from microqueue.worker.context import Context
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import Hooks
 from microqueue.worker.inflight import PAUSE_SEC, Held, now_sec
+from microqueue.worker.keeper import LeaseKeepers
 from microqueue.worker.line import Line
 from microqueue.worker.settler import Finished, Outbox, by_queue, commit, storable
 from microqueue.worker.sleeping import SyncSleeper
+from microqueue.worker.stopping import CLOSING_WAIT_SEC, join_thread
+
+STOP_WAIT_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this often.
 
 logger = logging.getLogger("microqueue.worker")
 
@@ -57,43 +62,37 @@ class Worker(WorkerCore[Queue[Any]]):
         With ``burst``, end when nothing is ready and nothing is running.
         """
         self._handled = 0
-        self._settle_by = float("inf")
+        self._stop_by = float("inf")
         keeper = self._keeper(
             {queue: queue for queue in self._queues},
             on_timeout=lambda held: self._settle_later(self._timed_out(held)),
             on_lost=self._lose,
         )
         self._line, self._outbox = Line(), self._new_outbox()
+        sleeper = SyncSleeper(self._queues)
         # Daemons: a handler that never returns, or a server that never answers, must not keep
-        # the process alive.
-        settler = threading.Thread(
-            target=self._settle_forever, name="microqueue-settler", daemon=True
+        # the process alive, nor hold up the end.
+        claimer = Background(
+            partial(self._claim_forever, self._line, sleeper, burst=burst), name="microqueue-claims"
         )
+        settler = Background(self._settle_forever, name="microqueue-settler")
         handlers = [
-            threading.Thread(
-                target=self._handle_forever,
-                args=[self._line],
-                name=f"microqueue-{n}",
-                daemon=True,
-            )
+            Background(partial(self._handle_forever, self._line), name=f"microqueue-{n}")
             for n in range(self.options.concurrency)
         ]
         keeper.start()
-        for thread in (settler, *handlers):
-            thread.start()
-        sleeper = SyncSleeper(self._queues)
         try:
-            with sleeper:
-                self._claim_forever(sleeper, burst=burst)
+            for thread in (settler, *handlers, claimer):
+                thread.start()
+            while claimer.is_alive() and not self._stopping:
+                claimer.join(STOP_WAIT_SEC)
         finally:
-            self._finish_running(handlers)
-            self._outbox.close()
-            settled = self._await_settled(settler)
-            keeper.stop(wait=settled)
-            if settled:
-                self._leave()
-                sleeper.wait_closed()
-            self._stopping = self._hurrying = False
+            self.stop()
+            self._finish_running()
+            self._end(claimer, settler, keeper, sleeper)
+            self._forget_stop()
+        if claimer.error is not None:
+            raise claimer.error
         return self._handled
 
     def stop(self, *, immediately: bool = False) -> None:
@@ -103,30 +102,41 @@ class Worker(WorkerCore[Queue[Any]]):
         may finish within ``grace``, and is then handed back with its attempt refunded. With
         ``immediately`` there is no grace.
         """
-        self._stopping = True
-        self._hurrying = self._hurrying or immediately
+        self._ask_to_stop(immediately=immediately)
 
     # Claim
 
-    def _claim_forever(self, sleeper: SyncSleeper, *, burst: bool) -> None:
-        steps = self._claiming(
-            self._line.extend, self._line.withdraw, self._settle_later, burst=burst
-        )
-        reply: Any = None
-        with suppress(StopIteration):
-            step = next(steps)
-            while True:
-                try:
-                    reply = self._perform(step, sleeper)
-                except MicroqueueError as exc:
-                    step = steps.throw(exc)
-                else:
-                    step = steps.send(reply)
+    def _claim_forever(self, line: Line, sleeper: SyncSleeper, *, burst: bool) -> None:
+        def stopping() -> bool:
+            return self._stopping or line.closed  # Closed for good, while the flag is reset.
 
-    def _perform(self, step: Step, sleeper: SyncSleeper) -> Any:
+        def start(held: Sequence[Held]) -> None:
+            if not line.extend(held):  # The worker was stopped meanwhile.
+                self._hand_back(held)
+
+        steps = self._claiming(stopping, start, line.withdraw, self._settle_later, burst=burst)
+        reply: Any = None
+        try:
+            with sleeper, suppress(StopIteration):
+                step = next(steps)
+                while True:
+                    try:
+                        if step.do is Do.CLAIM:
+                            reply = self._claim(step.queues[0], step.limit)
+                        elif step.do is Do.SLEEP:
+                            reply = sleeper.sleep(step.seconds, until=stopping)
+                        else:
+                            reply = self._perform(step)
+                    except MicroqueueError as exc:
+                        step = steps.throw(exc)
+                    else:
+                        step = steps.send(reply)
+        finally:
+            # By this thread, which alone knows what was set aside.
+            self._hand_back(self._caution.withdraw(lambda _held: True))
+
+    def _perform(self, step: Step) -> Any:
         match step.do:
-            case Do.CLAIM:
-                return self._claim(step.queues[0], step.limit)
             case Do.LOOK:
                 return self._look(step.queues)
             case Do.PROMOTE:
@@ -136,8 +146,6 @@ class Worker(WorkerCore[Queue[Any]]):
                 self._in_flight.await_room(
                     unfinished=step.limit, held=step.most, timeout_sec=step.seconds
                 )
-            case Do.SLEEP:
-                return sleeper.sleep(step.seconds, until=lambda: self._stopping)
             case Do.PAUSE:
                 time.sleep(step.seconds)
         return None
@@ -170,9 +178,11 @@ class Worker(WorkerCore[Queue[Any]]):
             result = handler.call(
                 held.claimed.payload, lambda: Context(held, held.queue, self._expect)
             )
+            if result is not None:
+                handler.check_ran(result)
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
             error = exc
-        self._settle_later(self._ended(held, handler, result, error))
+        self._settle_later(self._judged(held, handler, result, error))
 
     # Settle
 
@@ -187,7 +197,10 @@ class Worker(WorkerCore[Queue[Any]]):
     def _settle_forever(self) -> None:
         while batch := self._outbox.take():
             for queue, group in by_queue(batch).items():
-                self._commit(queue, group)
+                try:
+                    self._commit(queue, group)
+                except BaseException as exc:  # noqa: BLE001 (others wait to be settled)
+                    self._leave_to_leases(group, exc)
 
     def _commit(self, queue: Queue[Any], batch: list[Finished]) -> None:
         lease_ends = now_sec() + queue.settings.visibility_timeout.total_seconds()
@@ -211,18 +224,44 @@ class Worker(WorkerCore[Queue[Any]]):
 
     # End
 
-    def _await_settled(self, settler: threading.Thread) -> bool:
-        """Wait until all is settled; who is in a hurry does not wait for a server that is away."""
-        waited_from: float | None = None
-        while settler.is_alive():
-            settler.join(CLOSING_WAIT_SEC)
-            if self._hurrying:
-                waited_from = waited_from or now_sec()
-                if now_sec() - waited_from > HURRY_SEC:
-                    logger.error("ending without an answer; leases are left to expire")
-                    self._settle_by = now_sec()  # When there is an answer, it is the last.
-                    return False
-        return True
+    def _hand_back(self, unstarted: Iterable[Held]) -> None:
+        for held in unstarted:
+            self._settle_later(self._handed_back(held))
+
+    def _finish_running(self) -> None:
+        """Hand back what has not started, let what runs finish, then hand back the rest."""
+        self._hand_back(self._line.close())
+        # What is held runs, or is about to be settled. A handler that goes on although its task
+        # was settled by its timeout, or taken away, is not waited for.
+        while len(self._in_flight) and now_sec() < self._stop_by:
+            self._in_flight.await_empty(CLOSING_WAIT_SEC)
+        left = [held for held in self._in_flight.snapshot() if not held.concluded]
+        for held in left:
+            held.interrupt()
+        self._hand_back(left)
+
+    def _end(
+        self, claimer: Background, settler: Background, keeper: LeaseKeepers, sleeper: SyncSleeper
+    ) -> None:
+        """Wait for what is under way and say goodbye, unless the server takes too long."""
+        end_by = self._end_from(now_sec())
+        claimed = join_thread(claimer, end_by)
+        self._outbox.close()
+        settled = join_thread(settler, end_by) and claimed
+
+        def leave() -> None:
+            keeper.stop()
+            if settled:
+                self._leave()
+            sleeper.wait_closed()
+
+        if not settled:
+            logger.error("ending without an answer; leases are left to expire")
+            self._in_flight.remove(self._in_flight.snapshot())
+        leaving = Background(leave, name="microqueue-end")
+        leaving.start()
+        if settled and not join_thread(leaving, end_by):
+            logger.warning("the end of this worker could not be told: there is no answer")
 
     def _leave(self) -> None:
         try:
@@ -230,18 +269,3 @@ class Worker(WorkerCore[Queue[Any]]):
                 group[0].run(workers.leave(self.worker_id, group[0].collections.name))
         except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
             logger.warning("the end of this worker could not be told: %s", exc)
-
-    def _finish_running(self, handlers: list[threading.Thread]) -> None:
-        """Hand back what has not started, let what runs finish, then hand back the rest."""
-        for held in (*self._line.close(), *self._caution.withdraw(lambda _held: True)):
-            self._settle_later(self._handed_back(held))
-        deadline = now_sec() + self.options.grace.total_seconds()
-        self._settle_by = deadline
-        while any(thread.is_alive() for thread in handlers) and now_sec() < deadline:
-            if self._hurrying:
-                break
-            self._in_flight.await_empty(CLOSING_WAIT_SEC)
-        for held in self._in_flight.snapshot():
-            if not held.concluded:
-                held.interrupt()
-                self._settle_later(self._handed_back(held))

@@ -475,6 +475,16 @@ def test_process_that_is_killed_again_and_again_is_started_again() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_process_that_ends_by_a_signal_without_a_name_is_told_and_started_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    number = signal.SIGRTMIN + 1
+    deaths, status = supervised(f"import os; os.kill(os.getpid(), {number})", lives=2)
+    assert (deaths[0], status) == ("w.1.1", 0)
+    assert f"process w.1.1 ended with signal {number}" in caplog.text
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("may_end", "lives"), [(True, 1), (False, 3)])
 def test_only_in_a_burst_is_a_process_through_that_ends_without_an_error(
     tmp_path: Path, may_end: bool, lives: int
@@ -565,6 +575,15 @@ def test_burst_of_two_processes_drains_all_queues_and_logs_json(
     assert_gone(program, queues[0])
 
 
+def test_processes_are_numbered_under_the_name_that_was_given(
+    program: Program, queue: Queue[Any]
+) -> None:
+    program.start("worker", "app:handle", "--processes", "2", "--worker-id", "anna")
+    wait_for(lambda: {one.id for one in queue.workers()} == {"anna.1.1", "anna.2.1"})
+    program.signal(signal.SIGTERM)
+    assert program.status() == 0
+
+
 def test_timeout_of_the_command_line_reaches_the_handler(
     program: Program, queue: Queue[Any]
 ) -> None:
@@ -615,10 +634,10 @@ def is_free(port: int) -> bool:
     return True
 
 
-def scrape(port: int) -> str:
+def scrape(port: int, host: str = "127.0.0.1") -> str:
     """Read metrics as Prometheus would; nothing while nobody answers."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=20) as reply:
             text: str = reply.read().decode()
             return text
     except (URLError, ConnectionError):
@@ -653,6 +672,25 @@ def test_sweeper_serves_metrics_of_sweeps_and_of_the_queue(
     assert 'microqueue_queue_depth{queue="default",status="ready"} 3.0' in scrape(port)
     program.signal(signal.SIGTERM)
     assert program.status() == 0
+
+
+@pytest.mark.parametrize("command", [("worker", "app:handle"), ("sweep", "--every", "0.1")])
+def test_metrics_are_served_on_the_address_that_was_given(
+    program: Program, command: tuple[str, ...]
+) -> None:
+    port = free_ports(1)
+    host = "127.0.0.2"  # Only the first of them is the one that is usual.
+    program.start(*command, "--metrics-port", str(port), "--metrics-host", host)
+    wait_for(lambda: scrape(port, host))
+    assert scrape(port) == ""
+
+
+def test_metrics_host_that_cannot_be_used_is_told(program: Program) -> None:
+    options = ("--metrics-port", str(free_ports(1)), "--metrics-host", "192.0.2.1")
+    program.start("worker", "app:handle", "--burst", *options)
+    assert program.status() == 1
+    (line,) = program.errors()
+    assert "cannot be used on 192.0.2.1" in line
 
 
 def test_metrics_port_that_is_taken_is_told(program: Program) -> None:

@@ -94,6 +94,49 @@ def test_tasks_are_counted_by_queue_name_and_outcome(
     }
 
 
+def test_names_that_no_worker_has_are_no_labels(
+    run: Callable[..., Any], microqueue_queue: Queue[Any], registry: CollectorRegistry
+) -> None:
+    tasks = Tasks()
+
+    @tasks.task()
+    def known() -> None:
+        """Do nothing."""
+
+    known.enqueue(microqueue_queue)
+    for number in range(5):
+        microqueue_queue.enqueue({}, headers={"task": f"stray-{number}"})
+    run(tasks, hooks=[PrometheusHooks(registry)])
+    assert scrape(registry, "microqueue_tasks_total") == {
+        ("done", "default", "known"): 1,
+        ("failed", "default", ""): 5,
+    }
+
+
+def test_header_of_a_plain_functions_task_is_no_label(
+    run: Callable[..., Any], microqueue_queue: Queue[Any], registry: CollectorRegistry
+) -> None:
+    for number in range(5):
+        microqueue_queue.enqueue({}, headers={"task": f"order-{number}"})
+    run(lambda _payload: None, hooks=[PrometheusHooks(registry)])
+    assert scrape(registry, "microqueue_tasks_total") == {("done", "default", ""): 5}
+    assert scrape(registry, "microqueue_tasks_in_progress") == {("default", ""): 0}
+
+
+def test_worker_of_one_named_task_labels_it(
+    run: Callable[..., Any], microqueue_queue: Queue[Any], registry: CollectorRegistry
+) -> None:
+    tasks = Tasks()
+
+    @tasks.task()
+    def alone() -> None:
+        """Do nothing."""
+
+    alone.enqueue(microqueue_queue)
+    run(alone, hooks=[PrometheusHooks(registry)])
+    assert scrape(registry, "microqueue_tasks_total") == {("done", "default", "alone"): 1}
+
+
 def test_gauge_shows_what_runs_and_returns_to_nothing(
     run: Callable[..., Any], microqueue_queue: Queue[Any], registry: CollectorRegistry
 ) -> None:

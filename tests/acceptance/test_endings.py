@@ -1,0 +1,169 @@
+"""``microqueue worker`` ends in time, whatever its handlers and its server do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from microqueue import Queue
+from microqueue.embedded import EmbeddedServer
+from microqueue.worker import AsyncWorker, Worker
+from tests.acceptance.test_processes import Program, wait_for
+from tests.integration.rig import KINDS, Rig
+
+# Far more than a slow machine needs; without a limit it takes longer than this, or for ever.
+LIMIT_SEC = 25
+
+HANDLERS = """
+import asyncio, time
+
+def plain(payload): pass
+
+async def awaited(payload): pass
+
+async def swallow(payload):
+    print("begun", flush=True)
+    until = time.monotonic() + 100
+    while time.monotonic() < until:
+        try:
+            await asyncio.sleep(1)
+        except asyncio.CancelledError:
+            pass
+
+async def block(payload):
+    print("begun", flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    """Give a server that may be stopped or killed."""
+    one = EmbeddedServer.start()
+    yield one
+    with suppress(ProcessLookupError):
+        os.kill(one.pid, signal.SIGCONT)
+    one.stop()
+
+
+@pytest.fixture
+def program(tmp_path: Path, server: EmbeddedServer) -> Iterator[Program]:
+    one = Program(tmp_path, server.uri)
+    (tmp_path / "app.py").write_text(HANDLERS, encoding="utf-8")
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def queue(server: EmbeddedServer) -> Iterator[Queue[Any]]:
+    with Queue[Any].from_uri(server.uri) as one:
+        yield one
+
+
+def ends(program: Program) -> int:
+    """Wait for the end of the program, but not for long."""
+    began = time.monotonic()
+    status = program.status()
+    assert time.monotonic() - began < LIMIT_SEC
+    return status
+
+
+@pytest.mark.parametrize("handler", ["plain", "awaited"])
+@pytest.mark.parametrize(
+    ("how", "grace", "signals"),
+    [(signal.SIGSTOP, "1s", 1), (signal.SIGKILL, "1s", 1), (signal.SIGSTOP, "5m", 2)],
+)
+def test_idle_worker_ends_in_time_although_its_server_is_away(
+    program: Program,
+    server: EmbeddedServer,
+    queue: Queue[Any],
+    handler: str,
+    how: signal.Signals,
+    grace: str,
+    signals: int,
+) -> None:
+    queue.enqueue({})
+    program.start("worker", f"app:{handler}", "--grace", grace)
+    wait_for(lambda: queue.stats().done == 1)
+    os.kill(server.pid, how)
+    time.sleep(1.5)  # So that it has noticed, and waits for an answer.
+    for _ in range(signals):
+        program.signal(signal.SIGTERM)
+        time.sleep(0.5)  # Two signals at the same time would be received as one.
+    assert ends(program) == 0
+
+
+def test_coroutine_that_swallows_its_cancellation_does_not_keep_the_process(
+    program: Program, queue: Queue[Any]
+) -> None:
+    queue.enqueue({})
+    program.start("worker", "app:swallow", "--grace", "1s")
+    wait_for(lambda: "begun" in program.said())
+    program.signal(signal.SIGTERM)
+    assert ends(program) == 0
+    assert (queue.stats().ready, queue.workers()) == (1, [])
+
+
+def test_second_signal_ends_a_process_whose_loop_is_blocked(
+    program: Program, queue: Queue[Any]
+) -> None:
+    queue.enqueue({})
+    program.start("worker", "app:block", "--grace", "5m")
+    wait_for(lambda: "begun" in program.said())
+    for _ in range(2):
+        program.signal(signal.SIGTERM)
+        time.sleep(0.5)
+    assert ends(program) == 1
+    assert "it is ended now" in program.errors()[-1]
+    assert queue.stats().processing == 1  # Nobody could hand it back.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("immediately", [False, True])
+def test_worker_of_a_program_of_ones_own_ends_in_time_too(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, kind: str, immediately: bool
+) -> None:
+    with MongoClient[Any](server.uri) as client:
+        rig = Rig(kind, server.uri, client.test)
+        ended = watch_end(monkeypatch)
+        rig.queue.enqueue({})
+        thread = rig.start(lambda _payload: None, grace=300 if immediately else 1)
+        wait_for(lambda: rig.queue.stats().done == 1)
+        os.kill(server.pid, signal.SIGSTOP)
+        time.sleep(1.5)
+        rig.stop(immediately=immediately)
+        in_time = ended.wait(LIMIT_SEC)
+        os.kill(server.pid, signal.SIGCONT)
+        thread.join(60)
+        assert in_time
+
+
+def watch_end(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Give an event that is set when a worker has ended; closing its client is not its own."""
+    ended = threading.Event()
+    run, run_async = Worker.run, AsyncWorker.run
+
+    def run_threads(worker: Worker, **options: Any) -> int:
+        try:
+            return run(worker, **options)
+        finally:
+            ended.set()
+
+    async def run_loop(worker: AsyncWorker, **options: Any) -> int:
+        try:
+            return await run_async(worker, **options)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Worker, "run", run_threads)
+    monkeypatch.setattr(AsyncWorker, "run", run_loop)
+    return ended

@@ -1,0 +1,337 @@
+"""Handlers that are not what they look like, or that end in odd ways."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from microqueue import InvalidArgument, Queue, TaskStatus
+from microqueue.embedded import EmbeddedServer
+from microqueue.worker import Fail, Hooks, Retry, Snooze, Tasks, Worker
+from tests.integration.rig import Rig, stored, wait_for
+
+
+@pytest.fixture(params=["pymongo_async", "motor"])
+def loop_rig(
+    request: pytest.FixtureRequest, microqueue_server: EmbeddedServer, microqueue_database: Any
+) -> Rig:
+    return Rig(request.param, microqueue_server.uri, microqueue_database)
+
+
+# Coroutines that do not look like it
+
+ran: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    ran.clear()
+
+
+async def note(payload: Any, *, place: str = "") -> str:
+    await asyncio.sleep(0)
+    ran.append((payload["n"], place))
+    return place
+
+
+class Noter:
+    """A callable whose call is a coroutine function."""
+
+    async def __call__(self, payload: Any, place: str = "") -> str:
+        return await note(payload, place=place)
+
+
+def passed_on(function: Any) -> Any:
+    """Decorate as people do who think of plain functions only."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+RECOGNISED = [functools.partial(note, place="here"), functools.partial(Noter(), place="here")]
+HIDDEN = [lambda payload: note(payload, place="here"), passed_on(RECOGNISED[0].func)]
+
+
+@pytest.mark.parametrize("handler", [*RECOGNISED, *HIDDEN, Noter()])
+def test_whatever_gives_a_coroutine_is_awaited_before_its_task_is_done(
+    loop_rig: Rig, handler: Any
+) -> None:
+    task = loop_rig.queue.enqueue({"n": 1})
+    assert loop_rig.run(handler, keep_result=True) == 1
+    assert [n for n, _ in ran] == [1]
+    found = stored(loop_rig, task)
+    assert (found.status, found.result) == (TaskStatus.DONE, ran[0][1])
+
+
+@pytest.mark.parametrize("handler", [*RECOGNISED, Noter()])
+def test_threads_refuse_what_is_known_to_give_a_coroutine(
+    microqueue_queue: Queue[Any], handler: Any
+) -> None:
+    with pytest.raises(InvalidArgument, match="AsyncWorker"):
+        Worker(microqueue_queue, handler)
+
+
+@pytest.mark.parametrize(("handler", "name"), [(HIDDEN[0], "<lambda>"), (HIDDEN[1], "note")])
+@pytest.mark.filterwarnings("error")  # A coroutine that is never awaited warns.
+def test_coroutine_in_a_thread_never_passes_for_done(
+    microqueue_queue: Queue[Any], handler: Any, name: str
+) -> None:
+    task = microqueue_queue.enqueue({"n": 1})
+    Worker(microqueue_queue, handler).run(burst=True)
+    found = microqueue_queue.get(task.id)
+    assert found is not None
+    assert found.error is not None
+    assert (found.status, found.error.code, ran) == (TaskStatus.PENDING, "TypeError", [])
+    assert name in found.error.message
+    assert "AsyncWorker" in found.error.message
+
+
+def decorated_tasks() -> Tasks:
+    tasks = Tasks()
+
+    @tasks.task("noted")
+    @passed_on
+    async def noted(n: int) -> None:
+        await note({"n": n})
+
+    return tasks
+
+
+def test_named_task_under_a_plain_decorator_is_awaited(loop_rig: Rig) -> None:
+    task = loop_rig.queue.enqueue({"n": 1}, headers={"task": "noted"})
+    loop_rig.run(decorated_tasks())  # type: ignore[arg-type]
+    assert (stored(loop_rig, task).status, ran) == (TaskStatus.DONE, [(1, "")])
+
+
+def test_named_task_under_a_plain_decorator_never_passes_for_done_in_a_thread(
+    microqueue_queue: Queue[Any],
+) -> None:
+    task = microqueue_queue.enqueue({"n": 1}, headers={"task": "noted"})
+    Worker(microqueue_queue, decorated_tasks()).run(burst=True)
+    found = microqueue_queue.get(task.id)
+    assert found is not None
+    assert found.error is not None
+    assert (found.status, ran) == (TaskStatus.PENDING, [])
+    assert "noted" in found.error.message
+
+
+def count_up(payload: Any) -> Iterator[int]:
+    ran.append(payload)
+    yield 1
+
+
+async def count_later(payload: Any) -> Any:
+    ran.append(payload)
+    yield 1
+
+
+@pytest.mark.parametrize("function", [count_up, count_later, functools.partial(count_up)])
+def test_generator_function_is_refused(microqueue_queue: Queue[Any], function: Any) -> None:
+    with pytest.raises(InvalidArgument, match="generator"):
+        Worker(microqueue_queue, function)
+
+
+@pytest.mark.parametrize("function", [count_up, count_later])
+def test_generator_that_a_handler_gives_never_passes_for_done(rig: Rig, function: Any) -> None:
+    task = rig.queue.enqueue({"n": 1})
+    rig.run(lambda payload: function(payload))  # noqa: PLW0108 (it hides what is called)
+    found = stored(rig, task)
+    assert (found.status, found.error.code, ran) == (TaskStatus.PENDING, "TypeError", [])
+    assert "generator" in found.error.message
+
+
+def test_coroutine_that_a_plain_function_gave_is_cancelled_when_its_time_is_up(
+    loop_rig: Rig,
+) -> None:
+    cancelled = threading.Event()
+
+    async def hang() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    task = loop_rig.queue.enqueue({})
+    loop_rig.run(lambda _payload: hang(), timeout=0.5)
+    assert cancelled.wait(30)
+    assert stored(loop_rig, task).error.code == "TimeoutError"
+
+
+# Outcomes that are not whole
+
+
+class CarelessRetry(Retry):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class CarelessFail(Fail):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class CarelessSnooze(Snooze):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class BrokenFail(Fail):
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        raise RuntimeError("no code today")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "attempts"),
+    [
+        (CarelessRetry(3), TaskStatus.PENDING, 1),
+        (CarelessFail(3), TaskStatus.FAILED, 1),
+        (CarelessSnooze(3), TaskStatus.PENDING, 0),
+        (BrokenFail.__new__(BrokenFail, "x"), TaskStatus.PENDING, 1),
+    ],
+)
+def test_outcome_that_is_not_whole_settles_its_task_and_ends_no_handler(
+    rig: Rig, error: Exception, status: TaskStatus, attempts: int
+) -> None:
+    first, second = rig.queue.enqueue_many([{"n": 0}, {"n": 1}]).tasks
+
+    def handler(payload: Any) -> None:
+        if payload["n"] == 0:
+            raise error
+
+    thread = rig.start(handler, concurrency=1)
+    try:
+        wait_for(lambda: stored(rig, second).status is TaskStatus.DONE)
+        wait_for(lambda: stored(rig, first).status is not TaskStatus.PROCESSING)
+    finally:
+        rig.stop()
+        thread.join(60)
+    found = stored(rig, first)
+    assert (found.status, found.attempts) == (status, attempts)
+    assert found.status is not TaskStatus.PENDING or found.next_retry_at is not None
+
+
+class ExitingHooks(Hooks):
+    """Does what no hook should."""
+
+    def on_success(self, task: Any, *, took_sec: float) -> None:
+        if task.payload["n"] == 0:
+            raise SystemExit(3)
+
+
+def test_task_that_cannot_be_judged_is_left_to_its_lease_and_the_next_one_runs(rig: Rig) -> None:
+    first, second = rig.queue.enqueue_many([{"n": 0}, {"n": 1}]).tasks
+    thread = rig.start(lambda _payload: None, concurrency=1, hooks=[ExitingHooks()])
+    try:
+        wait_for(lambda: stored(rig, second).status is TaskStatus.DONE)
+        wait_for(lambda: len(rig.worker._in_flight) == 0)  # noqa: SLF001 (nothing renews it)
+    finally:
+        rig.stop()
+        thread.join(60)
+    assert stored(rig, first).status is TaskStatus.PROCESSING
+
+
+def test_settling_goes_on_after_an_error_that_nobody_foresaw(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from microqueue.worker import settler  # noqa: PLC0415 (only here)
+
+    def commit(queue: Any, batch: Any, now: Any) -> Any:
+        if any(held.claimed.payload["n"] == 0 for held, _ in batch):
+            raise RuntimeError("unforeseen")
+        return settler.commit(queue, batch, now)
+
+    module = "threads" if rig.kind == "threads" else "asynchronous"
+    monkeypatch.setattr(f"microqueue.worker.{module}.commit", commit)
+    first = rig.queue.enqueue({"n": 0})
+    thread = rig.start(lambda _payload: None)
+    try:
+        wait_for(lambda: "unforeseen" in caplog.text)
+        second = rig.queue.enqueue({"n": 1})
+        wait_for(lambda: stored(rig, second).status is TaskStatus.DONE)
+        wait_for(lambda: len(rig.worker._in_flight) == 0)  # noqa: SLF001 (nothing renews it)
+    finally:
+        rig.stop()
+        thread.join(60)
+    assert stored(rig, first).status is TaskStatus.PROCESSING
+
+
+# Handlers that go on after their time
+
+
+def test_plain_functions_beside_a_loop_keep_their_place_after_their_time(loop_rig: Rig) -> None:
+    loop_rig.queue.enqueue_many([{}] * 6)
+    go, lock = threading.Event(), threading.Lock()
+    running = most = started = 0
+
+    def handler(_payload: Any) -> None:
+        nonlocal running, most, started
+        with lock:
+            started += 1
+            running += 1
+            most = max(most, running)
+        go.wait(60)
+        with lock:
+            running -= 1
+
+    thread = loop_rig.start(handler, concurrency=2, timeout=0.2)
+    try:
+        wait_for(lambda: loop_rig.queue.stats().delayed == 2)
+        time.sleep(1)
+        assert started == 2
+        go.set()
+        wait_for(lambda: started == 6)
+    finally:
+        go.set()
+        loop_rig.stop()
+        thread.join(60)
+    assert most == 2
+
+
+def test_end_does_not_wait_for_handlers_whose_tasks_are_settled(rig: Rig) -> None:
+    rig.queue.enqueue({}, max_attempts=1)
+    go = threading.Event()
+    began = time.monotonic()
+    try:
+        rig.run(lambda _payload: go.wait(100), timeout=0.2, grace=90)
+        assert time.monotonic() - began < 60
+    finally:
+        go.set()
+    assert rig.queue.stats().failed == 1
+
+
+def test_end_sleeps_while_it_waits_for_a_handler(microqueue_queue: Queue[Any]) -> None:
+    microqueue_queue.enqueue({})
+    began, go = threading.Event(), threading.Event()
+
+    def handler(_payload: Any) -> None:
+        began.set()
+        go.wait(60)
+
+    worker = Worker(microqueue_queue, handler, grace=1)
+    in_flight = worker._in_flight  # noqa: SLF001 (to count the looks)
+    looks: list[float] = []
+    await_empty = in_flight.await_empty
+
+    def counted(timeout_sec: float) -> None:
+        looks.append(timeout_sec)
+        await_empty(timeout_sec)
+
+    in_flight.await_empty = counted  # type: ignore[method-assign]
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert began.wait(30)
+    worker.stop()
+    thread.join(60)
+    go.set()
+    assert not thread.is_alive()
+    assert 1 <= len(looks) <= 100
