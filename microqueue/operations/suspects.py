@@ -75,6 +75,9 @@ def judge(held: Iterable[Mapping[str, Any]], concurrency: int) -> Iterator[Verdi
     """Judge what a dead worker held, in the order of its claims."""
     started, strictest = 0, Care.NONE
     for document in held:
+        if not isinstance(document.get("position", 0), int | float):
+            yield Verdict.STARTED  # A hand took it out of its place, and nobody can tell.
+            continue
         # Nothing overtakes a task that needs care, so its care holds for what follows, too.
         strictest = max(strictest, care_for(document))
         if started >= fewest(strictest, concurrency):

@@ -24,7 +24,9 @@ from microqueue.task import Outcome, Task, TaskError
 MISSED_BEATS = 3
 AS_CLAIMED = [("started_at", 1), *filters.READY_ORDER]
 """The order in which a worker claimed its tasks, and so starts them."""
-JUDGED_BY = {"queue": 1, "attempts": 1, "max_attempts": 1, "redelivered": 1, "crashes": 1}
+JUDGED_BY = dict.fromkeys(
+    ["queue", "position", "attempts", "max_attempts", "redelivered", "crashes"], 1
+)
 
 
 class WorkerInfo(Model):

@@ -14,7 +14,7 @@ from microqueue.worker.inflight import Held, InFlight
 PLAIN: dict[str, Any] = {"attempts": 1, "max_attempts": 10}
 FEW: dict[str, Any] = {"attempts": 2, "max_attempts": 10, "redelivered": True}
 ALONE: dict[str, Any] = {**FEW, "attempts": 4, "crashes": 2}
-KINDS = {"p": PLAIN, "f": FEW, "a": ALONE}
+KINDS = {"p": PLAIN, "f": FEW, "a": ALONE, "x": {**ALONE, "position": "x"}}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,8 @@ def test_what_may_be_harmed_by_a_crash_is_started_with_care(
         ("pppap", "SStww"),
         ("fa", "Sw"),
         ("af", "Sw"),
+        ("xffff", "tSSww"),
+        ("ffffx", "SSwwt"),  # Its place does not tell when it was claimed.
     ],
 )
 def test_a_crash_is_blamed_on_what_may_have_run(held: str, verdicts: str) -> None:
