@@ -58,7 +58,7 @@ def list_letters(
     with session.connect() as queue:
         now = queue.now()
         which = _filter(now, code=code, text=text, since=since, until=until)
-        page = queue.dead_letters.list(**dict(which), limit=limit, cursor=cursor)
+        page = queue.dead_letters.list(**which.model_dump(), limit=limit, cursor=cursor)
         total = queue.dead_letters.stats().total
     if out.as_json:
         out.json({"tasks": page.tasks, "next_cursor": page.next_cursor})

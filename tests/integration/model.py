@@ -484,7 +484,7 @@ class Model:
 
     def cancel(self, task_id: Any) -> None:
         task = self.tasks.get(task_id)
-        if task is None or task.moved:  # What has moved is not among the tasks.
+        if task is None:
             raise TaskNotFound(task_id=task_id)
         if task.status == PROCESSING:
             self._end_attempt(task, "cancelled", "cancelled")
