@@ -17,13 +17,13 @@ from pymongo.errors import OperationFailure
 from microqueue.errors import DuplicatesStored, IndexConflict
 from microqueue.operations import filters
 from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.refusals import DUPLICATE_KEY
 
 NEVER_SEC = 2**31 - 1
 """The longest expiry that a TTL index takes, 68 years. An index without one could not get one."""
 
 TOMBSTONE_SEC = 86_400
 CONFLICTS = {85, 86}  # IndexOptionsConflict, IndexKeySpecsConflict
-DUPLICATE_KEY = 11000
 
 
 def task_indexes(retention: timedelta | None) -> list[IndexModel]:

@@ -16,9 +16,9 @@ from microqueue.errors import DuplicateTask
 from microqueue.new_task import NewTask
 from microqueue.operations import filters
 from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.refusals import DUPLICATE_KEY
 from microqueue.settings import QueueSettings
 
-DUPLICATE_KEY = 11000
 ONE_MILLISECOND = timedelta(milliseconds=1)
 DEFAULT_POLICY = BackoffPolicy()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 BAD_VALUE = 2
 TYPE_MISMATCH = 14
+DUPLICATE_KEY = 11000
 
 BROKEN = frozenset({BAD_VALUE, TYPE_MISMATCH})
 """What should be a list or a number is none: an update cannot add to it, but replace it."""

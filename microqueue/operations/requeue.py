@@ -12,7 +12,8 @@ from pymongo.errors import BulkWriteError
 
 from microqueue.operations import filters, relocate
 from microqueue.operations.call import Call, Document, Operation
-from microqueue.operations.produce import DUPLICATE_KEY, round_up
+from microqueue.operations.produce import round_up
+from microqueue.operations.refusals import DUPLICATE_KEY
 from microqueue.settings import QueueSettings
 
 
