@@ -26,6 +26,8 @@ TaskId: TypeAlias = Annotated[
 
 PayloadT = TypeVar("PayloadT", default=dict[str, Any])
 
+DEFAULT_QUEUE = "default"
+"""The queue of a task that names none."""
 LARGEST_PRIORITY = 255
 LONGEST_NAME = 120
 LARGEST_COUNT = 2**31 - 1
@@ -136,7 +138,7 @@ class Task(Model, Generic[PayloadT]):
         history, headers = get("history"), get("headers")
         return cls.trusted(
             id=document["_id"],
-            queue=get("queue", "default"),
+            queue=get("queue", DEFAULT_QUEUE),
             payload=get("payload") if payload is None else payload,
             status=_known(_STATUSES, get("status", "pending")),
             priority=get("priority", 0),

@@ -213,12 +213,13 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
     def _deliver(self, documents: list[Document], lease: Lease) -> Operation[list[Claimed]]:
         """Hand over what may run; fail what has expired, is used up, or does not validate."""
         now = lease.started_at
-        sound: list[tuple[Document, Any]] = []
+        sound: list[Claimed] = []
         for document in documents:
             settlement = None if clearly_deliverable(document) else undeliverable(document, now)
             if settlement is None:
                 try:
-                    sound.append((document, self._codec.load(document.get("payload"))))
+                    payload = self._codec.load(document.get("payload"))
+                    sound.append(Claimed(document, lease, payload))
                 except InvalidPayload as exc:
                     error = TaskError(message=str(exc), code="invalid_payload", at=now)
                     settlement = settle.failed(now, error)
@@ -226,10 +227,12 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
                 task: Task[Any] = Task.from_document(document)
                 with suppress(LeaseLost):  # Whoever has it now decides about it.
                     yield from self._settle(task, settlement, now)
-        yield from claim.apply_own_timeouts((document for document, _ in sound), lease)
-        return [
-            Claimed(document, own_lease(document, lease), payload) for document, payload in sound
-        ]
+        if own := [one for one in sound if one.own_timeout_sec is not None]:
+            yield from claim.apply_own_timeouts([one.document for one in own], lease)
+            for one in own:
+                expires_at = one.document["lease_expires_at"]
+                one.lease = lease.model_copy(update={"expires_at": expires_at})
+        return sound
 
     def next_look_sec(self) -> Operation[float | None]:
         """Give the seconds after which a pop that waits should look, whatever the stream says.
@@ -258,6 +261,7 @@ def clearly_deliverable(document: Document) -> bool:
         and attempts <= most
         and get("expires_at") is None
         and get("visibility_timeout_sec") is None
+        and type(document["_id"]) is not dict
     )
 
 
@@ -279,6 +283,8 @@ def malformed(document: Document) -> str | None:
     """Say which field of a claimed task cannot be what it is, and why, if there is one."""
     attempts, expires_at = document["attempts"], document.get("expires_at")
     own_sec = document.get("visibility_timeout_sec")
+    if isinstance(document["_id"], dict):
+        return f"_id={shorten(document['_id'])} is not valid: {claim.GOOD_IDS}"
     if not isinstance(attempts, int | float) or not math.isfinite(attempts):
         return f"attempts={shorten(attempts)} is not valid: give a number"
     if expires_at is not None and not isinstance(expires_at, datetime):
@@ -289,10 +295,3 @@ def malformed(document: Document) -> str | None:
         except ValueError as exc:
             return f"visibility_timeout_sec={shorten(own_sec)} is not valid: {exc}"
     return None
-
-
-def own_lease(document: Document, lease: Lease) -> Lease:
-    """Give the lease of one task of a batch: the batch's, unless it asked for another length."""
-    if document.get("visibility_timeout_sec") is None:
-        return lease
-    return lease.model_copy(update={"expires_at": document["lease_expires_at"]})

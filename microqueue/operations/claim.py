@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
+from bson import Int64
 from pymongo import ReturnDocument
 from pymongo.errors import AutoReconnect, OperationFailure
 
@@ -17,6 +18,11 @@ from microqueue.task import Lease
 
 WINDOWS = 16
 LARGEST_SKEW = timedelta(seconds=1)
+GOOD_IDS = "give an ObjectId, a string, an integer or a UUID"
+MALFORMED: dict[str, Document] = {
+    "attempts is not a number": {"attempts": {"$not": {"$type": "number"}}},
+    f"_id is a document: {GOOD_IDS}": {"_id": {"$type": "object"}},
+}
 _random = random.Random()  # noqa: S311 (it only spreads workers)
 
 
@@ -135,6 +141,9 @@ def pop_many(
                 return []
             start = {}  # The line is shorter than that.
             continue
+        if any(isinstance(document["_id"], dict) for document in window):
+            yield from _bury_malformed(_these(window), lease.started_at)
+            continue
         try:
             claimed = yield from _claim_window(window, lease)
         except OperationFailure as exc:
@@ -155,11 +164,10 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
         return [] if document is None else [document]
     # A task that went round since it was read has a newer stamp, and is not what we read.
     # Stamps of the last second do not tell, as clocks differ: then it is read once more.
-    # Nor does a window with a stamp that is no date, or a count that is no number.
-    stamps = [document["updated_at"] for document in window if _is_plain(document)]
-    newest = max(stamps, default=lease.started_at)
-    guard = {"updated_at": {"$lte": newest}} if len(stamps) == len(window) else {}
-    as_read = bool(guard) and newest < lease.started_at - LARGEST_SKEW
+    # Nor does a window with a stamp that is no date, or a count that is no whole number.
+    newest = _newest_stamp(window)
+    guard = {} if newest is None else {"updated_at": {"$lte": newest}}
+    as_read = newest is not None and newest < lease.started_at - LARGEST_SKEW
     try:
         result = yield Call(
             "update_many",
@@ -175,13 +183,19 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
     ours = window if all_ours else (yield from _won(window, lease))
     fields = _claim_fields(lease)
     for document in ours:
-        document.update(fields, attempts=document["attempts"] + 1)
+        document.update(fields)
+        document["attempts"] += 1
     return ours
 
 
-def _is_plain(document: Document) -> bool:
-    stamp, attempts = document.get("updated_at"), document.get("attempts")
-    return isinstance(stamp, datetime) and isinstance(attempts, int | float)
+def _newest_stamp(window: list[Document]) -> datetime | None:
+    """Tell when the last of a window was changed; nothing, if one of them is out of the usual."""
+    stamps: list[Any] = [document.get("updated_at") for document in window]
+    counts = [document.get("attempts") for document in window]
+    if {*map(type, stamps)} != {datetime} or not {*map(type, counts)} <= {int, Int64}:
+        return None
+    newest: datetime = max(stamps)
+    return newest
 
 
 def _won(window: list[Document], lease: Lease) -> Operation[list[Document]]:
@@ -201,18 +215,19 @@ def _read_back(window: list[Document], lease: Lease) -> Operation[list[Document]
 
 
 def _these(window: list[Document]) -> Document:
-    return filters.any_of(document["_id"] for document in window)
+    return filters.any_of([document["_id"] for document in window])
 
 
 def _bury_malformed(selection: Document, now: datetime) -> Operation[None]:
-    """Fail ready tasks whose count of attempts is no number: they would block the line."""
-    error = {"message": "attempts is not a number", "code": INVALID_TASK, "at": now}
-    changes = {"status": filters.FAILED, "attempts": 0, "error": error}
-    yield Call(
-        "update_many",
-        {**filters.READY, **selection, "attempts": {"$not": {"$type": "number"}}},
-        {"$set": {**changes, "updated_at": now, "finished_at": now}},
-    )
+    """Fail ready tasks that nobody can claim: they would block the line."""
+    for message, fault in MALFORMED.items():
+        error = {"message": message, "code": INVALID_TASK, "at": now}
+        changes = {"status": filters.FAILED, "attempts": 0, "error": error}
+        yield Call(
+            "update_many",
+            {**filters.READY, "$and": [selection, fault]},
+            {"$set": {**changes, "updated_at": now, "finished_at": now}},
+        )
 
 
 def claim_update(lease: Lease) -> Document:

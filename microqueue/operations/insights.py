@@ -15,7 +15,7 @@ from microqueue.operations import dead_letters, filters
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.inspect import QueueStats
 from microqueue.settings import QueueSettings
-from microqueue.task import Progress, Task, TaskId
+from microqueue.task import DEFAULT_QUEUE, Progress, Task, TaskId
 
 # A range on the first key of an index lets a query over all queues run on that index.
 ANY_QUEUE: Document = {"queue": {"$gt": ""}}
@@ -193,7 +193,7 @@ def _running_task(document: Document, now: datetime) -> RunningTask:
     expires_at = get("lease_expires_at")
     return RunningTask.trusted(
         id=document["_id"],
-        queue=get("queue", "default"),
+        queue=get("queue", DEFAULT_QUEUE),
         name=name_of(document),
         worker_id=get("worker_id"),
         attempt=get("attempts", 0),

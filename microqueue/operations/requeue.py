@@ -15,6 +15,7 @@ from microqueue.operations.call import Call, Document, Operation
 from microqueue.operations.produce import round_up
 from microqueue.operations.refusals import DUPLICATE_KEY
 from microqueue.settings import QueueSettings
+from microqueue.task import DEFAULT_QUEUE
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _unchanged(letter: Document, run: str) -> Document:
 def _changes(one: Return, run: str, queue: str | None, position: int, now: datetime) -> Document:
     return {
         "status": filters.PENDING,
-        "queue": one.letter.get("queue") if queue is None else queue,
+        "queue": queue or one.letter.get("queue") or DEFAULT_QUEUE,
         "attempts": 0,
         "finished_at": None,
         "expires_at": None,  # It did expire, or would at once.

@@ -175,7 +175,8 @@ class RowReader:
             return _parsed
         if self.explicit and name == "delay" and isinstance(kind, DayTimeIntervalType):
             return None
-        return converter_of(name, kind)
+        is_payload = not self.explicit or name == PAYLOAD
+        return converter_of(name, kind, for_model=is_payload and self._options.model is not None)
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from microqueue.task import Claimed, Progress, Task
@@ -135,12 +135,11 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, held: Iterable[Held]) -> None:
+    def add(self, held: Sequence[Held]) -> None:
         """Take tasks in that were just claimed."""
         with self._changed:
-            for one in held:
-                self._held[one] = None
-                self.unfinished += 1
+            self._held.update(dict.fromkeys(held))
+            self.unfinished += len(held)
 
     def conclude(self, held: Held, *, returned: bool = False) -> bool:
         """Claim the right to say how a task ended; only the first caller has it.

@@ -12,6 +12,7 @@ from bson.datetime_ms import DatetimeMS
 
 from microqueue import DeadLetterFilter, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.testing import FakeClock
+from microqueue.worker import Worker
 
 MISSING = object()
 
@@ -80,6 +81,30 @@ def test_odd_ready_task_does_not_hold_up_the_line(
     settled = queue.get(odd.id)
     assert settled is not None
     assert settled.status in {TaskStatus.DONE, TaskStatus.FAILED}
+
+
+@pytest.mark.parametrize("limit", [1, 3, None])
+def test_task_whose_id_is_a_document_stops_nothing_but_itself(
+    microqueue_queue: Queue[Any], microqueue_clock: FakeClock, limit: int | None
+) -> None:
+    queue = microqueue_queue
+    first, second, third = queue.enqueue_many([{"n": n} for n in range(3)]).tasks
+    tasks = queue.collections.tasks
+    document = tasks.find_one_and_delete({"_id": second.id})
+    tasks.insert_one({**document, "_id": {"of": ["another", "make"]}})
+    microqueue_clock.advance(60)  # So that a claim trusts what it has read.
+    if limit is None:
+        assert Worker(queue, lambda _payload: None).run(burst=True) == 2
+    else:
+        popped = [task for _ in range(3) for task in queue.pop_many(limit)]
+        assert [task.id for task in popped] == [first.id, third.id]
+        for task in popped:
+            queue.mark_done(task)
+    assert queue.stats().done == 2
+    (letter,) = queue.dead_letters.list()
+    assert letter.error is not None
+    assert letter.error.code == "invalid_task"
+    assert "give an ObjectId, a string, an integer or a UUID" in letter.error.message
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -10,7 +10,7 @@ from bson.binary import Binary, UuidRepresentation
 from bson.codec_options import CodecOptions
 from pyspark.sql import SparkSession
 
-from microqueue import InvalidArgument, MicroqueueError, QueueSettings
+from microqueue import InvalidArgument, MicroqueueError, Queue, QueueSettings
 from microqueue.operations import runs as run_notes
 from microqueue.spark.pipelines import replay as pipeline
 from microqueue.spark.pipelines.archive import archive
@@ -170,6 +170,19 @@ def test_a_letter_whose_dedupe_key_is_taken_stays(
     sent = replay(spark, where="true", uri=database_uri)
     assert (sent.letters, sent.skipped) == (1, 1)
     assert past.queue.dead_letters.stats().total == 1
+
+
+@pytest.mark.parametrize("unnamed", [{"$unset": {"queue": ""}}, {"$set": {"queue": None}}])
+def test_a_letter_that_names_no_queue_comes_back_to_the_default_one(
+    spark: SparkSession, past: Past, microqueue_database: Any, database_uri: str, unnamed: Any
+) -> None:
+    past.enqueue(1)
+    past.fail(["boom"])
+    microqueue_database.tasks.update_one({}, unnamed)
+    assert replay(spark, where="true", uri=database_uri).letters == 1
+    task = Queue(microqueue_database).pop()
+    assert task is not None
+    assert task.queue == "default"
 
 
 def test_letters_of_their_own_collection_come_back_once(

@@ -283,6 +283,25 @@ def test_a_model_checks_each_payload(database_uri: str, make_queue: Any) -> None
     assert stored(make_queue("orders")) == [1]
 
 
+def test_a_model_sees_what_the_columns_hold(database_uri: str, make_queue: Any) -> None:
+    priced = StructType(
+        [
+            StructField("price", DecimalType(10, 2)),
+            StructField("names", MapType(IntegerType(), StringType())),
+            StructField("day", DateType()),
+        ]
+    )
+    payload = {"price": Decimal("1.10"), "names": [(1, "a")], "day": date(2026, 1, 1)}
+    order = StructField("order", LongType())
+    for number, (fields, row) in enumerate(
+        [(priced.fields, payload), ([StructField("payload", priced)], {"payload": payload})]
+    ):
+        batches, schema = frame([{"order": number, **row}], StructType([order, *fields]))
+        sink(database_uri, schema, model="tests.spark.rows_model:Priced").write(batches)
+    kept = [task["payload"] for task in make_queue("orders").collections.tasks.find()]
+    assert kept == [{"price": "1.10", "names": {"1": "a"}, "day": "2026-01-01"}] * 2
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

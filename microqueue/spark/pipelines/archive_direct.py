@@ -20,13 +20,14 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from microqueue.spark.pipelines import archive_files
-from microqueue.spark.pipelines.archive_files import NO_DAY, NO_QUEUE, ArchiveDamaged
+from microqueue.spark.pipelines.archive_files import NO_DAY, ArchiveDamaged
 from microqueue.spark.pipelines.archive_log import DAY, QUEUE, ArchivedFile
 from microqueue.spark.pipelines.archive_names import escaped, shortened
 from microqueue.spark.pipelines.digest import digest
 from microqueue.spark.pipelines.documents import Part, batches_of
 from microqueue.spark.pipelines.files import Storage, sync
 from microqueue.spark.pipelines.spread import spread, tasks_for
+from microqueue.task import DEFAULT_QUEUE
 
 BYTES_HELD = 96 * 1024 * 1024
 """How much an executor reads before it writes, into one file for each day and queue."""
@@ -153,7 +154,7 @@ def _batch(files: Iterable[Described]) -> pa.RecordBatch:
 def by_directory(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Split rows by the day on which they finished, in UTC, and by queue."""
     days = pc.fill_null(rows["finished_at"].cast(pa.date32()).cast(pa.string()), NO_DAY)
-    queues = pc.fill_null(rows["queue"], NO_QUEUE)
+    queues = pc.fill_null(rows["queue"], DEFAULT_QUEUE)
     places = pa.table({"day": days, "queue": queues})
     order = pc.sort_indices(places, sort_keys=[("day", "ascending"), ("queue", "ascending")])
     places = places.take(order)

@@ -15,11 +15,11 @@ from microqueue.spark.pipelines.archive_names import is_shortened, shortened_col
 from microqueue.spark.pipelines.archive_reader import ARCHIVE_SCHEMA, read_files
 from microqueue.spark.pipelines.documents import decode
 from microqueue.spark.pipelines.files import Storage
+from microqueue.task import DEFAULT_QUEUE
 
 STAGING = "_staging"
 PARTITIONS = ("day", "queue")
 NO_DAY = "0001-01-01"
-NO_QUEUE = "default"
 
 
 class ArchiveDamaged(MicroqueueError):
@@ -55,7 +55,7 @@ def placed(frame: DataFrame) -> DataFrame:
     day = f.date_format(
         f.date_from_unix_date((f.unix_seconds("finished_at") / 86_400).cast("int")), "yyyy-MM-dd"
     )
-    queue = shortened_column(f.coalesce("queue", f.lit(NO_QUEUE)))
+    queue = shortened_column(f.coalesce("queue", f.lit(DEFAULT_QUEUE)))
     return frame.withColumns({"day": f.coalesce(day, f.lit(NO_DAY)), "queue": queue})
 
 

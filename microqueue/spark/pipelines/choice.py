@@ -11,13 +11,13 @@ from pyspark.sql import functions as f
 from microqueue.arguments import refused
 from microqueue.settings import QueueSettings
 from microqueue.spark.options import PlaceOptions
-from microqueue.spark.pipelines.archive_files import NO_QUEUE
 from microqueue.spark.pipelines.archive_log import ArchiveLog
 from microqueue.spark.pipelines.archive_reader import read_archive
 from microqueue.spark.pipelines.documents import SCHEMA, parts_of, read_parts, with_payload
 from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.fingerprint import fingerprinted
 from microqueue.spark.pipelines.history import LIFE, live_ids
+from microqueue.task import DEFAULT_QUEUE
 
 
 def choose(
@@ -61,4 +61,4 @@ def _letters(spark: SparkSession, place: PlaceOptions, settings: QueueSettings) 
         parts += parts_of(spark, there, statuses=["failed"])
         # One that is being moved is in both for a moment.
         found = read_parts(spark, parts).dropDuplicates(LIFE)
-    return found.fillna(NO_QUEUE, ["queue"])  # As the archive and triage name it.
+    return found.fillna(DEFAULT_QUEUE, ["queue"])  # As the archive and triage name it.

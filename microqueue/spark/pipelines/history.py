@@ -15,11 +15,11 @@ from pyspark.sql import functions as f
 from microqueue.errors import InvalidArgument
 from microqueue.settings import QueueSettings
 from microqueue.spark.options import PlaceOptions
-from microqueue.spark.pipelines.archive_files import NO_QUEUE
 from microqueue.spark.pipelines.archive_log import ArchiveLog
 from microqueue.spark.pipelines.archive_reader import read_archive
 from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.read import read_tasks
+from microqueue.task import DEFAULT_QUEUE
 
 COLUMNS = (
     "id",
@@ -105,7 +105,7 @@ def ready_tasks(
         time="created_at",
         query={"attempts": 0, "$or": due},
         columns=[*LIFE, "queue"],
-    ).fillna(NO_QUEUE, ["queue"])
+    ).fillna(DEFAULT_QUEUE, ["queue"])
 
 
 def steadily(
@@ -166,7 +166,7 @@ def _live(
         # A letter that is being moved is in both for a moment.
         letters = load(f"{place.collection}_dlq").where("status = 'failed'")
         frame = frame.unionByName(letters).dropDuplicates(LIFE)
-    frame = frame.fillna(NO_QUEUE, ["queue"])  # As the archive names it.
+    frame = frame.fillna(DEFAULT_QUEUE, ["queue"])  # As the archive names it.
     return frame.select(*COLUMNS, f.lit(False).alias("archived"))  # noqa: FBT003 (a value)
 
 

@@ -38,7 +38,7 @@ from microqueue.spark.pipelines.place import locate, primary, server_now
 from microqueue.spark.pipelines.runs import Run, begin_run, finish_run
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 from microqueue.spark.place import place_of
-from microqueue.task import Task
+from microqueue.task import DEFAULT_QUEUE, Task
 
 CHUNK = 1000
 COUNTED = "archived long, letters long, skipped long"
@@ -224,7 +224,7 @@ class _Sender:
         adder = Adder(place_of(self.place), settings=self.settings, now=now)
         documents = [
             adder.document(
-                self.to or document.get("queue", "default"),
+                self.to or document.get("queue", DEFAULT_QUEUE),
                 self._anew(document),
                 document.get("payload") or {},
                 token=token_of(self.run),
