@@ -11,20 +11,18 @@ from functools import partial
 from typing import Any
 
 from microqueue.async_queue import AsyncQueue
-from microqueue.errors import InvalidArgument, MicroqueueError
-from microqueue.operations import workers
 from microqueue.queue import Queue
 from microqueue.worker.base import WorkerCore
 from microqueue.worker.calling import call_in_thread
-from microqueue.worker.claiming import Do, Sight, Step
 from microqueue.worker.context import AsyncContext
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import Hooks
-from microqueue.worker.inflight import PAUSE_SEC, Held, now_sec, split
+from microqueue.worker.inflight import Held, now_sec, split
 from microqueue.worker.keeper import LeaseKeepers
 from microqueue.worker.offload import run_in_thread
-from microqueue.worker.settler import Finished, by_queue, commit, storable
+from microqueue.worker.outbox import Finished
 from microqueue.worker.sleeping import AsyncSleeper
+from microqueue.worker.steps import Do, Step, perform_async
 from microqueue.worker.stopping import CLOSING_WAIT_SEC, join_task
 from microqueue.worker.twin import blocking_twin
 
@@ -69,7 +67,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         """
         self._loop = asyncio.get_running_loop()
         self._closing = False
-        self._handled = 0
+        self._settling.handled = 0
         self._stop_by = float("inf")
         with ExitStack() as opened:
             self._twins = {
@@ -80,7 +78,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                     self._keeper,
                     self._twins,
                     on_timeout=lambda held: self._from_thread(self._end_overdue, held),
-                    on_lost=lambda held: self._from_thread(self._lose, held),
+                    on_lost=lambda held: self._from_thread(self._judge.lose, held),
                 )
             )
             keeper.start()
@@ -101,7 +99,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 self._told.clear()
             if claimer.done() and not claimer.cancelled():
                 claimer.result()
-        return self._handled
+        return self._settling.handled
 
     def stop(self, *, immediately: bool = False) -> None:
         """End :meth:`run`, as :meth:`Worker.stop` does. Call it from the loop's own thread."""
@@ -128,55 +126,31 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         def stopping() -> bool:
             return self._stopping
 
+        async def do(step: Step) -> Any:
+            if step.do is Do.SLEEP:
+                return await sleeper.sleep(step.seconds)
+            return await self._do(step)
+
         steps = self._claiming(
             stopping, self._start, self._withdraw, self._settle_later, burst=burst
         )
-        reply: Any = None
         try:
-            step = next(steps)
-            while True:
-                try:
-                    reply = await self._perform(step, sleeper)
-                except MicroqueueError as exc:
-                    step = steps.throw(exc)
-                else:
-                    step = steps.send(reply)
-        except StopIteration:
-            return
+            await perform_async(steps, do)
         finally:
             self._hand_back_waiting()
             await run_in_thread(sleeper.close)
 
-    async def _perform(self, step: Step, sleeper: AsyncSleeper) -> Any:
+    async def _do(self, step: Step) -> Any:
         match step.do:
-            case Do.CLAIM:
-                return await self._claim(step.queues[0], step.limit)
-            case Do.LOOK:
-                return await self._look(step.queues)
-            case Do.PROMOTE:
-                for queue in step.queues:
-                    await queue.run(queue.promote_due())
+            case Do.RUN:
+                return await step.queue.run(step.operation)
             case Do.AWAIT_ROOM:
                 self._room = step
                 if not self._has_room():
                     await self._wait_for_change(step.seconds)
-            case Do.SLEEP:
-                return await sleeper.sleep(step.seconds)
             case Do.PAUSE:
                 await asyncio.sleep(step.seconds)
         return None
-
-    async def _claim(self, queue: AsyncQueue[Any], limit: int) -> list[Held]:
-        operation = queue.claim_batch(limit, self.worker_id, after=self._claimed_last)
-        return self._take_in(queue, await queue.run(operation))
-
-    async def _look(self, opened: Sequence[AsyncQueue[Any]]) -> Sight:
-        return Sight.of(
-            [
-                (await group[0].run(group[0].look(names)), group)
-                for names, group in self._by_collection(opened)
-            ]
-        )
 
     def _has_room(self) -> bool:
         return self._in_flight.has_room(unfinished=self._room.limit, held=self._room.most)
@@ -238,10 +212,10 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
             error = exc
         held.on_interrupt = None
-        self._settle_later(self._judged(held, handler, result, error))
+        self._settle_later(self._judge.ended(held, handler, result, error))
 
     def _end_overdue(self, held: Held) -> None:
-        self._settle_later(self._timed_out(held))
+        self._settle_later(self._judge.timed_out(held))
 
     # Settle
 
@@ -260,40 +234,16 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             if flush_sec and len(self._finished) < limit and not self._closing:
                 await asyncio.sleep(flush_sec)
             batch = [self._finished.popleft() for _ in range(min(limit, len(self._finished)))]
-            for queue, group in by_queue(batch).items():
-                try:
-                    await self._commit(queue, group)
-                except Exception as exc:  # noqa: BLE001 (others wait to be settled)
-                    self._leave_to_leases(group, exc)
+            await perform_async(self._settling.steps(batch), self._do)
             if self._has_room():
                 self._changed.set()
-
-    async def _commit(self, queue: AsyncQueue[Any], batch: list[Finished]) -> None:
-        lease_ends = now_sec() + queue.settings.visibility_timeout.total_seconds()
-        while True:
-            try:
-                lost = await queue.run(commit(queue, batch, await queue.now()))
-            except InvalidArgument as exc:
-                if parts := storable(batch, exc, queue.clock.now()):
-                    for part in parts:
-                        await self._commit(queue, part)
-                    return
-                logger.error("a task is left to its lease: %s", exc)  # noqa: TRY400 (one line)
-                lost = []
-            except MicroqueueError as exc:
-                if self._try_again(len(batch), exc, lease_ends):
-                    await asyncio.sleep(PAUSE_SEC)
-                    continue
-                lost = []
-            self._committed(batch, lost)
-            return
 
     # End
 
     def _hand_back_waiting(self) -> None:
         self._waiting.extend(self._caution.withdraw(lambda _held: True))
         while self._waiting:
-            self._settle_later(self._handed_back(self._waiting.popleft()))
+            self._settle_later(self._judge.hand_back(self._waiting.popleft()))
 
     async def _finish_running(self) -> None:
         """Hand back what has not started, let what runs finish, then hand back the rest."""
@@ -305,7 +255,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             await asyncio.wait(running, timeout=CLOSING_WAIT_SEC)
         for held in self._in_flight.snapshot():
             if not held.concluded:
-                self._settle_later(self._handed_back(held))
+                self._settle_later(self._judge.hand_back(held))
                 held.interrupt()
 
     async def _end(
@@ -325,7 +275,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         async def leave() -> None:
             await run_in_thread(keeper.stop)
             if settled:
-                await self._leave()
+                await perform_async(self._leave(), self._do)
                 if self._sleeper is not None:
                     await run_in_thread(self._sleeper.wait_closed)
             await run_in_thread(twins.close)
@@ -338,10 +288,3 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         leaving = asyncio.create_task(leave())
         if not await join_task(leaving, end_by) and settled:
             logger.warning("the end of this worker could not be told: there is no answer")
-
-    async def _leave(self) -> None:
-        try:
-            for _, group in self._by_collection(self._queues):
-                await group[0].run(workers.leave(self.worker_id, group[0].collections.name))
-        except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
-            logger.warning("the end of this worker could not be told: %s", exc)

@@ -1,18 +1,17 @@
 """When a worker claims, and how it waits: the decisions, without the waiting.
 
-A generator yields steps; threads perform them, coroutines await them. After work it looks
-again every millisecond for a moment, because the next task is often near; then it sleeps on
-the change stream, with one glance per poll interval in case the stream has missed something.
+After work it looks again every millisecond for a moment, because the next task is often near;
+then it sleeps on the change stream, with one glance per poll interval in case the stream has
+missed something.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any, TypeAlias
+from typing import Any
 
 from microqueue.errors import MicroqueueError
 from microqueue.operations.glance import Glance
@@ -20,6 +19,7 @@ from microqueue.worker.caution import Caution
 from microqueue.worker.inflight import PAUSE_SEC, Held, InFlight, Pace, now_sec
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.selection import Selection
+from microqueue.worker.steps import Do, Step, Steps, run_on
 
 NAP_SEC = 0.001
 SOON_SEC = 0.005
@@ -31,34 +31,6 @@ JITTER = (0.8, 1.0)  # Of the poll interval, so that many workers do not look at
 
 logger = logging.getLogger("microqueue.worker")
 _random = random.Random()  # noqa: S311 (it only spreads pollers)
-
-
-class Do(Enum):
-    """What a worker is asked to do next."""
-
-    CLAIM = auto()
-    """Claim up to ``limit`` tasks from ``queue``; reply what it got, not started yet."""
-    LOOK = auto()
-    """Look at ``queues``, which are open as far as is known; reply a :class:`Sight`."""
-    PROMOTE = auto()
-    """Make the due tasks of ``queues`` ready."""
-    AWAIT_ROOM = auto()
-    """Wait until fewer than ``limit`` are unfinished, ``most`` are held; or for ``seconds``."""
-    SLEEP = auto()
-    """Sleep for ``seconds``, or until the stream brings news; reply whether it did."""
-    PAUSE = auto()
-    """Sleep for ``seconds``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One thing to do, with what it needs."""
-
-    do: Do
-    queues: Sequence[Any] = ()
-    limit: int = 0
-    most: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +53,6 @@ class Sight:
         )
 
 
-Steps: TypeAlias = Generator[Step, Any, None]
-
-
 class Claiming:
     """Claims for a worker until it stops, or, in a burst, until nothing is left."""
 
@@ -96,6 +65,8 @@ class Claiming:
         pace: Pace,
         in_flight: InFlight,
         caution: Caution,
+        claim: Callable[[Any, int], Steps[Sequence[Held]]],
+        look: Callable[[Sequence[Any]], Steps[Sight]],
         start: Callable[[Sequence[Held]], None],
         hand_back: Callable[[Callable[[Held], bool]], None],
         stopping: Callable[[], bool],
@@ -107,6 +78,8 @@ class Claiming:
         self._pace = pace
         self._in_flight = in_flight
         self._caution = caution
+        self._claim = claim
+        self._look = look
         self._start = start
         self._hand_back = hand_back
         self._stopping = stopping
@@ -123,7 +96,7 @@ class Claiming:
         self._quiet = False  # The last claim found nothing.
         self._false_news_sec = 0.0
 
-    def steps(self) -> Steps:
+    def steps(self) -> Steps[None]:
         """Say what to do next, again and again."""
         while not self._stopping():
             try:
@@ -135,7 +108,7 @@ class Claiming:
                 logger.warning("cannot claim; trying again in %g s: %s", PAUSE_SEC, exc)
                 yield Step(Do.PAUSE, seconds=PAUSE_SEC)
 
-    def _round(self) -> Generator[Step, Any, bool]:
+    def _round(self) -> Steps[bool]:
         """Claim once, or wait once; give whether a burst is over."""
         if self._caution:
             self._start(self._caution.proceed())
@@ -148,7 +121,7 @@ class Claiming:
         room = most - unfinished if with_care is None else min(most - unfinished, with_care - held)
         if self._burst and unfinished and not held:
             # Only handlers are left that go on after their time; the end waits for none of them.
-            yield from self._look()
+            yield from self._look_around()
             if self._asleep:
                 return True
         full: Step | None = None
@@ -157,12 +130,12 @@ class Claiming:
         elif unfinished >= enough or held >= too_many:
             full = self._await_room(enough, too_many)
         if full and self._anything_waits() and now_sec() >= self._look_at:
-            yield from self._look(full=True)
+            yield from self._look_around(full=True)
         elif full:
             yield full
         elif now_sec() >= self._look_at:
-            yield from self._look()
-        elif not self._asleep and (yield from self._claim(room)):
+            yield from self._look_around()
+        elif not self._asleep and (yield from self._claim_some(room)):
             pass
         elif not self._burst:
             yield from self._rest()
@@ -170,11 +143,11 @@ class Claiming:
             yield self._await_room(max(unfinished, 1), held)
             self._asleep = False
         else:
-            yield from self._look()  # Something may have come due by now.
+            yield from self._look_around()  # Something may have come due by now.
             return self._asleep
         return False
 
-    def _claim(self, room: int) -> Generator[Step, Any, int]:
+    def _claim_some(self, room: int) -> Steps[int]:
         """Claim up to ``room``; give how many there were.
 
         Where the last look found nothing, there is one task at most, most likely: that is
@@ -185,7 +158,7 @@ class Claiming:
         for queue, share in self._selection.shares(self._open, room):
             limit = min(share, room) - claimed
             if limit > 0:
-                taken: Sequence[Held] = yield Step(Do.CLAIM, [queue], limit=limit)
+                taken = yield from self._claim(queue, limit)
                 self._start(self._caution.admit(taken))
                 claimed += len(taken)
             if claimed >= room or (claimed and share >= room):
@@ -210,12 +183,12 @@ class Claiming:
         """Tell whether some of what is held has not started."""
         return self._in_flight.unfinished > self._concurrency or self._caution.waiting
 
-    def _look(self, *, full: bool = False) -> Steps:
+    def _look_around(self, *, full: bool = False) -> Steps[None]:
         """Find out what is ready, due and paused; make ready what is due.
 
         A worker that is ``full`` only wants to know whether what it holds may start.
         """
-        sight: Sight = yield Step(Do.LOOK, self._open)
+        sight = yield from self._look(self._open)
         still_open = [one for one in self._queues if one not in sight.paused]
         resumed, self._open = len(still_open) > len(self._open), still_open
         self._asleep = not (sight.ready or resumed or full)
@@ -229,7 +202,8 @@ class Claiming:
         if full:
             pass
         elif sight.due_sec is not None and sight.due_sec <= 0 and self._open:
-            yield Step(Do.PROMOTE, self._open)
+            for queue in self._open:
+                yield from run_on(queue, queue.promote_due())
             self._asleep = False
             wait_sec = SOON_SEC  # There may be more than one batch.
         elif sight.due_sec is not None:
@@ -246,7 +220,7 @@ class Claiming:
                 lambda one: one.queue in paused or one.waiting_sec > one.longest_wait_sec
             )
 
-    def _rest(self) -> Steps:
+    def _rest(self) -> Steps[None]:
         """Wait for work: briskly for a moment after the last, then on the stream."""
         until_look_sec = max(self._look_at - now_sec(), 0.0)
         if now_sec() < self._brisk_until:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from microqueue.errors import InvalidArgument, MicroqueueError
-from microqueue.operations import workers
+from microqueue.errors import InvalidArgument
 from microqueue.queue import Queue
 from microqueue.worker.background import Background
 from microqueue.worker.base import WorkerCore
-from microqueue.worker.claiming import Do, Sight, Step
 from microqueue.worker.context import Context
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import Hooks
-from microqueue.worker.inflight import PAUSE_SEC, Held, now_sec
+from microqueue.worker.inflight import Held, now_sec
 from microqueue.worker.keeper import LeaseKeepers
 from microqueue.worker.line import Line
-from microqueue.worker.settler import Finished, Outbox, by_queue, commit, storable
+from microqueue.worker.outbox import Finished, Outbox
 from microqueue.worker.sleeping import SyncSleeper
+from microqueue.worker.steps import Do, Step, perform
 from microqueue.worker.stopping import CLOSING_WAIT_SEC, join_thread
 
 STOP_WAIT_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this often.
@@ -61,12 +59,12 @@ class Worker(WorkerCore[Queue[Any]]):
 
         With ``burst``, end when nothing is ready and nothing is running.
         """
-        self._handled = 0
+        self._settling.handled = 0
         self._stop_by = float("inf")
         keeper = self._keeper(
             {queue: queue for queue in self._queues},
-            on_timeout=lambda held: self._settle_later(self._timed_out(held)),
-            on_lost=self._lose,
+            on_timeout=lambda held: self._settle_later(self._judge.timed_out(held)),
+            on_lost=self._judge.lose,
         )
         self._line, self._outbox = Line(), self._new_outbox()
         sleeper = SyncSleeper(self._queues)
@@ -93,7 +91,7 @@ class Worker(WorkerCore[Queue[Any]]):
             self._forget_stop()
         if claimer.error is not None:
             raise claimer.error
-        return self._handled
+        return self._settling.handled
 
     def stop(self, *, immediately: bool = False) -> None:
         """End :meth:`run`, from any thread or a signal handler.
@@ -114,34 +112,23 @@ class Worker(WorkerCore[Queue[Any]]):
             if not line.extend(held):  # The worker was stopped meanwhile.
                 self._hand_back(held)
 
+        def do(step: Step) -> Any:
+            if step.do is Do.SLEEP:
+                return sleeper.sleep(step.seconds, until=stopping)
+            return self._do(step)
+
         steps = self._claiming(stopping, start, line.withdraw, self._settle_later, burst=burst)
-        reply: Any = None
         try:
-            with sleeper, suppress(StopIteration):
-                step = next(steps)
-                while True:
-                    try:
-                        if step.do is Do.CLAIM:
-                            reply = self._claim(step.queues[0], step.limit)
-                        elif step.do is Do.SLEEP:
-                            reply = sleeper.sleep(step.seconds, until=stopping)
-                        else:
-                            reply = self._perform(step)
-                    except MicroqueueError as exc:
-                        step = steps.throw(exc)
-                    else:
-                        step = steps.send(reply)
+            with sleeper:
+                perform(steps, do)
         finally:
             # By this thread, which alone knows what was set aside.
             self._hand_back(self._caution.withdraw(lambda _held: True))
 
-    def _perform(self, step: Step) -> Any:
+    def _do(self, step: Step) -> Any:
         match step.do:
-            case Do.LOOK:
-                return self._look(step.queues)
-            case Do.PROMOTE:
-                for queue in step.queues:
-                    queue.run(queue.promote_due())
+            case Do.RUN:
+                return step.queue.run(step.operation)
             case Do.AWAIT_ROOM:
                 self._in_flight.await_room(
                     unfinished=step.limit, held=step.most, timeout_sec=step.seconds
@@ -149,18 +136,6 @@ class Worker(WorkerCore[Queue[Any]]):
             case Do.PAUSE:
                 time.sleep(step.seconds)
         return None
-
-    def _claim(self, queue: Queue[Any], limit: int) -> list[Held]:
-        operation = queue.claim_batch(limit, self.worker_id, after=self._claimed_last)
-        return self._take_in(queue, queue.run(operation))
-
-    def _look(self, opened: Sequence[Queue[Any]]) -> Sight:
-        return Sight.of(
-            [
-                (group[0].run(group[0].look(names)), group)
-                for names, group in self._by_collection(opened)
-            ]
-        )
 
     # Run
 
@@ -182,7 +157,7 @@ class Worker(WorkerCore[Queue[Any]]):
                 handler.check_ran(result)
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
             error = exc
-        self._settle_later(self._judged(held, handler, result, error))
+        self._settle_later(self._judge.ended(held, handler, result, error))
 
     # Settle
 
@@ -196,37 +171,13 @@ class Worker(WorkerCore[Queue[Any]]):
 
     def _settle_forever(self) -> None:
         while batch := self._outbox.take():
-            for queue, group in by_queue(batch).items():
-                try:
-                    self._commit(queue, group)
-                except BaseException as exc:  # noqa: BLE001 (others wait to be settled)
-                    self._leave_to_leases(group, exc)
-
-    def _commit(self, queue: Queue[Any], batch: list[Finished]) -> None:
-        lease_ends = now_sec() + queue.settings.visibility_timeout.total_seconds()
-        while True:
-            try:
-                lost = queue.run(commit(queue, batch, queue.now()))
-            except InvalidArgument as exc:
-                if parts := storable(batch, exc, queue.clock.now()):
-                    for part in parts:
-                        self._commit(queue, part)
-                    return
-                logger.error("a task is left to its lease: %s", exc)  # noqa: TRY400 (one line)
-                lost = []
-            except MicroqueueError as exc:
-                if self._try_again(len(batch), exc, lease_ends):
-                    time.sleep(PAUSE_SEC)
-                    continue
-                lost = []
-            self._committed(batch, lost)
-            return
+            perform(self._settling.steps(batch), self._do)
 
     # End
 
     def _hand_back(self, unstarted: Iterable[Held]) -> None:
         for held in unstarted:
-            self._settle_later(self._handed_back(held))
+            self._settle_later(self._judge.hand_back(held))
 
     def _finish_running(self) -> None:
         """Hand back what has not started, let what runs finish, then hand back the rest."""
@@ -252,7 +203,7 @@ class Worker(WorkerCore[Queue[Any]]):
         def leave() -> None:
             keeper.stop()
             if settled:
-                self._leave()
+                perform(self._leave(), self._do)
             sleeper.wait_closed()
 
         if not settled:
@@ -262,10 +213,3 @@ class Worker(WorkerCore[Queue[Any]]):
         leaving.start()
         if settled and not join_thread(leaving, end_by):
             logger.warning("the end of this worker could not be told: there is no answer")
-
-    def _leave(self) -> None:
-        try:
-            for _, group in self._by_collection(self._queues):
-                group[0].run(workers.leave(self.worker_id, group[0].collections.name))
-        except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
-            logger.warning("the end of this worker could not be told: %s", exc)

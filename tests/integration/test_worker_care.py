@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from microqueue.worker import settler
+from microqueue.worker import settling
 from tests.integration.rig import Rig, wait_for
 
 TASKS = 30
@@ -16,19 +16,19 @@ TASKS = 30
 class Unsettled:
     """Counts what is between its start and its settlement."""
 
-    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = self._now = 0
         self._lock = threading.Lock()
-        module = "threads" if rig.kind == "threads" else "asynchronous"
-        monkeypatch.setattr(f"microqueue.worker.{module}.commit", self._commit)
+        self._usual = settling.commit
+        monkeypatch.setattr(settling, "commit", self._commit)
 
     def handler(self, _payload: Any) -> None:
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
 
-    def _commit(self, queue: Any, batch: Any, now: Any) -> Any:
-        result = yield from settler.commit(queue, batch, now)
+    def _commit(self, queue: Any, batch: Any) -> Any:
+        result = yield from self._usual(queue, batch)
         with self._lock:
             self._now -= len(batch)
         return result
@@ -47,7 +47,7 @@ class Unsettled:
 def test_no_more_are_unsettled_than_the_care_allows(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], most: int
 ) -> None:
-    unsettled = Unsettled(rig, monkeypatch)
+    unsettled = Unsettled(monkeypatch)
     rig.queue.enqueue_many([{}] * TASKS)
     if fields:
         rig.database.tasks.update_many({}, {"$set": fields})

@@ -13,7 +13,7 @@ import pytest
 
 from microqueue import InvalidArgument, Queue, TaskStatus
 from microqueue.embedded import EmbeddedServer
-from microqueue.worker import Fail, Hooks, Retry, Snooze, Tasks, Worker
+from microqueue.worker import Fail, Hooks, Retry, Snooze, Tasks, Worker, settling
 from tests.integration.rig import Rig, stored, wait_for
 
 
@@ -243,15 +243,14 @@ def test_task_that_cannot_be_judged_is_left_to_its_lease_and_the_next_one_runs(r
 def test_settling_goes_on_after_an_error_that_nobody_foresaw(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from microqueue.worker import settler  # noqa: PLC0415 (only here)
+    usual = settling.commit
 
-    def commit(queue: Any, batch: Any, now: Any) -> Any:
+    def commit(queue: Any, batch: Any) -> Any:
         if any(held.claimed.payload["n"] == 0 for held, _ in batch):
             raise RuntimeError("unforeseen")
-        return settler.commit(queue, batch, now)
+        return usual(queue, batch)
 
-    module = "threads" if rig.kind == "threads" else "asynchronous"
-    monkeypatch.setattr(f"microqueue.worker.{module}.commit", commit)
+    monkeypatch.setattr(settling, "commit", commit)
     first = rig.queue.enqueue({"n": 0})
     thread = rig.start(lambda _payload: None)
     try:

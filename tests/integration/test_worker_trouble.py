@@ -15,7 +15,7 @@ from microqueue.errors import InvalidArgument, ServerUnavailable
 from microqueue.operations.call import Call
 from microqueue.operations.renew import renew
 from microqueue.testing import FakeClock
-from microqueue.worker import Fail, Retry, Worker
+from microqueue.worker import Fail, Retry, Worker, settling
 from microqueue.worker.inflight import Pace
 from tests.integration.rig import Rig, wait_for
 
@@ -60,13 +60,12 @@ def test_a_task_that_cannot_even_be_buried_is_left_to_its_lease(
 ) -> None:
     tries: list[int] = []
 
-    def refuse(_queue: Any, batch: Any, _now: Any) -> Any:
+    def refuse(_queue: Any, batch: Any) -> Any:
         tries.append(len(batch))
         raise InvalidArgument("MongoDB cannot store this")
         yield  # So that it is an operation.
 
-    module = "threads" if rig.kind == "threads" else "asynchronous"
-    monkeypatch.setattr(f"microqueue.worker.{module}.commit", refuse)
+    monkeypatch.setattr(settling, "commit", refuse)
     rig.queue.enqueue({})
     rig.run(lambda _payload: None)
     assert tries == [1, 1]
@@ -150,9 +149,9 @@ def test_each_run_counts_its_own_tasks(microqueue_queue: Queue[Any]) -> None:
 class Away:
     """Makes every settlement of a queue fail, as if the server were away, until told."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tries = 0
-        monkeypatch.setattr(f"{module}.commit", self._refuse)
+        monkeypatch.setattr(settling, "commit", self._refuse)
 
     def _refuse(self, *_: Any) -> Any:
         self.tries += 1
@@ -166,8 +165,7 @@ class Away:
 def test_a_stop_does_not_wait_for_a_server_that_is_away(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, grace: float, immediately: bool
 ) -> None:
-    module = "threads" if rig.kind == "threads" else "asynchronous"
-    away = Away(monkeypatch, f"microqueue.worker.{module}")
+    away = Away(monkeypatch)
     rig.queue.enqueue({})
     thread = rig.start(lambda _payload: None, grace=grace)
     wait_for(lambda: away.tries)
@@ -189,7 +187,7 @@ def test_a_hurry_does_not_wait_for_an_answer_that_does_not_come(
         raise ServerUnavailable("away")
         yield  # So that it is an operation.
 
-    monkeypatch.setattr("microqueue.worker.threads.commit", never)
+    monkeypatch.setattr(settling, "commit", never)
     microqueue_queue.enqueue({})
     worker = Worker(microqueue_queue, lambda _payload: None, grace=300)
     thread = threading.Thread(target=worker.run)
@@ -352,16 +350,14 @@ def test_handlers_that_are_busy_for_long_start_nothing(busy: int, most: int) -> 
 def test_settlements_share_as_many_writes_as_the_options_say(
     rig: Rig, options: dict[str, Any], largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from microqueue.worker import settler  # noqa: PLC0415 (only here)
-
     sizes: list[int] = []
+    usual = settling.commit
 
-    def counted(queue: Any, batch: Any, now: Any) -> Any:
+    def counted(queue: Any, batch: Any) -> Any:
         sizes.append(len(batch))
-        return settler.commit(queue, batch, now)
+        return usual(queue, batch)
 
-    module = "threads" if rig.kind == "threads" else "asynchronous"
-    monkeypatch.setattr(f"microqueue.worker.{module}.commit", counted)
+    monkeypatch.setattr(settling, "commit", counted)
     rig.queue.enqueue_many([{}] * 12)
     together = threading.Barrier(12)
     options = {"flush_interval": 2, **options}

@@ -293,10 +293,13 @@ def test_a_model_sees_what_the_columns_hold(database_uri: str, make_queue: Any) 
     )
     payload = {"price": Decimal("1.10"), "names": [(1, "a")], "day": date(2026, 1, 1)}
     order = StructField("order", LongType())
-    for number, (fields, row) in enumerate(
-        [(priced.fields, payload), ([StructField("payload", priced)], {"payload": payload})]
-    ):
-        batches, schema = frame([{"order": number, **row}], StructType([order, *fields]))
+    as_row = StructType([order, *priced.fields]), {"order": 1, **payload}
+    as_column = (
+        StructType([order, StructField("payload", priced)]),
+        {"order": 2, "payload": payload},
+    )
+    for schema, row in (as_row, as_column):
+        batches, _ = frame([row], schema)
         sink(database_uri, schema, model="tests.spark.rows_model:Priced").write(batches)
     kept = [task["payload"] for task in make_queue("orders").collections.tasks.find()]
     assert kept == [{"price": "1.10", "names": {"1": "a"}, "day": "2026-01-01"}] * 2

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
-from collections.abc import Sequence
-from datetime import datetime
-from typing import Any, NamedTuple
+from collections import deque
+from typing import NamedTuple
 
-from microqueue.errors import InvalidArgument, LeaseLost
-from microqueue.operations import settle
-from microqueue.operations.call import Operation
 from microqueue.operations.settle import Settlement
-from microqueue.operations.settle_many import settle_batch
-from microqueue.task import TaskError
 from microqueue.worker.inflight import Held
-
-UNSTORABLE = "unstorable"
 
 
 class Finished(NamedTuple):
@@ -68,36 +59,3 @@ class Outbox:
 
     def _is_due(self) -> bool:
         return self._closed or len(self._items) >= self._limit
-
-
-def by_queue(batch: Sequence[Finished]) -> dict[Any, list[Finished]]:
-    """Sort a batch by the queue that each task came from."""
-    groups: dict[Any, list[Finished]] = defaultdict(list)
-    for finished in batch:
-        groups[finished.held.queue].append(finished)
-    return groups
-
-
-def storable(
-    batch: Sequence[Finished], error: InvalidArgument, now: datetime
-) -> list[list[Finished]]:
-    """Say what to write in place of a batch that MongoDB cannot store.
-
-    One by one, so that one does not hold up the others; and for the one that it is, that its
-    outcome could not be stored. Nothing, if not even that can be.
-    """
-    if len(batch) > 1:
-        return [[one] for one in batch]
-    settlement = batch[0].settlement
-    if settlement and settlement.error and settlement.error.code == UNSTORABLE:
-        return []
-    message = f"its outcome could not be stored: {error}"
-    reason = TaskError(message=message, code=UNSTORABLE, at=now)
-    return [[Finished(batch[0].held, settle.failed(now, reason))]]
-
-
-def commit(queue: Any, batch: Sequence[Finished], now: datetime) -> Operation[list[LeaseLost]]:
-    """Write a batch of one queue; give the leases that were lost."""
-    plain = [held.claimed for held, settlement in batch if settlement is None]
-    others = [(held.task, settlement) for held, settlement in batch if settlement is not None]
-    return (yield from settle_batch(plain, others, now=now, settings=queue.settings))
