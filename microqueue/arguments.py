@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from bson import ObjectId
 from pydantic import BaseModel
 
 from microqueue.clock import Clock, ServerClock
@@ -156,8 +155,3 @@ def check_popped(task: Any) -> Task[Any]:
             task_id=task.id, worker_id=None, reason="it was not popped; give the Task of pop"
         )
     return task
-
-
-def object_id_or_text(text: str) -> Any:
-    """Read an id typed by a person: an ObjectId if it looks like one."""
-    return ObjectId(text) if ObjectId.is_valid(text) else text

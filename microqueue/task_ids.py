@@ -39,6 +39,11 @@ def candidate_ids(text: str) -> list[Any]:
     return [one for one in candidates if one != ""]
 
 
+def new_id(text: str) -> ObjectId | str:
+    """Read the id that a new task shall have: an ObjectId if it looks like one, else text."""
+    return ObjectId(text) if ObjectId.is_valid(text) else text
+
+
 def reference(task_id: TaskId) -> str:
     """Write an id as text that is read as this very one before any other."""
     text = str(task_id)

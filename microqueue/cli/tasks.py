@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from microqueue.arguments import object_id_or_text
 from microqueue.cli import formats, output, values
 from microqueue.cli.session import Session
 from microqueue.errors import InvalidArgument, TaskNotFound
 from microqueue.operations.examine import queue_names
 from microqueue.queue import Queue
 from microqueue.task import Attempt, Task, TaskError, TaskStatus
+from microqueue.task_ids import candidate_ids, new_id
 
 PAYLOAD_CUT = 200
 DURATION = {"parser": values.read_duration, "metavar": "DURATION"}
@@ -68,7 +68,7 @@ def enqueue(
         _enqueue_many(session, payload, options, dedupe_key=dedupe_key, task_id=task_id)
         return
     read = values.read_payload(_read_stdin() if payload == "-" else payload)
-    options["task_id"] = None if task_id is None else object_id_or_text(task_id)
+    options["task_id"] = None if task_id is None else new_id(task_id)
     with session.connect() as queue:
         task = queue.enqueue(read, dedupe_key=dedupe_key, **options)
     if session.out.as_json:
@@ -174,7 +174,7 @@ def show(
 
 def find(queue: Queue[Any], text: str) -> Task[Any]:
     """Find a task by what somebody typed, whatever type its id has."""
-    for task_id in values.possible_ids(text):
+    for task_id in candidate_ids(text):
         if (task := queue.get(task_id)) is not None:
             return task
     raise TaskNotFound(task_id=text)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
-from uuid import UUID
 
 import typer
-from bson import ObjectId
 
 from microqueue.durations import to_timedelta
 from microqueue.errors import InvalidArgument, InvalidPayload
@@ -83,18 +80,6 @@ def read_past(text: str | timedelta | datetime) -> timedelta | datetime:
 def before(now: datetime, past: timedelta | datetime | None) -> datetime | None:
     """Turn how long ago something was into when it was."""
     return now - past if isinstance(past, timedelta) else past
-
-
-def possible_ids(text: str) -> Iterator[Any]:
-    """Give what an id that somebody typed may be stored as, the likeliest first."""
-    if ObjectId.is_valid(text):
-        yield ObjectId(text)
-    yield text
-    if re.fullmatch(r"[0-9a-fA-F-]{32,36}", text):
-        with suppress(ValueError):
-            yield UUID(text)
-    if re.fullmatch(r"-?\d{1,18}", text):
-        yield int(text)
 
 
 def read_payload(text: str, *, where: str = "the payload") -> dict[str, Any]:

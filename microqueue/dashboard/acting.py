@@ -13,7 +13,6 @@ from typing import Annotated, Any, TypeAlias
 from fastapi import APIRouter, Body, Path, Request
 from pydantic import BaseModel
 
-from microqueue.arguments import object_id_or_text
 from microqueue.dashboard.access import AnyQueue
 from microqueue.dashboard.context import Context
 from microqueue.dashboard.extended import from_json
@@ -25,6 +24,7 @@ from microqueue.operations import handpick
 from microqueue.payload import check_encodable
 from microqueue.sweeper import SweepReport
 from microqueue.task import Lease, Task, TaskStatus
+from microqueue.task_ids import new_id
 
 WORKER_ID = f"dashboard:{socket.gethostname()}:{os.getpid()}"
 
@@ -57,7 +57,7 @@ async def enqueue(request: Request, shared: Shared, body: NewTaskBody) -> TaskDe
     }
     if body.task_id is not None:
         chosen = body.task_id
-        given["task_id"] = object_id_or_text(chosen) if isinstance(chosen, str) else chosen
+        given["task_id"] = new_id(chosen) if isinstance(chosen, str) else chosen
     payload = from_json(body.payload)
     async with shared.acting(request, "task.enqueue", queue=queue.name) as tally:
         task = await shared.access.call(queue.enqueue, payload, **given)

@@ -113,39 +113,50 @@ class Claiming:
         if self._caution:
             self._start(self._caution.proceed())
         held, unfinished = len(self._in_flight), self._in_flight.unfinished
-        most = self._pace.most()
-        # Room for a good part of a batch, or for an idle handler, is worth a claim.
-        enough = max(most * 3 // 4, self._concurrency)
-        too_many = most + UNSETTLED_BATCHES * self._batch
-        with_care = self._caution.most() if self._caution else None
-        room = most - unfinished if with_care is None else min(most - unfinished, with_care - held)
         if self._burst and unfinished and not held:
             # Only handlers are left that go on after their time; the end waits for none of them.
             yield from self._look_around()
             if self._asleep:
                 return True
-        full: Step | None = None
-        if with_care is not None and held >= with_care:
-            full = self._await_room(unfinished + 1, with_care)
-        elif unfinished >= enough or held >= too_many:
-            full = self._await_room(enough, too_many)
-        if full and self._anything_waits() and now_sec() >= self._look_at:
-            yield from self._look_around(full=True)
-        elif full:
-            yield full
-        elif now_sec() >= self._look_at:
+        most = self._pace.most()
+        with_care = self._caution.most() if self._caution else None
+        full = self._full(held, unfinished, most, with_care)
+        if full is not None:
+            if self._anything_waits() and now_sec() >= self._look_at:
+                yield from self._look_around(full=True)
+            else:
+                yield full
+            return False
+        if now_sec() >= self._look_at:
             yield from self._look_around()
-        elif not self._asleep and (yield from self._claim_some(room)):
-            pass
-        elif not self._burst:
-            yield from self._rest()
-        elif held:
+            return False
+        room = most - unfinished if with_care is None else min(most - unfinished, with_care - held)
+        if not self._asleep and (yield from self._claim_some(room)):
+            return False
+        if self._burst:
+            return (yield from self._end_burst(held, unfinished))
+        yield from self._rest()
+        return False
+
+    def _full(self, held: int, unfinished: int, most: int, with_care: int | None) -> Step | None:
+        """Say what to wait for, if there is no room for more."""
+        # Room for a good part of a batch, or for an idle handler, is worth a claim.
+        enough = max(most * 3 // 4, self._concurrency)
+        too_many = most + UNSETTLED_BATCHES * self._batch
+        if with_care is not None and held >= with_care:
+            return self._await_room(unfinished + 1, with_care)
+        if unfinished >= enough or held >= too_many:
+            return self._await_room(enough, too_many)
+        return None
+
+    def _end_burst(self, held: int, unfinished: int) -> Steps[bool]:
+        """Wait for what is held; with nothing left, give whether nothing has come due either."""
+        if held:
             yield self._await_room(max(unfinished, 1), held)
             self._asleep = False
-        else:
-            yield from self._look_around()  # Something may have come due by now.
-            return self._asleep
-        return False
+            return False
+        yield from self._look_around()
+        return self._asleep
 
     def _claim_some(self, room: int) -> Steps[int]:
         """Claim up to ``room``; give how many there were.

@@ -244,6 +244,7 @@ def test_empty_queue_is_said_so_with_the_names_of_others(cli: Cli, queue: Queue[
         "42",
         43,
         -2,
+        2**62,
         UUID("6f9619ff-8b86-4d01-b42d-00cf4fc964ff"),
     ],
     ids=repr,
@@ -252,6 +253,13 @@ def test_show_finds_an_id_of_any_type(cli: Cli, queue: Queue[Any], task_id: Any)
     queue.enqueue({"n": 1}, task_id=task_id)
     shown = json.loads(cli("--json", "show", "--", str(task_id)))
     assert shown["id"] == (task_id if isinstance(task_id, int) else str(task_id))
+
+
+def test_an_id_in_double_quotes_is_text(cli: Cli, queue: Queue[Any]) -> None:
+    queue.enqueue({"stored": "as a number"}, task_id=17)
+    queue.enqueue({"stored": "as text"}, task_id="17")
+    assert cli.json("show", "17")["payload"] == {"stored": "as a number"}
+    assert cli.json("show", '"17"')["payload"] == {"stored": "as text"}
 
 
 def test_show_tells_the_history_of_a_task(cli: Cli, queue: Queue[Any]) -> None:
