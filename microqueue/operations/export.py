@@ -64,6 +64,11 @@ def selection(
     return {"$and": [matching, query]} if matching else query
 
 
+def awaiting_first_start(due_by: datetime) -> Document:
+    """Match tasks that were never delivered, and were due by an instant or have no delay."""
+    return {"attempts": 0, "$or": [{"next_retry_at": None}, {"next_retry_at": {"$lte": due_by}}]}
+
+
 def read_part(
     selection: Document, fields: Iterable[str], part: IdRange, *, batch_rows: int
 ) -> Operation[Any]:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from microqueue.errors import InvalidArgument
+from microqueue.operations import export
 from microqueue.settings import QueueSettings
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.archive_log import ArchiveLog
@@ -92,7 +93,6 @@ def ready_tasks(
 
     Of those with a delay, the ones that were due by an instant.
     """
-    due = [{"next_retry_at": None}, {"next_retry_at": {"$lte": due_by}}]
     return read_tasks(
         spark,
         uri=place.uri,
@@ -103,7 +103,7 @@ def ready_tasks(
         status="pending",
         until=created_before,
         time="created_at",
-        query={"attempts": 0, "$or": due},
+        query=export.awaiting_first_start(due_by),
         columns=[*LIFE, "queue"],
     ).fillna(DEFAULT_QUEUE, ["queue"])
 
