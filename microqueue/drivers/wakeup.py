@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from pymongo.errors import PyMongoError
@@ -21,11 +21,6 @@ MEMORY_POLL_SEC = 0.02
 
 logger = logging.getLogger("microqueue.wakeup")
 _random = random.Random()  # noqa: S311 (it only spreads pollers)
-
-
-def never() -> bool:
-    """Say that nobody asked for an early end."""
-    return False
 
 
 class _Wakeup:
@@ -79,8 +74,8 @@ class SyncWakeup(_Wakeup):
             except PyMongoError as exc:
                 self._gone(exc)
 
-    def sleep(self, limit_sec: float, *, until: Callable[[], bool] = never) -> None:
-        """Return when something changed, ``until`` says so, or after ``limit_sec``.
+    def sleep(self, limit_sec: float) -> None:
+        """Return when something changed, or after ``limit_sec``.
 
         Without a stream it returns earlier, after the poll interval.
         """
@@ -89,7 +84,7 @@ class SyncWakeup(_Wakeup):
         # A wait shorter than the server's own would come back late.
         while self._stream is not None and deadline - time.monotonic() >= STREAM_WAIT_SEC:
             try:
-                if until() or self._stream.try_next() is not None:
+                if self._stream.try_next() is not None:
                     return
             except PyMongoError as exc:
                 self._gone(exc)
@@ -117,13 +112,13 @@ class AsyncWakeup(_Wakeup):
             except PyMongoError as exc:
                 self._gone(exc)
 
-    async def sleep(self, limit_sec: float, *, until: Callable[[], bool] = never) -> None:
-        """Return when something changed, ``until`` says so, or after ``limit_sec``."""
+    async def sleep(self, limit_sec: float) -> None:
+        """Return when something changed, or after ``limit_sec``."""
         await self._open()
         deadline = time.monotonic() + limit_sec
         while self._stream is not None and deadline - time.monotonic() >= STREAM_WAIT_SEC:
             try:
-                if until() or await self._stream.try_next() is not None:
+                if await self._stream.try_next() is not None:
                     return
             except PyMongoError as exc:
                 self._gone(exc)
