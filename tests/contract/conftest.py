@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import mongomock
@@ -105,11 +105,6 @@ async def harness(
     client: AsyncMongoClient[Any] = AsyncMongoClient(server.uri)
     yield Harness(driver, client[database.name], microqueue_clock)
     await client.close()
-
-
-@pytest.fixture
-def make_queue(harness: Harness) -> Callable[..., Any]:
-    return harness.queue
 
 
 @pytest.fixture

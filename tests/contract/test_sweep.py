@@ -205,7 +205,6 @@ async def test_sweep_is_skipped_while_another_holds_the_lock(harness: Harness, q
     await queue.run(await release() if harness.blocking else release())
 
 
-TWO_JOBS = ["promote_due", "purge_finished"]
 LIMITS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
     ({"jobs": ["purge_finished"]}, {"jobs": ["promote_due"]}, False),
     ({"queues": ["a"]}, {"queues": ["b"]}, False),
