@@ -55,6 +55,11 @@ class QueueSettings(Model):
     ensure_indexes: bool = True
     """Create missing indexes before the first write, or leave that to the deployment."""
 
+    @property
+    def letters_apart(self) -> bool:
+        """Whether dead letters have a collection of their own."""
+        return self.dead_letters == "collection"
+
     @classmethod
     def from_environment(
         cls, environment: Mapping[str, str] | None = None, **overrides: Any

@@ -94,7 +94,7 @@ class QueueBase(Generic[PayloadT]):
         tasks = self.collections.name
         wanted = indexes.task_indexes(self.settings.retention)
         created = yield from indexes.ensure_indexes(wanted, tasks, adjust=adjust)
-        if self._moves_dead_letters:
+        if self.settings.letters_apart:
             created += yield from indexes.ensure_indexes(
                 indexes.dead_letter_indexes(), f"{tasks}_dlq", target=Target.DEAD_LETTERS
             )
@@ -110,10 +110,6 @@ class QueueBase(Generic[PayloadT]):
             # The retention of the collection changes only when it is asked for by name.
             yield from self._ensure_indexes(adjust=False)
         return (yield from self._now())
-
-    @property
-    def _moves_dead_letters(self) -> bool:
-        return self.settings.dead_letters == "collection"
 
     def next_position(self) -> Operation[tuple[datetime, int]]:
         """Give the time, and the place at the end of the line."""

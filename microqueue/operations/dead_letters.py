@@ -180,7 +180,7 @@ def read_cursor(cursor: str | None) -> Document | None:
 def stats(queue: str, settings: QueueSettings) -> Operation[DeadLetterStats]:
     """Count the letters by error code."""
     query = {"queue": queue, **filters.DEAD}
-    if settings.dead_letters == "collection":
+    if settings.letters_apart:
         letters = yield from _each_once(query, {"error.code": 1, "updated_at": 1}, settings)
         groups: list[Document] = [
             {"_id": (one.get("error") or {}).get("code"), "count": 1, "oldest": at, "newest": at}
@@ -210,7 +210,7 @@ def stats(queue: str, settings: QueueSettings) -> Operation[DeadLetterStats]:
 
 def count(query: Document, settings: QueueSettings) -> Operation[int]:
     """Count the letters that a filter matches, each once."""
-    if settings.dead_letters == "collection":
+    if settings.letters_apart:
         return len((yield from _each_once(query, {"_id": 1}, settings)))
     total: int = yield Call("count_documents", query)
     return total
@@ -237,6 +237,6 @@ def _each_once(
 
 def targets(settings: QueueSettings) -> list[Target]:
     """Say where to look, and in which order: a letter that moves meanwhile is not missed."""
-    if settings.dead_letters == "collection":
+    if settings.letters_apart:
         return [Target.TASKS, Target.DEAD_LETTERS, Target.TASKS]
     return [Target.TASKS]

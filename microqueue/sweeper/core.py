@@ -65,7 +65,7 @@ class SweeperCore:
 
     def _move_dead_letters(self, now: datetime) -> Operation[int]:
         settings = self._core.settings
-        if settings.dead_letters != "collection":
+        if not settings.letters_apart:
             return 0
         yield from relocate.finish_abandoned(now, self._queues)
         return (yield from relocate.move_all_out(self._queues))

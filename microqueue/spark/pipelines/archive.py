@@ -132,7 +132,7 @@ def _sources(
     settings: QueueSettings, statuses: Sequence[str]
 ) -> list[tuple[Target, Sequence[str]]]:
     """Say where finished tasks are: dead letters may have a collection of their own."""
-    if settings.dead_letters == "status":
+    if not settings.letters_apart:
         return [(Target.TASKS, statuses)]
     in_tasks = [status for status in statuses if status != "failed"]
     sources: list[tuple[Target, Sequence[str]]] = [(Target.TASKS, in_tasks)] if in_tasks else []

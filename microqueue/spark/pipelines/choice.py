@@ -54,7 +54,7 @@ def choose(
 def _letters(spark: SparkSession, place: PlaceOptions, settings: QueueSettings) -> DataFrame:
     """Load dead letters; those that nobody has moved to a collection of their own yet, too."""
     parts = parts_of(spark, place, statuses=["failed"])
-    if settings.dead_letters == "status":
+    if not settings.letters_apart:
         found = read_parts(spark, parts)
     else:
         there = place.model_copy(update={"collection": f"{place.collection}_dlq"})

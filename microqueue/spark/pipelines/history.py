@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from microqueue.arguments import check_settings
 from microqueue.errors import InvalidArgument
 from microqueue.operations import export
 from microqueue.settings import QueueSettings
@@ -162,7 +163,7 @@ def _live(
         )
 
     frame = load(place.collection)
-    if _moved(settings):
+    if check_settings(settings).letters_apart:
         # A letter that is being moved is in both for a moment.
         letters = load(f"{place.collection}_dlq").where("status = 'failed'")
         frame = frame.unionByName(letters).dropDuplicates(LIFE)
@@ -184,11 +185,9 @@ def live_ids(spark: SparkSession, place: PlaceOptions, settings: QueueSettings |
         )
 
     frame = load(place.collection)
-    return frame.unionByName(load(f"{place.collection}_dlq")) if _moved(settings) else frame
-
-
-def _moved(settings: QueueSettings | None) -> bool:
-    return (settings or QueueSettings.from_environment()).dead_letters == "collection"
+    if check_settings(settings).letters_apart:
+        return frame.unionByName(load(f"{place.collection}_dlq"))
+    return frame
 
 
 def attempts_of(tasks: DataFrame) -> DataFrame:
