@@ -17,7 +17,7 @@ from microqueue.errors import InvalidPayload
 from microqueue.operations import (
     indexes,
 )
-from microqueue.operations.call import Document, Operation, Target
+from microqueue.operations.call import Document, Operation, Target, letters_collection
 from microqueue.operations.claim import Spread
 from microqueue.operations.time import read_clock
 from microqueue.payload import PayloadCodec, codec_of
@@ -96,7 +96,7 @@ class QueueBase(Generic[PayloadT]):
         created = yield from indexes.ensure_indexes(wanted, tasks, adjust=adjust)
         if self.settings.letters_apart:
             created += yield from indexes.ensure_indexes(
-                indexes.dead_letter_indexes(), f"{tasks}_dlq", target=Target.DEAD_LETTERS
+                indexes.dead_letter_indexes(), letters_collection(tasks), target=Target.DEAD_LETTERS
             )
         self._indexed = True
         return created

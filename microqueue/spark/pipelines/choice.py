@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from microqueue.arguments import refused
+from microqueue.operations.call import letters_collection
 from microqueue.settings import QueueSettings
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.archive_log import ArchiveLog
@@ -57,7 +58,7 @@ def _letters(spark: SparkSession, place: PlaceOptions, settings: QueueSettings) 
     if not settings.letters_apart:
         found = read_parts(spark, parts)
     else:
-        there = place.model_copy(update={"collection": f"{place.collection}_dlq"})
+        there = place.model_copy(update={"collection": letters_collection(place.collection)})
         parts += parts_of(spark, there, statuses=["failed"])
         # One that is being moved is in both for a moment.
         found = read_parts(spark, parts).dropDuplicates(LIFE)

@@ -15,6 +15,7 @@ from pyspark.sql import functions as f
 from microqueue.arguments import check_settings
 from microqueue.errors import InvalidArgument
 from microqueue.operations import export
+from microqueue.operations.call import letters_collection
 from microqueue.settings import QueueSettings
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.archive_log import ArchiveLog
@@ -165,7 +166,7 @@ def _live(
     frame = load(place.collection)
     if check_settings(settings).letters_apart:
         # A letter that is being moved is in both for a moment.
-        letters = load(f"{place.collection}_dlq").where("status = 'failed'")
+        letters = load(letters_collection(place.collection)).where("status = 'failed'")
         frame = frame.unionByName(letters).dropDuplicates(LIFE)
     frame = frame.fillna(DEFAULT_QUEUE, ["queue"])  # As the archive names it.
     return frame.select(*COLUMNS, f.lit(False).alias("archived"))  # noqa: FBT003 (a value)
@@ -186,7 +187,7 @@ def live_ids(spark: SparkSession, place: PlaceOptions, settings: QueueSettings |
 
     frame = load(place.collection)
     if check_settings(settings).letters_apart:
-        return frame.unionByName(load(f"{place.collection}_dlq"))
+        return frame.unionByName(load(letters_collection(place.collection)))
     return frame
 
 
