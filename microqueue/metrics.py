@@ -25,8 +25,9 @@ except ImportError as exc:
         "microqueue.metrics needs prometheus-client: pip install 'microqueue[metrics]'"
     ) from exc
 
+from microqueue.arguments import refused
 from microqueue.durations import Duration, duration_argument
-from microqueue.errors import InvalidArgument, MicroqueueError
+from microqueue.errors import MicroqueueError
 from microqueue.insights import Insights
 from microqueue.operations.inspect import QueueStats
 from microqueue.queue import Queue
@@ -164,11 +165,7 @@ class QueueCollector(Collector):
     def __init__(self, *queues: Queue[Any], cache: Duration = 5.0) -> None:
         for queue in queues:
             if not isinstance(queue, Queue):
-                raise InvalidArgument(
-                    f"queue={queue!r} is not valid: give a Queue; Prometheus asks in a thread",
-                    argument="queue",
-                    value=queue,
-                )
+                raise refused("queue", queue, "give a Queue; Prometheus asks in a thread")
         given = duration_argument("cache", cache)
         self._cache_sec = given.total_seconds() if given else 0.0
         self._queues = queues

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from microqueue.arguments import refused
 from microqueue.backoff import BackoffPolicy
 from microqueue.cli import pipeline_views as views
 from microqueue.cli import tasks, values
@@ -25,7 +26,6 @@ from microqueue.cli.pipeline_options import (
 )
 from microqueue.cli.session import Session
 from microqueue.cli.spark_progress import running
-from microqueue.errors import InvalidArgument
 
 
 def report(
@@ -208,17 +208,9 @@ def read_policy(text: str) -> BackoffPolicy:
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
         if name not in names or not value:
-            raise InvalidArgument(
-                f"policy={text!r} is not valid: give base=, factor=, max= and jitter=",
-                argument="policy",
-                value=text,
-            )
+            raise refused("policy", text, "give base=, factor=, max= and jitter=")
         try:
             found[names[name]] = value if name == "jitter" else float(value)
         except ValueError:
-            raise InvalidArgument(
-                f"policy={text!r} is not valid: {value!r} is not a number",
-                argument="policy",
-                value=text,
-            ) from None
+            raise refused("policy", text, f"{value!r} is not a number") from None
     return BackoffPolicy(**found)
