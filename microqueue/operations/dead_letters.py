@@ -115,9 +115,8 @@ def selection(queue: str, which: DeadLetterFilter | Sequence[Any]) -> Document:
         messages.append({"error.message": {"$regex": f"^{re.escape(start)}"}})
     if messages:
         query["$and"] = messages
-    window = {"$gte": which.since, "$lt": which.until}
-    if given := {operator: instant for operator, instant in window.items() if instant}:
-        query["updated_at"] = given
+    if window := filters.between(which.since, which.until):
+        query["updated_at"] = window
     return query
 
 
