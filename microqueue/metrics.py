@@ -31,7 +31,7 @@ from microqueue.errors import MicroqueueError
 from microqueue.insights import Insights
 from microqueue.operations.inspect import QueueStats
 from microqueue.queue import Queue
-from microqueue.sweeper import SweepReport
+from microqueue.sweeper import COUNTERS, SweepReport
 from microqueue.task import Outcome, Task
 from microqueue.worker.hooks import Hooks
 from microqueue.worker.outcomes import Snooze
@@ -39,7 +39,6 @@ from microqueue.worker.tasks import task_name
 
 LEASE_LOST = "lease_lost"
 STATUSES = ("ready", "delayed", "processing", "done", "failed")
-ACTIONS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved")
 
 WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 RUN_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -256,7 +255,7 @@ class SweepMetrics:
             return
         self._sweeps.labels("ok" if report.ok else "failed").inc()
         self._took.observe(report.took_sec)
-        for action in ACTIONS:
+        for action in COUNTERS:
             self._swept.labels(action).inc(getattr(report, action))
         for job in report.errors:
             self._errors.labels(job).inc()

@@ -103,7 +103,7 @@ def _sweep_until(
 
 def _tell(session: Session, report: SweepReport) -> None:
     """Say what a sweep did, if it did something."""
-    if report.errors or any(getattr(report, name) for name in operate.COUNTERS):
+    if report.active:
         operate.print_sweep(session, report, stream=True)
 
 
