@@ -18,6 +18,8 @@ from microqueue.model import Model
 
 PREFIX = "MICROQUEUE_"
 OTHER_VARIABLES = frozenset({"URI", "MONGOD", "HOME", "DASHBOARD_TOKEN"})
+DASHBOARD_PORT = 8765
+"""Where the dashboard is. Commands name it, which may lack the extra that serves it."""
 
 logger = logging.getLogger("microqueue.settings")
 

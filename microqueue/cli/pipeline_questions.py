@@ -26,6 +26,7 @@ from microqueue.cli.pipeline_options import (
 )
 from microqueue.cli.session import Session
 from microqueue.cli.spark_progress import running
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 
 
 def report(
@@ -45,7 +46,7 @@ def report(
         timedelta | None,
         typer.Option(help="The longest that a task should wait: 30s.", **tasks.DURATION),
     ] = None,
-    collection: Collection = "tasks",
+    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("print the figures, and write no files")] = False,
     master: Master = None,
 ) -> None:
@@ -86,7 +87,7 @@ def triage(
     state: Annotated[
         Path | None, typer.Option(help="The file that remembers which kinds were seen.")
     ] = None,
-    collection: Collection = "tasks",
+    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("leave the state file as it is")] = False,
     master: Master = None,
 ) -> None:
@@ -122,7 +123,7 @@ def storms(
     factor: Annotated[float, typer.Option(help="How many times the usual is a storm.")] = 5.0,
     least: Annotated[int, typer.Option(help="Fewer retries per minute are none.")] = 30,
     top: Annotated[int, typer.Option(help="How many to explain.")] = 5,
-    collection: Collection = "tasks",
+    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("detect, and simulate nothing")] = False,
     master: Master = None,
 ) -> None:
@@ -170,7 +171,7 @@ def simulate(
     output: Annotated[
         Path | None, typer.Option(help="A directory for a page with a chart per policy.")
     ] = None,
-    collection: Collection = "tasks",
+    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("record, and count the scenarios")] = False,
     master: Master = None,
 ) -> None:

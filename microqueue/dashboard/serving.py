@@ -16,8 +16,8 @@ from microqueue.dashboard.access import AnyQueue
 from microqueue.dashboard.app import dashboard
 from microqueue.dashboard.security import LOCAL_NAMES
 from microqueue.errors import InvalidArgument
+from microqueue.settings import DASHBOARD_PORT
 
-DEFAULT_PORT = 8765
 ENDING_SEC = 2
 PATIENCE_SEC = 30.0
 
@@ -41,7 +41,7 @@ class DashboardServer:
         queue: AnyQueue,
         *,
         host: str = "127.0.0.1",
-        port: int = DEFAULT_PORT,
+        port: int = DASHBOARD_PORT,
         insecure: bool = False,
         **options: Any,
     ) -> None:

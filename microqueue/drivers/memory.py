@@ -17,6 +17,8 @@ from bson.binary import UUID_SUBTYPE, Binary
 
 from microqueue.operations.call import CURSORS, ENOUGH, Call
 
+POLL_SEC = 0.02
+"""There is no stream of changes in memory, and a look costs next to nothing."""
 LOCK = threading.RLock()
 """mongomock's own ``find_one_and_update`` lets two threads claim one task."""
 

@@ -11,13 +11,13 @@ from typing import Any, Self
 
 from pymongo.errors import PyMongoError
 
+from microqueue.drivers import memory
 from microqueue.drivers.asynchronous import settled
 from microqueue.drivers.collections import Collections
+from microqueue.drivers.listener import REOPEN_SEC
 from microqueue.operations import watch
 
 STREAM_WAIT_SEC = 0.2
-REOPEN_SEC = 5.0
-MEMORY_POLL_SEC = 0.02
 
 logger = logging.getLogger("microqueue.wakeup")
 _random = random.Random()  # noqa: S311 (it only spreads pollers)
@@ -31,7 +31,7 @@ class _Wakeup:
     ) -> None:
         self._collections = collections
         self._pipeline = watch.new_work(queues)
-        self._poll_interval_sec = MEMORY_POLL_SEC if collections.in_memory else poll_interval_sec
+        self._poll_interval_sec = memory.POLL_SEC if collections.in_memory else poll_interval_sec
         self._stream: Any = None
         self._tried_at: float | None = None
 

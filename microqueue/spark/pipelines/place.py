@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 
 from microqueue.clock import ServerClock
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.operations.time import read_clock
 from microqueue.spark.options import PlaceOptions, resolve_uri
 from microqueue.spark.place import place_of
 
 
 def locate(
-    uri: str | None = None, *, database: str | None = None, collection: str = "tasks"
+    uri: str | None = None, *, database: str | None = None, collection: str = DEFAULT_COLLECTION
 ) -> PlaceOptions:
     """Give the place of the tasks: an address, that of the environment, or the embedded one."""
     return PlaceOptions(uri=resolve_uri(uri), database=database, collection=collection)

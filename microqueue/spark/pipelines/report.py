@@ -13,6 +13,7 @@ import pyarrow.parquet
 from pyspark.sql import SparkSession
 
 from microqueue.arguments import refused
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
@@ -66,7 +67,7 @@ def report(
     live: bool = True,
     uri: str | None = None,
     database: str | None = None,
-    collection: str = "tasks",
+    collection: str = DEFAULT_COLLECTION,
     queues: Sequence[str] | None = None,
     since: datetime | None = None,
     until: datetime | None = None,

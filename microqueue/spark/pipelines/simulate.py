@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from microqueue.arguments import check_count, refused
 from microqueue.backoff import BackoffPolicy
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.errors import MicroqueueError
 from microqueue.model import Model
@@ -80,7 +81,7 @@ def simulate(
     live: bool = True,
     uri: str | None = None,
     database: str | None = None,
-    collection: str = "tasks",
+    collection: str = DEFAULT_COLLECTION,
     queues: Sequence[str] | None = None,
     since: datetime | None = None,
     output: str | Path | None = None,

@@ -13,6 +13,7 @@ from pyspark.sql import functions as f
 
 from microqueue.arguments import check_count, refused
 from microqueue.backoff import BackoffPolicy, Jitter
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
 from microqueue.spark.pipelines.fingerprint import normalised
@@ -93,7 +94,7 @@ def storms(
     live: bool = True,
     uri: str | None = None,
     database: str | None = None,
-    collection: str = "tasks",
+    collection: str = DEFAULT_COLLECTION,
     queues: Sequence[str] | None = None,
     since: datetime | None = None,
     until: datetime | None = None,

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as f
 
 from microqueue.arguments import check_count
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.errors import MicroqueueError
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
@@ -75,7 +76,7 @@ def triage(
     live: bool = True,
     uri: str | None = None,
     database: str | None = None,
-    collection: str = "tasks",
+    collection: str = DEFAULT_COLLECTION,
     queues: Sequence[str] | None = None,
     since: datetime | None = None,
     top: int = 20,
