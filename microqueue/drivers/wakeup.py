@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Sequence
@@ -14,12 +13,11 @@ from pymongo.errors import PyMongoError
 from microqueue.drivers import memory
 from microqueue.drivers.asynchronous import settled
 from microqueue.drivers.collections import Collections
-from microqueue.drivers.listener import REOPEN_SEC
+from microqueue.drivers.listener import REOPEN_SEC, logger
 from microqueue.operations import watch
 
 STREAM_WAIT_SEC = 0.2
 
-logger = logging.getLogger("microqueue.wakeup")
 _random = random.Random()  # noqa: S311 (it only spreads pollers)
 
 

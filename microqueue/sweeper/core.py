@@ -15,7 +15,7 @@ from microqueue.arguments import check_names, refused
 from microqueue.core import QueueCore
 from microqueue.operations import lock, relocate, sweep, sweep_report, workers
 from microqueue.operations.call import Operation
-from microqueue.sweeper.report import JOBS, Counts, SweepReport, check_jobs
+from microqueue.sweeper.report import JOBS, Counts, SweepReport, check_jobs, logger
 
 SIMPLE_JOBS: dict[str, tuple[str, Callable[..., Operation[int]]]] = {
     "promote_due": ("promoted", sweep.promote_due),
@@ -24,8 +24,6 @@ SIMPLE_JOBS: dict[str, tuple[str, Callable[..., Operation[int]]]] = {
     "purge_finished": ("purged", sweep.purge_finished),
 }
 LOCK_LIFETIME = timedelta(seconds=30)
-
-logger = logging.getLogger("microqueue.sweeper")
 
 
 class SweeperCore:
