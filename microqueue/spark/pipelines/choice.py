@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from microqueue.arguments import refused
-from microqueue.operations.call import letters_collection
 from microqueue.settings import QueueSettings
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.archive_log import ArchiveLog
@@ -18,6 +17,7 @@ from microqueue.spark.pipelines.documents import SCHEMA, parts_of, read_parts, w
 from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.fingerprint import fingerprinted
 from microqueue.spark.pipelines.history import LIFE, live_ids
+from microqueue.spark.pipelines.place import letters_of
 from microqueue.task import DEFAULT_QUEUE
 
 
@@ -58,8 +58,7 @@ def _letters(spark: SparkSession, place: PlaceOptions, settings: QueueSettings) 
     if not settings.letters_apart:
         found = read_parts(spark, parts)
     else:
-        there = place.model_copy(update={"collection": letters_collection(place.collection)})
-        parts += parts_of(spark, there, statuses=["failed"])
+        parts += parts_of(spark, letters_of(place), statuses=["failed"])
         # One that is being moved is in both for a moment.
         found = read_parts(spark, parts).dropDuplicates(LIFE)
     return found.fillna(DEFAULT_QUEUE, ["queue"])  # As the archive and triage name it.

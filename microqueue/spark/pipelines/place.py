@@ -6,6 +6,7 @@ from datetime import datetime
 
 from microqueue.clock import ServerClock
 from microqueue.drivers.collections import DEFAULT_COLLECTION
+from microqueue.operations.call import letters_collection
 from microqueue.operations.time import read_clock
 from microqueue.spark.options import PlaceOptions, resolve_uri
 from microqueue.spark.place import place_of
@@ -21,6 +22,11 @@ def locate(
 def primary(place: PlaceOptions) -> PlaceOptions:
     """Give the same place, read from the primary: what is written is decided on what is true."""
     return place.model_copy(update={"read_preference": "primary"})
+
+
+def letters_of(place: PlaceOptions) -> PlaceOptions:
+    """Give the place of the dead letters, where they have a collection of their own."""
+    return place.model_copy(update={"collection": letters_collection(place.collection)})
 
 
 def server_now(place: PlaceOptions) -> datetime:
