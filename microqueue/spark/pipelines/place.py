@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from microqueue.clock import ServerClock
 from microqueue.drivers.collections import DEFAULT_COLLECTION
@@ -32,3 +32,8 @@ def letters_of(place: PlaceOptions) -> PlaceOptions:
 def server_now(place: PlaceOptions) -> datetime:
     """Read the server's time."""
     return place_of(place).run(read_clock(ServerClock()))
+
+
+def now_at(place: PlaceOptions | None) -> datetime:
+    """Read the server's time, or that of this machine where no server is asked; in UTC."""
+    return datetime.now(UTC) if place is None else server_now(place)

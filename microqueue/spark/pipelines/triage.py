@@ -23,7 +23,7 @@ from microqueue.settings import QueueSettings
 from microqueue.spark.pipelines.commands import Asked, Command, replay_archived, replay_letters
 from microqueue.spark.pipelines.fingerprint import fingerprinted, normalised
 from microqueue.spark.pipelines.history import all_tasks, steadily
-from microqueue.spark.pipelines.place import locate, server_now
+from microqueue.spark.pipelines.place import locate, now_at
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 
 KIND = ("fingerprint", "queue", "code", "pattern")
@@ -133,7 +133,7 @@ def triage(
             changes["replay_archived"] = replay_archived(archive, cluster, asked)
         clusters.append(cluster.model_copy(update=changes))
     if state is not None and not dry_run:
-        seen_at = server_now(place) if place else datetime.now(UTC)
+        seen_at = now_at(place)
         _write_state(state, known, [row["fingerprint"] for row in groups], seen_at)
     return Triage(
         total=sum(row["count"] for row in groups),
