@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import secrets
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from microqueue.arguments import check_names, refused
-from microqueue.core import QueueCore
+from microqueue.core import QueueCore, worker_name
 from microqueue.operations import lock, relocate, sweep, sweep_report, workers
 from microqueue.operations.call import Operation
 from microqueue.sweeper.report import JOBS, Counts, SweepReport, check_jobs, logger
@@ -43,7 +40,7 @@ class SweeperCore:
         if on_report is not None and not callable(on_report):
             raise refused("on_report", on_report, "give a function of one report")
         self._on_report = on_report
-        self.sweeper_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.sweeper_id = worker_name()
         self._lock_name = _lock_name(core.collections.name, self.jobs, self._queues)
 
     def _job(self, name: str) -> Operation[Counts]:
