@@ -5,18 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Generic, Self
 
-from microqueue.arguments import (
-    check_clock,
-    check_name,
-    check_settings,
-)
+from microqueue.arguments import check_clock, check_name, check_settings
 from microqueue.clock import Clock
 from microqueue.connection import Connection
 from microqueue.drivers.collections import Collections
 from microqueue.errors import InvalidPayload
-from microqueue.operations import (
-    indexes,
-)
+from microqueue.operations import indexes
 from microqueue.operations.call import Document, Operation, Target, letters_collection
 from microqueue.operations.claim import Spread
 from microqueue.operations.time import read_clock

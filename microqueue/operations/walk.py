@@ -44,8 +44,8 @@ class View:
         pass all keys of that instant, and one call may add thousands in an instant.
         """
         at, last_id = place["at"], place["id"]
-        nearest, *others = id_order.beyond(last_id, ascending=self.id_order > 0)
-        same_instant = [{self.field: at, **one} for one in ([nearest, *others])]
+        beyond = id_order.beyond(last_id, ascending=self.id_order > 0)
+        same_instant = [{self.field: at, **one} for one in beyond]
         return [*same_instant, {self.field: {"$lt": at}}]
 
 

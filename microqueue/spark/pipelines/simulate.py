@@ -34,7 +34,10 @@ MOST_SCENARIOS = 100_000
 
 
 class Outcome(Model):
-    """A scenario over all its seeds: means, and the worst peak; ``results`` are the single runs."""
+    """A scenario over all its seeds: means, and the worst peaks.
+
+    ``retries_by_sec`` is of the first seed alone: a mean would flatten what a chart is to show.
+    """
 
     name: str
     policy: BackoffPolicy
