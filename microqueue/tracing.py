@@ -103,14 +103,14 @@ class TracingHooks(Hooks):
         """End the span."""
         self._end(task, Outcome.DONE)
 
-    def on_retry(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002
+    def on_retry(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002 (as above)
         """End the span with the exception, unless it was a snooze."""
         if isinstance(error, Snooze):
             self._end(task, Outcome.SNOOZED)
         else:
             self._end(task, Outcome.RETRIED, error)
 
-    def on_failure(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002
+    def on_failure(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002 (as above)
         """End the span with the exception."""
         self._end(task, Outcome.FAILED, error)
 

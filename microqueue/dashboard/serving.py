@@ -26,7 +26,7 @@ class _Server(uvicorn.Server):
     """Ends the streams of events before it waits for connections, which else stay open."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.config.app.state.context.events.dismiss()  # type: ignore[union-attr]
+        self.config.app.state.context.events.dismiss()  # type: ignore[union-attr]  # It is our own app.
         await super().shutdown(sockets)
 
 

@@ -80,7 +80,7 @@ class Collections:
         if twin is not None:
             return twin[self.database.name][self.name], None
         # There is no public way to make a second client like a first one.
-        client: MongoClient[Any] = MongoClient(**self.client._init_kwargs)  # noqa: SLF001
+        client: MongoClient[Any] = MongoClient(**self.client._init_kwargs)  # noqa: SLF001 (as above)
         return client[self.database.name][self.name], client
 
 

@@ -92,7 +92,7 @@ def _single_updates(call: Call) -> list[Call]:
     (updates,) = call.arguments
     # pymongo offers no public way to look into an UpdateOne.
     return [
-        Call("update_one", update._filter, update._doc, target=call.target)  # noqa: SLF001
+        Call("update_one", update._filter, update._doc, target=call.target)  # noqa: SLF001 (as above)
         for update in updates
     ]
 

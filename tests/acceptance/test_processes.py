@@ -653,11 +653,11 @@ def test_each_process_serves_its_metrics_on_a_port_of_its_own(
     program.start("worker", "app:handle", *options, "--metrics-port", str(port))
     running = 'microqueue_tasks_in_progress{queue="default",task=""} 1.0'
     for number in range(2):
-        wait_for(lambda number=number: running in scrape(port + number))  # type: ignore[misc]
+        wait_for(lambda number=number: running in scrape(port + number))  # type: ignore[misc]  # A lambda has no types.
     program.go()
     done = 'microqueue_tasks_total{outcome="done",queue="default",task=""} 1.0'
     for number in range(2):
-        wait_for(lambda number=number: done in scrape(port + number))  # type: ignore[misc]
+        wait_for(lambda number=number: done in scrape(port + number))  # type: ignore[misc]  # A lambda has no types.
     program.signal(signal.SIGTERM)
     assert program.status() == 0
 

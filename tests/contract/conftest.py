@@ -62,7 +62,7 @@ class Harness:
 
     def sweeper(self, queue: Any, **options: Any) -> Any:
         if self.blocking:
-            return Awaited(Sweeper(queue._blocking, **options))  # noqa: SLF001
+            return Awaited(Sweeper(queue._blocking, **options))  # noqa: SLF001 (what it wraps)
         return AsyncSweeper(queue, **options)
 
     async def stored(self, collection: str = "tasks") -> list[dict[str, Any]]:

@@ -232,7 +232,7 @@ def test_viewer_may_name_the_place_in_the_address(queue: Queue[Any]) -> None:
     with serving(queue) as (address, context), Listener(address) as viewer:
         for name in ("one", "two"):
             queue.enqueue({}, task_id=name)
-            viewer.wait_for(lambda name=name: name in tasks_told(viewer))  # type: ignore[misc]
+            viewer.wait_for(lambda name=name: name in tasks_told(viewer))  # type: ignore[misc]  # A lambda has no types.
         first, second = (
             context.events._id(one.number)  # noqa: SLF001 (to name a place)
             for one in context.events._remembered  # noqa: SLF001 (as above)
@@ -240,7 +240,7 @@ def test_viewer_may_name_the_place_in_the_address(queue: Queue[Any]) -> None:
         )
         for given, header in ((first, None), ("x-1", first)):
             with Listener(address, last_id=header, query=f"last_event_id={given}") as again:
-                again.wait_for(lambda again=again: tasks_told(again) == ["two"])  # type: ignore[misc]
+                again.wait_for(lambda again=again: tasks_told(again) == ["two"])  # type: ignore[misc]  # A lambda has no types.
                 assert again.of("hello")[0]["resumed"] is True
         assert first != second
 
@@ -337,7 +337,7 @@ def test_viewer_who_asks_after_a_refresh_sees_the_change(queue: Queue[Any]) -> N
         for n in range(1, 4):
             assert ready(address) == n - 1
             queue.enqueue({})
-            viewer.wait_for(lambda n=n: viewer.count("task.enqueued") == n)  # type: ignore[misc]
+            viewer.wait_for(lambda n=n: viewer.count("task.enqueued") == n)  # type: ignore[misc]  # A lambda has no types.
             deadline = time.monotonic() + 40
             # A costly answer is kept a little longer, and then there is one more refresh.
             while ready(address) != n:
@@ -404,7 +404,7 @@ async def test_hub_that_rested_does_not_pretend_to_resume(queue: Queue[Any]) -> 
     async with asyncio.timeout(40):
         first = hub.follow(None)
         last_id = (await anext(first))["id"]
-        await first.aclose()  # type: ignore[attr-defined]
+        await first.aclose()  # type: ignore[attr-defined]  # It is a generator.
         hub.stop()
         await asyncio.to_thread(queue.enqueue, {}, task_id="missed")
         other = hub.follow(None)
@@ -422,7 +422,7 @@ async def test_viewer_who_returns_and_leaves_is_waited_for_anew(
     async def look_in() -> None:
         stream = hub.follow(None)
         await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()  # type: ignore[attr-defined]  # It is a generator.
 
     async with asyncio.timeout(40):
         monkeypatch.setattr(events, "LINGER_SEC", 0.5)

@@ -481,7 +481,7 @@ def test_filter_of_a_group_is_followed_however_many_letters_there_are(
     assert mail.dead_letters.count(which) == 16
     report = mail.dead_letters.replay(which, spread=160)
     assert (report.matched, report.replayed) == (16, 16)
-    waits = [mail.get(one).next_retry_at for one in dead[4:]]  # type: ignore[union-attr]
+    waits = [mail.get(one).next_retry_at for one in dead[4:]]  # type: ignore[union-attr]  # They are there.
     assert waits[1:] == sorted(waits[1:], key=str), "the oldest failure goes first"
     assert len(set(waits)) == 16
     assert mail.stats().failed == 20
@@ -546,7 +546,7 @@ def test_replay_is_spread_evenly_over_a_period(mail: Queue[Any], clock: FakeCloc
     report = mail.dead_letters.replay(DeadLetterFilter(), delay=60, spread=100)
     assert report.replayed == 10
     tasks = sorted(mail.peek(20), key=lambda task: task.payload["n"])
-    waits = [(task.next_retry_at - clock.now()).total_seconds() for task in tasks]  # type: ignore[operator]
+    waits = [(task.next_retry_at - clock.now()).total_seconds() for task in tasks]  # type: ignore[operator]  # All have one.
     assert waits == [60 + 10 * n for n in range(10)]
 
 
@@ -601,9 +601,9 @@ async def test_async_insights_tell_the_same(
         edited = await queue.dead_letters.edit_and_replay(letter["_id"], {"n": 1})
         assert edited.replayed == 1
     with pytest.raises(InvalidArgument):
-        AsyncInsights(mail)  # type: ignore[arg-type]
+        AsyncInsights(mail)  # type: ignore[arg-type]  # The point.
     with pytest.raises(InvalidArgument):
-        Insights(queue)  # type: ignore[arg-type]
+        Insights(queue)  # type: ignore[arg-type]  # The point.
 
 
 # On an index, whatever the size

@@ -430,7 +430,7 @@ def test_cancelled_worker_hands_its_tasks_back(loop_rig: Rig) -> None:
         await asyncio.sleep(60)
 
     async def main() -> None:
-        working = asyncio.create_task(loop_rig._run(handler, burst=False, names=("default",)))  # noqa: SLF001
+        working = asyncio.create_task(loop_rig._run(handler, burst=False, names=("default",)))  # noqa: SLF001 (on this very loop)
         await asyncio.to_thread(running.wait, 30)
         working.cancel()
         with pytest.raises(asyncio.CancelledError):

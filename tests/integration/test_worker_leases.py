@@ -79,7 +79,7 @@ def test_a_renewal_is_due_while_most_of_the_lease_is_left(
     class Claim:
         own_timeout_sec = None
 
-    held = Held(Asked(), Claim(), 100.0)  # type: ignore[arg-type]
+    held = Held(Asked(), Claim(), 100.0)  # type: ignore[arg-type]  # All that it looks at.
     held.granted_sec = granted_sec
     assert held.renewal_due == pytest.approx(100 + due_sec)
 
@@ -129,7 +129,7 @@ def test_a_server_that_does_not_answer_delays_no_lease_on_another(
                 over.wait(30)
             return answer(operation)
 
-        hanging.run = run  # type: ignore[method-assign]
+        hanging.run = run  # type: ignore[method-assign]  # To come in between.
         running: list[Any] = []
 
         def handler(payload: Any) -> None:

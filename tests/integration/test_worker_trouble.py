@@ -220,7 +220,7 @@ def test_cancelling_a_worker_holds_although_its_claim_fails(microqueue_database:
             raise ServerUnavailable("away")
 
         plain_run = queue.run
-        queue.run = claim_slowly  # type: ignore[method-assign]
+        queue.run = claim_slowly  # type: ignore[method-assign]  # To come in between.
         await queue.enqueue({})
         working = asyncio.create_task(AsyncWorker(queue, lambda _payload: None).run())
         await claiming.wait()

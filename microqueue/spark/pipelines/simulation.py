@@ -141,7 +141,7 @@ class _Run:
     def __init__(self, recording: Recording, scenario: Scenario) -> None:
         self.recording, self.scenario = recording, scenario
         # S311: this is a dice, not a secret. A text as seed is the same in every process.
-        self.random = random.Random(f"{scenario.seed}/{scenario.name}")  # noqa: S311
+        self.random = random.Random(f"{scenario.seed}/{scenario.name}")  # noqa: S311 (as above)
         lives = [_Life(task, number) for number, task in enumerate(recording.tasks)]
         self.events: list[tuple[float, int, int, _Life | None]] = [
             (life.recorded.arrived_sec, ARRIVES, life.number, life) for life in lives
