@@ -24,10 +24,10 @@ from pymongo import MongoClient
 
 import microqueue
 from microqueue import Outcome, Queue, Sweeper, TaskStatus
-from microqueue.embedded import EmbeddedServer
 from microqueue.testing import FakeClock
 from microqueue.worker import supervisor as supervising
 from microqueue.worker.supervisor import NAME_VARIABLE, Supervisor
+from tests.waiting import wait_for
 
 PROGRAM = [sys.executable, "-m", "microqueue.cli"]
 
@@ -62,13 +62,6 @@ def leave_an_orphan(payload):
     subprocess.run(["sh", "-c", "(sleep 0.1; touch orphan-ended) & true"], check=True)
     handle(payload)
 """
-
-
-def wait_for(condition: Callable[[], Any], limit_sec: float = 40) -> None:
-    deadline = time.monotonic() + limit_sec
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 class Program:
@@ -158,13 +151,8 @@ class Program:
 
 
 @pytest.fixture
-def uri(microqueue_server: EmbeddedServer, microqueue_database: Any) -> str:
-    return microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
-
-
-@pytest.fixture
-def program(tmp_path: Path, uri: str) -> Iterator[Program]:
-    one = Program(tmp_path, uri)
+def program(tmp_path: Path, database_uri: str) -> Iterator[Program]:
+    one = Program(tmp_path, database_uri)
     yield one
     one.end()
 

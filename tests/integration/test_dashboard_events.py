@@ -7,8 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -27,20 +26,12 @@ from microqueue.dashboard.shared import SharedReads
 from microqueue.drivers.asynchronous import settled
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations.workers import WorkerInfo, beat, leave
-from microqueue.task import Task
-from tests.integration.dashboard_listener import Listener
+from tests.integration.dashboard_listener import Listener, serving
+from tests.integration.queues import popped
 
 SETTINGS = QueueSettings(
     visibility_timeout=60, max_attempts=2, backoff=BackoffPolicy(base_sec=30, jitter="none")
 )
-
-
-@contextmanager
-def serving(queue: Queue[Any], **options: Any) -> Iterator[tuple[str, Any]]:
-    # A listener notices that it shall leave when it hears something, so the heart beats fast.
-    server = DashboardServer(queue, port=0, poll_sec=0.1, heartbeat_sec=0.1, **options)
-    with server.running():
-        yield server.address, server.app.state.context
 
 
 @pytest.fixture
@@ -60,12 +51,6 @@ def live(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
         monkeypatch.setattr(feeds.ChangeFeed, "open", refuse)
     return kind
-
-
-def popped(queue: Queue[Any], **options: Any) -> Task[Any]:
-    task = queue.pop(**options)
-    assert task is not None
-    return task
 
 
 def test_viewer_hears_the_life_of_tasks(queue: Queue[Any], live: str) -> None:

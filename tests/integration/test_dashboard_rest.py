@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
@@ -17,16 +16,6 @@ from microqueue.dashboard import dashboard
 from microqueue.embedded import EmbeddedServer
 from microqueue.errors import InvalidArgument, ServerUnavailable
 from tests.integration.dashboard_site import API, Site, opened
-
-
-@pytest.fixture(params=["blocking", "async"])
-async def site(
-    request: pytest.FixtureRequest, microqueue_database: Any, microqueue_server: EmbeddedServer
-) -> AsyncIterator[Site]:
-    uri = microqueue_server.uri
-    async with opened(microqueue_database, kind=request.param, uri=uri) as site:
-        yield site
-
 
 # Looking
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -32,6 +31,7 @@ from microqueue.operations.produce import new_document
 from microqueue.operations.workers import WorkerInfo, beat
 from microqueue.task import Task
 from microqueue.testing import FakeClock
+from tests.integration.queues import popped, profiled
 
 SETTINGS = QueueSettings(visibility_timeout=60, backoff=BackoffPolicy(base_sec=5, jitter="none"))
 
@@ -49,12 +49,6 @@ def mail(microqueue_database: Any, clock: FakeClock) -> Queue[Any]:
 @pytest.fixture
 def other(microqueue_database: Any, clock: FakeClock) -> Queue[Any]:
     return Queue(microqueue_database, "other", settings=SETTINGS, clock=clock)
-
-
-def popped(queue: Queue[Any], **options: Any) -> Task[Any]:
-    task = queue.pop(**options)
-    assert task is not None
-    return task
 
 
 def fail_one(queue: Queue[Any], message: str, code: str | None = None, **payload: Any) -> Task[Any]:
@@ -639,18 +633,6 @@ def large(microqueue_client: MongoClient[Any]) -> Iterator[Queue[Any]]:
         database.tasks.insert_many(documents, ordered=False)
     yield queue
     database.drop_collection("tasks")
-
-
-@contextmanager
-def profiled(database: Any) -> Iterator[list[dict[str, Any]]]:
-    recorded: list[dict[str, Any]] = []
-    database.command("profile", 2)
-    try:
-        yield recorded
-    finally:
-        database.command("profile", 0)
-        recorded += database["system.profile"].find({"ns": f"{database.name}.tasks"})
-        database.drop_collection("system.profile")
 
 
 VIEWS: dict[str, tuple[Callable[[Insights], Any], int]] = {

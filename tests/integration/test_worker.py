@@ -22,7 +22,8 @@ from microqueue import (
 )
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Fail, Hooks, Retry, Snooze, Worker
-from tests.integration.rig import Rig, stored, wait_for
+from tests.integration.rig import Rig, stored
+from tests.waiting import wait_for
 
 
 def test_every_task_is_handled_once_and_done(rig: Rig) -> None:

@@ -14,7 +14,8 @@ import pytest
 from microqueue import InvalidArgument, Queue, TaskStatus
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Fail, Hooks, Retry, Snooze, Tasks, Worker, settling
-from tests.integration.rig import Rig, stored, wait_for
+from tests.integration.rig import Rig, stored
+from tests.waiting import wait_for
 
 
 @pytest.fixture(params=["pymongo_async", "motor"])

@@ -16,7 +16,8 @@ from microqueue import BackoffPolicy, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Worker, keeper
 from microqueue.worker.inflight import Held
-from tests.integration.rig import Rig, stored, wait_for
+from tests.integration.rig import Rig, stored
+from tests.waiting import wait_for
 
 NO_BACKOFF = BackoffPolicy(base_sec=0, max_sec=0)
 

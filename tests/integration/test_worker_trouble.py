@@ -17,7 +17,8 @@ from microqueue.operations.renew import renew
 from microqueue.testing import FakeClock
 from microqueue.worker import Fail, Retry, Worker, settling
 from microqueue.worker.inflight import Pace
-from tests.integration.rig import Rig, wait_for
+from tests.integration.rig import Rig
+from tests.waiting import wait_for
 
 MEGABYTE = 1024 * 1024
 
