@@ -12,9 +12,8 @@ from microqueue.errors import InvalidArgument, LeaseLost
 from microqueue.model import shorten
 from microqueue.new_task import NewTask
 from microqueue.settings import QueueSettings
-from microqueue.task import LONGEST_NAME, Task, TaskStatus
+from microqueue.task import LARGEST_COUNT, LONGEST_NAME, Task, TaskStatus
 
-LARGEST_COUNT = 2**31 - 1
 LONGEST_LABEL = 200
 
 

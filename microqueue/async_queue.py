@@ -26,7 +26,7 @@ from microqueue.operations.control import Pause
 from microqueue.operations.inspect import QueueStats
 from microqueue.operations.workers import WorkerInfo
 from microqueue.settings import QueueSettings
-from microqueue.task import PayloadT, Task, TaskId, TaskStatus
+from microqueue.task import DEFAULT_QUEUE, PayloadT, Task, TaskId, TaskStatus
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class AsyncQueue(QueueCore[PayloadT]):
     def __init__(
         self,
         database_or_collection: Any,
-        name: str = "default",
+        name: str = DEFAULT_QUEUE,
         *,
         settings: QueueSettings | None = None,
         payload_model: type[PayloadT] | None = None,
@@ -71,7 +71,7 @@ class AsyncQueue(QueueCore[PayloadT]):
     def from_uri(
         cls,
         uri: str | None = None,
-        name: str = "default",
+        name: str = DEFAULT_QUEUE,
         *,
         settings: QueueSettings | None = None,
         payload_model: type[PayloadT] | None = None,

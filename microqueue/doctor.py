@@ -14,7 +14,7 @@ from microqueue.clock import as_utc
 from microqueue.model import Model
 from microqueue.operations import examine as operations
 from microqueue.operations import indexes
-from microqueue.operations.call import Target
+from microqueue.operations.call import Target, letters_collection
 from microqueue.operations.examine import IndexFindings
 from microqueue.queue import Queue
 
@@ -51,12 +51,12 @@ def examine(queue: Queue[Any]) -> list[Check]:
         check_indexes(findings, tasks, made_on_demand=queue.settings.ensure_indexes),
     ]
     told = queue.settings.model_fields_set
-    kept_apart = queue.settings.dead_letters == "collection"
+    kept_apart = queue.settings.letters_apart
     if not kept_apart and queue.run(operations.has_letters_apart(tasks)):
         kept_apart = "dead_letters" not in told
         checks.append(check_dead_letters(tasks, told="dead_letters" in told))
     if kept_apart:
-        wanted, name = indexes.dead_letter_indexes(), f"{tasks}_dlq"
+        wanted, name = indexes.dead_letter_indexes(), letters_collection(tasks)
         there = queue.run(
             operations.compare_indexes(wanted, name, target=Target.DEAD_LETTERS),
         )
@@ -137,7 +137,7 @@ def check_indexes(findings: IndexFindings, collection: str, *, made_on_demand: b
 
 def check_dead_letters(collection: str, *, told: bool) -> Check:
     """Tell where dead letters are kept if ``tasks_dlq`` is there, and the settings do without."""
-    name, place = "dead letters", f"{collection}_dlq"
+    name, place = "dead letters", letters_collection(collection)
     if not told:
         detail = f"{place} is there, so commands keep them there; the settings do not say so"
         advice = (

@@ -25,20 +25,20 @@ except ImportError as exc:
         "microqueue.metrics needs prometheus-client: pip install 'microqueue[metrics]'"
     ) from exc
 
+from microqueue.arguments import refused
 from microqueue.durations import Duration, duration_argument
-from microqueue.errors import InvalidArgument, MicroqueueError
+from microqueue.errors import MicroqueueError
 from microqueue.insights import Insights
+from microqueue.operations.filters import claim_of
 from microqueue.operations.inspect import QueueStats
 from microqueue.queue import Queue
-from microqueue.sweeper import SweepReport
+from microqueue.sweeper import COUNTERS, SweepReport
 from microqueue.task import Outcome, Task
-from microqueue.worker.hooks import Hooks
+from microqueue.worker.hooks import LEASE_LOST, Hooks
 from microqueue.worker.outcomes import Snooze
 from microqueue.worker.tasks import task_name
 
-LEASE_LOST = "lease_lost"
 STATUSES = ("ready", "delayed", "processing", "done", "failed")
-ACTIONS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved")
 
 WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 RUN_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -100,7 +100,7 @@ class PrometheusHooks(Hooks):
 
     def on_start(self, task: Task[Any]) -> None:
         """Count the handler as running, and note how long its task waited."""
-        self._running.add(delivery(task))
+        self._running.add(claim_of(task))
         self._in_progress.labels(task.queue, self._name(task)).inc()
         if task.lease is not None and not task.history and not task.replays:
             waited = task.lease.started_at - task.created_at
@@ -129,7 +129,7 @@ class PrometheusHooks(Hooks):
 
     def on_release(self, task: Task[Any]) -> None:
         """Count it as released: the worker ended before the handler did."""
-        if delivery(task) in self._running:
+        if claim_of(task) in self._running:
             self._end(task, Outcome.RELEASED)
 
     def _end(self, task: Task[Any], outcome: str, took_sec: float | None = None) -> None:
@@ -138,7 +138,7 @@ class PrometheusHooks(Hooks):
         if took_sec is not None:
             self._run.labels(task.queue, name).observe(took_sec)
         try:
-            self._running.remove(delivery(task))
+            self._running.remove(claim_of(task))
         except KeyError:
             return  # It never ran, or its end was told before.
         self._in_progress.labels(task.queue, name).dec()
@@ -164,11 +164,7 @@ class QueueCollector(Collector):
     def __init__(self, *queues: Queue[Any], cache: Duration = 5.0) -> None:
         for queue in queues:
             if not isinstance(queue, Queue):
-                raise InvalidArgument(
-                    f"queue={queue!r} is not valid: give a Queue; Prometheus asks in a thread",
-                    argument="queue",
-                    value=queue,
-                )
+                raise refused("queue", queue, "give a Queue; Prometheus asks in a thread")
         given = duration_argument("cache", cache)
         self._cache_sec = given.total_seconds() if given else 0.0
         self._queues = queues
@@ -259,12 +255,7 @@ class SweepMetrics:
             return
         self._sweeps.labels("ok" if report.ok else "failed").inc()
         self._took.observe(report.took_sec)
-        for action in ACTIONS:
+        for action in COUNTERS:
             self._swept.labels(action).inc(getattr(report, action))
         for job in report.errors:
             self._errors.labels(job).inc()
-
-
-def delivery(task: Task[Any]) -> Any:
-    """Tell one delivery of a task from the next."""
-    return task.id, task.lease.token if task.lease else None

@@ -90,7 +90,7 @@ def codec_of(payload_model: Any) -> PayloadCodec[Any]:
     """Make the codec of a queue, or refuse a model that pydantic cannot use."""
     try:
         if isinstance(payload_model, str):
-            raise TypeError("give the class itself, not its name")  # noqa: TRY301
+            raise TypeError("give the class itself, not its name")  # noqa: TRY301 (told as pydantic's own refusals are)
         return PayloadCodec(payload_model)
     except (AttributeError, NameError, TypeError, PydanticUserError) as exc:
         reason = str(exc).partition("\n")[0]

@@ -18,6 +18,8 @@ from microqueue.model import Model
 
 PREFIX = "MICROQUEUE_"
 OTHER_VARIABLES = frozenset({"URI", "MONGOD", "HOME", "DASHBOARD_TOKEN"})
+DASHBOARD_PORT = 8765
+"""Where the dashboard is. Commands name it, which may lack the extra that serves it."""
 
 logger = logging.getLogger("microqueue.settings")
 
@@ -54,6 +56,11 @@ class QueueSettings(Model):
     """How many due tasks one pop makes ready before it claims."""
     ensure_indexes: bool = True
     """Create missing indexes before the first write, or leave that to the deployment."""
+
+    @property
+    def letters_apart(self) -> bool:
+        """Whether dead letters have a collection of their own."""
+        return self.dead_letters == "collection"
 
     @classmethod
     def from_environment(

@@ -31,6 +31,7 @@ DEFAULT_QUEUE = "default"
 LARGEST_PRIORITY = 255
 LONGEST_NAME = 120
 LARGEST_COUNT = 2**31 - 1
+"""The largest that MongoDB takes where it asks for a number of 32 bits."""
 
 
 class TaskStatus(StrEnum):

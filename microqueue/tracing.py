@@ -26,12 +26,12 @@ except ImportError as exc:
     ) from exc
 
 from microqueue.core import QueueCore
+from microqueue.operations.filters import claim_of
 from microqueue.task import Outcome, Task
-from microqueue.worker.hooks import Hooks
+from microqueue.worker.hooks import LEASE_LOST, Hooks
 from microqueue.worker.outcomes import Snooze
 from microqueue.worker.tasks import task_name
 
-LEASE_LOST = "lease_lost"
 SYSTEM = "microqueue"
 
 
@@ -97,20 +97,20 @@ class TracingHooks(Hooks):
             links=[Link(origin)] if origin.is_valid else [],
         )
         inside = trace.set_span_in_context(span, producer)
-        self._running[delivery(task)] = span, inside, context.attach(inside)
+        self._running[claim_of(task)] = span, inside, context.attach(inside)
 
     def on_success(self, task: Task[Any], *, took_sec: float) -> None:  # noqa: ARG002 (a span times itself)
         """End the span."""
         self._end(task, Outcome.DONE)
 
-    def on_retry(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002
+    def on_retry(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002 (as above)
         """End the span with the exception, unless it was a snooze."""
         if isinstance(error, Snooze):
             self._end(task, Outcome.SNOOZED)
         else:
             self._end(task, Outcome.RETRIED, error)
 
-    def on_failure(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002
+    def on_failure(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002 (as above)
         """End the span with the exception."""
         self._end(task, Outcome.FAILED, error)
 
@@ -127,7 +127,7 @@ class TracingHooks(Hooks):
         self._end(task, Outcome.RELEASED)
 
     def _end(self, task: Task[Any], outcome: str, error: BaseException | None = None) -> None:
-        running = self._running.pop(delivery(task), None)
+        running = self._running.pop(claim_of(task), None)
         if running is None:
             return  # It never ran, or its end was told before.
         span, inside, token = running
@@ -161,8 +161,3 @@ def describe(task: Task[Any]) -> dict[str, str | int]:
     if name := task_name(task):
         attributes["microqueue.task"] = name
     return attributes
-
-
-def delivery(task: Task[Any]) -> Any:
-    """Tell one delivery of a task from the next."""
-    return task.id, task.lease.token if task.lease else None

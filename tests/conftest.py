@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,3 +29,9 @@ def microqueue_server() -> Iterator[EmbeddedServer]:
         EmbeddedServer.start(directory, arguments=arguments) as server,
     ):
         yield server
+
+
+@pytest.fixture
+def database_uri(microqueue_server: EmbeddedServer, microqueue_database: Any) -> str:
+    """The address of the test's own database, as other processes need it."""
+    return microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")

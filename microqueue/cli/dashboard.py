@@ -13,12 +13,12 @@ from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
 from microqueue.errors import MicroqueueError, ServerUnavailable
 from microqueue.queue import Queue
+from microqueue.settings import DASHBOARD_PORT
 
 if TYPE_CHECKING:
     from microqueue.dashboard.serving import DashboardServer
 
 TOKEN_VARIABLE = "MICROQUEUE_DASHBOARD_TOKEN"  # noqa: S105 (a name)
-DEFAULT_PORT = 8765
 
 
 class NotInstalled(MicroqueueError):
@@ -29,7 +29,7 @@ def dashboard(
     session: Session,
     *,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = DASHBOARD_PORT,
     read_only: Annotated[bool, typer.Option("--read-only", help="Look, but do not act.")] = False,
     token: Annotated[
         str | None,

@@ -23,9 +23,7 @@ from microqueue.operations.examine import explain_pop, list_indexes
 from microqueue.operations.indexes import NEVER_SEC
 from microqueue.operations.inspect import QueueStats
 from microqueue.queue import Queue
-from microqueue.sweeper import JOBS, Sweeper, SweepReport, check_every
-
-COUNTERS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved")
+from microqueue.sweeper import COUNTERS, JOBS, Sweeper, SweepReport, check_every
 
 
 def sweep(

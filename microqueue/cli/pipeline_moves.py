@@ -20,6 +20,7 @@ from microqueue.cli.pipeline_options import (
 )
 from microqueue.cli.session import Session
 from microqueue.cli.spark_progress import running
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 
 
 def archive(
@@ -36,7 +37,7 @@ def archive(
     compact: Annotated[
         bool, typer.Option("--compact/--no-compact", help="Merge small files afterwards.")
     ] = True,
-    collection: Collection = "tasks",
+    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("count what would be archived")] = False,
     master: Master = None,
 ) -> None:
@@ -84,7 +85,7 @@ def ingest(
     ] = None,
     priority: Annotated[int, typer.Option(help="0 to 255, higher first.")] = 0,
     run_name: RunName = None,
-    collection: Collection = "tasks",
+    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("validate all rows, and add none")] = False,
     master: Master = None,
 ) -> None:
@@ -129,7 +130,7 @@ def replay(
         timedelta, typer.Option(help="Spread them over so long: 30m.", **tasks.DURATION)
     ] = timedelta(0),
     run_name: RunName = None,
-    collection: Collection = "tasks",
+    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("count what would be sent back")] = False,
     master: Master = None,
 ) -> None:

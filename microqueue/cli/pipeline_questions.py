@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from microqueue.arguments import refused
 from microqueue.backoff import BackoffPolicy
 from microqueue.cli import pipeline_views as views
 from microqueue.cli import tasks, values
@@ -25,7 +26,7 @@ from microqueue.cli.pipeline_options import (
 )
 from microqueue.cli.session import Session
 from microqueue.cli.spark_progress import running
-from microqueue.errors import InvalidArgument
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 
 
 def report(
@@ -45,7 +46,7 @@ def report(
         timedelta | None,
         typer.Option(help="The longest that a task should wait: 30s.", **tasks.DURATION),
     ] = None,
-    collection: Collection = "tasks",
+    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("print the figures, and write no files")] = False,
     master: Master = None,
 ) -> None:
@@ -86,7 +87,7 @@ def triage(
     state: Annotated[
         Path | None, typer.Option(help="The file that remembers which kinds were seen.")
     ] = None,
-    collection: Collection = "tasks",
+    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("leave the state file as it is")] = False,
     master: Master = None,
 ) -> None:
@@ -122,7 +123,7 @@ def storms(
     factor: Annotated[float, typer.Option(help="How many times the usual is a storm.")] = 5.0,
     least: Annotated[int, typer.Option(help="Fewer retries per minute are none.")] = 30,
     top: Annotated[int, typer.Option(help="How many to explain.")] = 5,
-    collection: Collection = "tasks",
+    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("detect, and simulate nothing")] = False,
     master: Master = None,
 ) -> None:
@@ -170,7 +171,7 @@ def simulate(
     output: Annotated[
         Path | None, typer.Option(help="A directory for a page with a chart per policy.")
     ] = None,
-    collection: Collection = "tasks",
+    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("record, and count the scenarios")] = False,
     master: Master = None,
 ) -> None:
@@ -208,17 +209,9 @@ def read_policy(text: str) -> BackoffPolicy:
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
         if name not in names or not value:
-            raise InvalidArgument(
-                f"policy={text!r} is not valid: give base=, factor=, max= and jitter=",
-                argument="policy",
-                value=text,
-            )
+            raise refused("policy", text, "give base=, factor=, max= and jitter=")
         try:
             found[names[name]] = value if name == "jitter" else float(value)
         except ValueError:
-            raise InvalidArgument(
-                f"policy={text!r} is not valid: {value!r} is not a number",
-                argument="policy",
-                value=text,
-            ) from None
+            raise refused("policy", text, f"{value!r} is not a number") from None
     return BackoffPolicy(**found)

@@ -20,6 +20,7 @@ from microqueue.embedded import default_directory, running
 from microqueue.errors import MicroqueueError
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
+from microqueue.task import DEFAULT_QUEUE
 
 PANEL = "Options of every command"
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -88,7 +89,7 @@ class Session:
     @property
     def queue_name(self) -> str:
         """The queue's name, or the default one."""
-        return "default" if self.options.queue is None else self.options.queue
+        return DEFAULT_QUEUE if self.options.queue is None else self.options.queue
 
     def connect(self, name: str | None = None, **settings: Any) -> Queue:
         """Open the queue as :meth:`open` does, with its dead letters where they are kept."""

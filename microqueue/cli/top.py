@@ -17,8 +17,7 @@ from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
 from microqueue.insights import Insights, MinuteCounts, Overview, QueueOverview
-from microqueue.sweeper import SweepReport
-from microqueue.sweeper.report import COUNTERS
+from microqueue.sweeper import COUNTERS, SweepReport
 
 RATE_MINUTES = 5
 MOST_RUNNING = 15

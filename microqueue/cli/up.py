@@ -15,7 +15,7 @@ from rich.text import Text
 
 from microqueue.cli import operate, tasks
 from microqueue.cli.adopting import adopt
-from microqueue.cli.dashboard import DEFAULT_PORT, NotInstalled, new_server
+from microqueue.cli.dashboard import NotInstalled, new_server
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
 from microqueue.connection import URI_VARIABLE
@@ -23,6 +23,7 @@ from microqueue.embedded import EmbeddedServer, default_directory
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations.examine import server_version
 from microqueue.queue import Queue
+from microqueue.settings import DASHBOARD_PORT
 from microqueue.sweeper import Sweeper, SweepReport, check_every
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def up(
     ] = timedelta(seconds=5),
     dashboard_port: Annotated[
         int | None,
-        typer.Option(help=f"Where the dashboard is; else at {DEFAULT_PORT}, or a free port."),
+        typer.Option(help=f"Where the dashboard is; else at {DASHBOARD_PORT}, or a free port."),
     ] = None,
     with_dashboard: Annotated[
         bool, typer.Option("--dashboard/--no-dashboard", help="Serve the dashboard, too.")
@@ -103,7 +104,7 @@ def _sweep_until(
 
 def _tell(session: Session, report: SweepReport) -> None:
     """Say what a sweep did, if it did something."""
-    if report.errors or any(getattr(report, name) for name in operate.COUNTERS):
+    if report.active:
         operate.print_sweep(session, report, stream=True)
 
 

@@ -69,6 +69,6 @@ class Administration(QueueBase[PayloadT]):
         wanted = check_id(task_id)
         now = yield from self._now()
         document = yield from administer.cancel(wanted, now, self.settings)
-        if self._moves_dead_letters:
+        if self.settings.letters_apart:
             yield from relocate.move_out_by_id(wanted)
         return self.view(document)

@@ -5,19 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Generic, Self
 
-from microqueue.arguments import (
-    check_clock,
-    check_name,
-    check_settings,
-)
+from microqueue.arguments import check_clock, check_name, check_settings
 from microqueue.clock import Clock
 from microqueue.connection import Connection
 from microqueue.drivers.collections import Collections
 from microqueue.errors import InvalidPayload
-from microqueue.operations import (
-    indexes,
-)
-from microqueue.operations.call import Document, Operation, Target
+from microqueue.operations import indexes
+from microqueue.operations.call import Document, Operation, Target, letters_collection
 from microqueue.operations.claim import Spread
 from microqueue.operations.time import read_clock
 from microqueue.payload import PayloadCodec, codec_of
@@ -94,9 +88,9 @@ class QueueBase(Generic[PayloadT]):
         tasks = self.collections.name
         wanted = indexes.task_indexes(self.settings.retention)
         created = yield from indexes.ensure_indexes(wanted, tasks, adjust=adjust)
-        if self._moves_dead_letters:
+        if self.settings.letters_apart:
             created += yield from indexes.ensure_indexes(
-                indexes.dead_letter_indexes(), f"{tasks}_dlq", target=Target.DEAD_LETTERS
+                indexes.dead_letter_indexes(), letters_collection(tasks), target=Target.DEAD_LETTERS
             )
         self._indexed = True
         return created
@@ -110,10 +104,6 @@ class QueueBase(Generic[PayloadT]):
             # The retention of the collection changes only when it is asked for by name.
             yield from self._ensure_indexes(adjust=False)
         return (yield from self._now())
-
-    @property
-    def _moves_dead_letters(self) -> bool:
-        return self.settings.dead_letters == "collection"
 
     def next_position(self) -> Operation[tuple[datetime, int]]:
         """Give the time, and the place at the end of the line."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from microqueue.arguments import refused
 from microqueue.core.base import QueueBase
-from microqueue.errors import InvalidArgument
 from microqueue.operations import control
 from microqueue.operations.call import Operation
 from microqueue.operations.control import Pause
@@ -21,9 +21,7 @@ class Pausing(QueueBase[PayloadT]):
 
     def _pause(self, reason: str | None) -> Operation[Pause]:
         if reason is not None and not isinstance(reason, str):
-            raise InvalidArgument(
-                f"reason={reason!r} is not valid: give a text", argument="reason", value=reason
-            )
+            raise refused("reason", reason, "give a text")
         now = yield from self._now()
         pause = yield from control.pause(self.collections.name, self.name, reason=reason, now=now)
         self.remember_paused(paused=True)

@@ -34,7 +34,7 @@ class Settling(QueueBase[PayloadT]):
         self, task: Task[Any], settlement: Settlement, now: datetime, session: Any = None
     ) -> Operation[None]:
         yield from settle.settle(task, settlement, now=now, settings=self.settings, session=session)
-        if self._moves_dead_letters and settlement.changes["status"] == TaskStatus.FAILED:
+        if self.settings.letters_apart and settlement.changes["status"] == TaskStatus.FAILED:
             yield from relocate.move_out_by_id(task.id)
 
     def _mark_done(self, task: Task[Any], result: Any, session: Any) -> Operation[None]:

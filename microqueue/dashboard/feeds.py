@@ -14,6 +14,7 @@ from pymongo.errors import PyMongoError
 from microqueue.dashboard.access import Access
 from microqueue.drivers.asynchronous import settled
 from microqueue.operations import audit, changes, control, examine, id_order, watch, workers
+from microqueue.operations.call import letters_collection
 from microqueue.operations.changes import Change
 from microqueue.overview import Overview, read_report
 from microqueue.sweeper import SweepReport
@@ -42,7 +43,7 @@ class ChangeFeed:
         self._stream: Any = None
         places = access.collections
         self._tasks = places.name
-        self._letters = f"{places.name}_dlq"
+        self._letters = letters_collection(places.name)
         self._workers = places.workers.name
         self._locks = places.locks.name
         self._pauses = places.pauses.name

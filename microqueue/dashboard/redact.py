@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from microqueue.arguments import refused
 from microqueue.dashboard.extended import to_exact_json
 from microqueue.dashboard.masking import mask_text
 from microqueue.errors import InvalidArgument
@@ -31,9 +32,7 @@ class Redactor:
         try:
             self._secret = None if pattern is None else re.compile(pattern, re.IGNORECASE)
         except re.error as exc:
-            raise InvalidArgument(
-                f"redact={pattern!r} is not valid: {exc}", argument="redact", value=pattern
-            ) from exc
+            raise refused("redact", pattern, str(exc)) from exc
 
     def mask(self, value: Any) -> Any:
         """Give a value with what is secret in it masked, however deep."""

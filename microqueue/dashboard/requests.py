@@ -12,9 +12,9 @@ from microqueue.dashboard.context import Context
 from microqueue.dashboard.extended import LARGEST_EXACT
 from microqueue.operations import inspect
 from microqueue.operations.dead_letters import DeadLetterFilter
+from microqueue.operations.matching import LONGEST_TEXT
 from microqueue.task_ids import candidate_ids
 
-LONGEST_TEXT = 200
 LONGEST_CURSOR = 2000
 MOST_IDS = 10_000
 CENTURY_SEC = 36_500 * 86_400

@@ -16,8 +16,8 @@ from microqueue.dashboard.access import AnyQueue
 from microqueue.dashboard.app import dashboard
 from microqueue.dashboard.security import LOCAL_NAMES
 from microqueue.errors import InvalidArgument
+from microqueue.settings import DASHBOARD_PORT
 
-DEFAULT_PORT = 8765
 ENDING_SEC = 2
 PATIENCE_SEC = 30.0
 
@@ -26,7 +26,7 @@ class _Server(uvicorn.Server):
     """Ends the streams of events before it waits for connections, which else stay open."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.config.app.state.context.events.dismiss()  # type: ignore[union-attr]
+        self.config.app.state.context.events.dismiss()  # type: ignore[union-attr]  # It is our own app.
         await super().shutdown(sockets)
 
 
@@ -41,7 +41,7 @@ class DashboardServer:
         queue: AnyQueue,
         *,
         host: str = "127.0.0.1",
-        port: int = DEFAULT_PORT,
+        port: int = DASHBOARD_PORT,
         insecure: bool = False,
         **options: Any,
     ) -> None:

@@ -12,13 +12,12 @@ from pymongo.read_concern import ReadConcern
 
 from microqueue.drivers import memory
 from microqueue.errors import InvalidArgument
-from microqueue.operations.call import Target
+from microqueue.operations.call import PAUSES_COLLECTION, Target, letters_collection
 
 DEFAULT_COLLECTION = "tasks"
 LOCKS_COLLECTION = "microqueue_locks"
 WORKERS_COLLECTION = "microqueue_workers"
 AUDIT_COLLECTION = "microqueue_audit"
-PAUSES_COLLECTION = "microqueue_pauses"
 LOADS_COLLECTION = "microqueue_loads"
 
 
@@ -38,7 +37,7 @@ class Collections:
         options = self._options(source)
         self.tasks = source.with_options(**options)
         database = self.tasks.database
-        self.dead_letters = database[f"{self.name}_dlq"].with_options(**options)
+        self.dead_letters = database[letters_collection(self.name)].with_options(**options)
         self.locks = database[LOCKS_COLLECTION].with_options(**options)
         self.workers = database[WORKERS_COLLECTION].with_options(**options)
         self.audit = database[AUDIT_COLLECTION].with_options(**options)
@@ -81,7 +80,7 @@ class Collections:
         if twin is not None:
             return twin[self.database.name][self.name], None
         # There is no public way to make a second client like a first one.
-        client: MongoClient[Any] = MongoClient(**self.client._init_kwargs)  # noqa: SLF001
+        client: MongoClient[Any] = MongoClient(**self.client._init_kwargs)  # noqa: SLF001 (as above)
         return client[self.database.name][self.name], client
 
 

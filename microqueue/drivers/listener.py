@@ -19,6 +19,7 @@ from microqueue.operations import watch
 AWAIT_SEC = 1.0
 LEFT_TOO_LONG_SEC = 1.0
 REOPEN_SEC = 5.0
+"""How long to poll before the next try for a stream: a server without any is not asked often."""
 YIELD_SEC = 0.05
 
 logger = logging.getLogger("microqueue.wakeup")

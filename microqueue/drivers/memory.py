@@ -17,6 +17,8 @@ from bson.binary import UUID_SUBTYPE, Binary
 
 from microqueue.operations.call import CURSORS, ENOUGH, Call
 
+POLL_SEC = 0.02
+"""There is no stream of changes in memory, and a look costs next to nothing."""
 LOCK = threading.RLock()
 """mongomock's own ``find_one_and_update`` lets two threads claim one task."""
 
@@ -90,7 +92,7 @@ def _single_updates(call: Call) -> list[Call]:
     (updates,) = call.arguments
     # pymongo offers no public way to look into an UpdateOne.
     return [
-        Call("update_one", update._filter, update._doc, target=call.target)  # noqa: SLF001
+        Call("update_one", update._filter, update._doc, target=call.target)  # noqa: SLF001 (as above)
         for update in updates
     ]
 

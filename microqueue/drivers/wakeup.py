@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from pymongo.errors import PyMongoError
 
+from microqueue.drivers import memory
 from microqueue.drivers.asynchronous import settled
 from microqueue.drivers.collections import Collections
+from microqueue.drivers.listener import REOPEN_SEC, logger
 from microqueue.operations import watch
 
 STREAM_WAIT_SEC = 0.2
-REOPEN_SEC = 5.0
-MEMORY_POLL_SEC = 0.02
 
-logger = logging.getLogger("microqueue.wakeup")
 _random = random.Random()  # noqa: S311 (it only spreads pollers)
-
-
-def never() -> bool:
-    """Say that nobody asked for an early end."""
-    return False
 
 
 class _Wakeup:
@@ -36,7 +29,7 @@ class _Wakeup:
     ) -> None:
         self._collections = collections
         self._pipeline = watch.new_work(queues)
-        self._poll_interval_sec = MEMORY_POLL_SEC if collections.in_memory else poll_interval_sec
+        self._poll_interval_sec = memory.POLL_SEC if collections.in_memory else poll_interval_sec
         self._stream: Any = None
         self._tried_at: float | None = None
 
@@ -79,8 +72,8 @@ class SyncWakeup(_Wakeup):
             except PyMongoError as exc:
                 self._gone(exc)
 
-    def sleep(self, limit_sec: float, *, until: Callable[[], bool] = never) -> None:
-        """Return when something changed, ``until`` says so, or after ``limit_sec``.
+    def sleep(self, limit_sec: float) -> None:
+        """Return when something changed, or after ``limit_sec``.
 
         Without a stream it returns earlier, after the poll interval.
         """
@@ -89,7 +82,7 @@ class SyncWakeup(_Wakeup):
         # A wait shorter than the server's own would come back late.
         while self._stream is not None and deadline - time.monotonic() >= STREAM_WAIT_SEC:
             try:
-                if until() or self._stream.try_next() is not None:
+                if self._stream.try_next() is not None:
                     return
             except PyMongoError as exc:
                 self._gone(exc)
@@ -117,13 +110,13 @@ class AsyncWakeup(_Wakeup):
             except PyMongoError as exc:
                 self._gone(exc)
 
-    async def sleep(self, limit_sec: float, *, until: Callable[[], bool] = never) -> None:
-        """Return when something changed, ``until`` says so, or after ``limit_sec``."""
+    async def sleep(self, limit_sec: float) -> None:
+        """Return when something changed, or after ``limit_sec``."""
         await self._open()
         deadline = time.monotonic() + limit_sec
         while self._stream is not None and deadline - time.monotonic() >= STREAM_WAIT_SEC:
             try:
-                if until() or await self._stream.try_next() is not None:
+                if await self._stream.try_next() is not None:
                     return
             except PyMongoError as exc:
                 self._gone(exc)

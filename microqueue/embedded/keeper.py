@@ -220,11 +220,11 @@ def keep(
         signal.signal(number, ask_to_stop)
 
     users_lock = open_lock(directory / USERS_LOCK)
-    process = subprocess.Popen(  # noqa: S603 - no shell, and the command is ours
+    process = subprocess.Popen(  # noqa: S603 (no shell, and the command is ours)
         command,
         stdin=subprocess.DEVNULL,
         pass_fds=(server_lock,),  # So that the lock stays held until mongod is gone, too.
-        preexec_fn=dying_with(os.getpid()),  # noqa: PLW1509 - the keeper has a single thread
+        preexec_fn=dying_with(os.getpid()),  # noqa: PLW1509 (the keeper has a single thread)
     )
     try:
         state = ServerState(process.pid, os.getpid(), port, replica_set)

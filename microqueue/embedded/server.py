@@ -101,7 +101,7 @@ def _run(launch: _Launch, port: int, *, replica_set: bool) -> keeper.ServerState
     with (home / keeper.KEEPER_LOG).open("wb") as output:
         # By its path and isolated: the package is not imported, and modules beside the file do
         # not hide those of the standard library that have the same name.
-        subprocess.run(  # noqa: S603 - no shell, and nothing from outside
+        subprocess.run(  # noqa: S603 (no shell, and nothing from outside)
             [sys.executable, "-I", "-S", keeper.__file__, json.dumps(order)],
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -78,6 +78,6 @@ def purge(
     selection: Document = {"queue": queue, "status": status.value}
     if before is not None:
         selection["updated_at"] = {"$lt": before}
-    if status is TaskStatus.FAILED and settings.dead_letters == "collection":
+    if status is TaskStatus.FAILED and settings.letters_apart:
         return (yield from replay.discard([selection], now=now, limit=None, settings=settings))
     return (yield from delete_all(selection, settings.batch_size))

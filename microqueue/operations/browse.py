@@ -179,9 +179,8 @@ def _indexed(view: View, queues: Sequence[str], which: TaskFilter | DeadLetterFi
     indexed: Document = {"queue": {"$in": list(queues)}}
     if view is DIED:
         indexed |= filters.DEAD
-    bounds = {"$gte": which.since, "$lt": which.until}
-    if given := {operator: instant for operator, instant in bounds.items() if instant}:
-        indexed[view.field] = given
+    if window := filters.between(which.since, which.until):
+        indexed[view.field] = window
     return indexed
 
 

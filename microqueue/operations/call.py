@@ -29,6 +29,15 @@ class Target(StrEnum):
     DATABASE = "database"
 
 
+PAUSES_COLLECTION = "microqueue_pauses"
+"""Named here and not by the driver alone: one pipeline reads it together with the tasks."""
+
+
+def letters_collection(tasks: str) -> str:
+    """Name the collection for the dead letters of a collection of tasks."""
+    return f"{tasks}_dlq"
+
+
 class Call:
     """One method of a collection or database, with its arguments.
 

@@ -10,19 +10,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Generic
 
-from bson import json_util
-from bson.binary import UuidRepresentation
-from bson.errors import BSONError
 from pydantic import Field, field_validator
 
 from microqueue.arguments import is_encodable
 from microqueue.durations import AwareDatetime
-from microqueue.errors import InvalidArgument
 from microqueue.model import Model
-from microqueue.operations import filters, gather, id_order
+from microqueue.operations import cursors, filters, gather, id_order
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.normalise import beginning
 from microqueue.positions import microseconds
@@ -30,11 +26,6 @@ from microqueue.settings import QueueSettings
 from microqueue.task import PayloadT, Task, TaskId
 
 ORDER = [("updated_at", -1), ("_id", 1)]
-CURSOR_JSON = json_util.JSONOptions(
-    json_mode=json_util.JSONMode.CANONICAL,
-    uuid_representation=UuidRepresentation.STANDARD,
-    tz_aware=True,
-)
 
 
 class DeadLetterFilter(Model):
@@ -124,9 +115,8 @@ def selection(queue: str, which: DeadLetterFilter | Sequence[Any]) -> Document:
         messages.append({"error.message": {"$regex": f"^{re.escape(start)}"}})
     if messages:
         query["$and"] = messages
-    window = {"$gte": which.since, "$lt": which.until}
-    if given := {operator: instant for operator, instant in window.items() if instant}:
-        query["updated_at"] = given
+    if window := filters.between(which.since, which.until):
+        query["updated_at"] = window
     return query
 
 
@@ -153,34 +143,24 @@ def place(document: Document) -> tuple[Any, ...]:
 
 
 def write_cursor(document: Document) -> str:
-    """Name the place after a letter, as text that can stand in an address."""
+    """Name the place after a letter."""
     at = document.get("updated_at")
-    known_at = at if isinstance(at, datetime) else datetime.fromtimestamp(0, UTC)
-    place = {"at": known_at, "id": document["_id"]}
-    return json_util.dumps(place, json_options=CURSOR_JSON)
+    return cursors.write(at if isinstance(at, datetime) else None, document["_id"])
 
 
 def read_cursor(cursor: str | None) -> Document | None:
     """Write the filter for what comes after a cursor."""
     if cursor is None:
         return None
-    try:
-        place = json_util.loads(cursor, json_options=CURSOR_JSON)
-        at, last_id = place["at"].astimezone(UTC), place["id"]
-        later = id_order.beyond(last_id, ascending=True)
-    except (ValueError, TypeError, KeyError, AttributeError, BSONError) as exc:
-        raise InvalidArgument(
-            f"cursor={cursor!r} is not valid: give the next_cursor of a page",
-            argument="cursor",
-            value=cursor,
-        ) from exc
+    at, last_id = cursors.read(cursor)
+    later = id_order.beyond(last_id, ascending=True)
     return {"$or": [{"updated_at": {"$lt": at}}, {"updated_at": at, "$or": later}]}
 
 
 def stats(queue: str, settings: QueueSettings) -> Operation[DeadLetterStats]:
     """Count the letters by error code."""
     query = {"queue": queue, **filters.DEAD}
-    if settings.dead_letters == "collection":
+    if settings.letters_apart:
         letters = yield from _each_once(query, {"error.code": 1, "updated_at": 1}, settings)
         groups: list[Document] = [
             {"_id": (one.get("error") or {}).get("code"), "count": 1, "oldest": at, "newest": at}
@@ -210,7 +190,7 @@ def stats(queue: str, settings: QueueSettings) -> Operation[DeadLetterStats]:
 
 def count(query: Document, settings: QueueSettings) -> Operation[int]:
     """Count the letters that a filter matches, each once."""
-    if settings.dead_letters == "collection":
+    if settings.letters_apart:
         return len((yield from _each_once(query, {"_id": 1}, settings)))
     total: int = yield Call("count_documents", query)
     return total
@@ -237,6 +217,6 @@ def _each_once(
 
 def targets(settings: QueueSettings) -> list[Target]:
     """Say where to look, and in which order: a letter that moves meanwhile is not missed."""
-    if settings.dead_letters == "collection":
+    if settings.letters_apart:
         return [Target.TASKS, Target.DEAD_LETTERS, Target.TASKS]
     return [Target.TASKS]

@@ -11,7 +11,7 @@ from pymongo import IndexModel
 
 from microqueue.errors import IndexConflict
 from microqueue.operations import filters
-from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.call import Call, Document, Operation, Target, letters_collection
 from microqueue.operations.claim import claim_update
 from microqueue.operations.indexes import ensure_indexes, index_names
 from microqueue.task import Lease
@@ -101,7 +101,7 @@ def winning_plan(reply: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def has_letters_apart(collection: str) -> Operation[bool]:
     """Tell whether ``tasks_dlq`` is there: somebody keeps dead letters apart, or has done so."""
-    name = f"{collection}_dlq"
+    name = letters_collection(collection)
     names = yield Call(
         "list_collection_names",
         filter={"name": name},

@@ -13,6 +13,7 @@ from typing import Any
 
 from pymongo.errors import ExecutionTimeout
 
+from microqueue.operations import filters
 from microqueue.operations.call import Call, Document, Operation
 
 BY_ID = [("_id", 1)]
@@ -56,12 +57,16 @@ def selection(
         matching["queue"] = _one_of(queues)
     if statuses is not None:
         matching["status"] = _one_of(statuses)
-    bounds = {"$gte": since, "$lt": until}
-    if given := {operator: at for operator, at in bounds.items() if at is not None}:
-        matching[time] = given
+    if window := filters.between(since, until):
+        matching[time] = window
     if not query:
         return matching
     return {"$and": [matching, query]} if matching else query
+
+
+def awaiting_first_start(due_by: datetime) -> Document:
+    """Match tasks that were never delivered, and were due by an instant or have no delay."""
+    return {"attempts": 0, "$or": [{"next_retry_at": None}, {"next_retry_at": {"$lte": due_by}}]}
 
 
 def read_part(

@@ -34,6 +34,12 @@ DEDUPED: Document = {"finished_at": None, "dedupe_key": {"$gt": ""}}
 READY_ORDER = [("priority", -1), ("position", 1), ("_id", 1)]
 
 
+def between(since: datetime | None, until: datetime | None) -> Document:
+    """Match instants from ``since`` on and before ``until``; empty if neither is given."""
+    bounds = {"$gte": since, "$lt": until}
+    return {operator: instant for operator, instant in bounds.items() if instant is not None}
+
+
 def due(now: datetime) -> Document:
     """Match delayed tasks whose time has come."""
     return {"status": PENDING, "next_retry_at": {**IS_DATE, "$lte": now}}

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from microqueue.operations import control, filters
-from microqueue.operations.call import Call, Document, Operation
-
-PAUSES = "microqueue_pauses"
+from microqueue.operations.call import PAUSES_COLLECTION, Call, Document, Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ def glance(collection: str, queues: Sequence[str], *, now: datetime) -> Operatio
             {"$limit": 1},
             {"$project": {"_id": 0, "ready": {"$literal": True}}},
             {"$unionWith": {"coll": collection, "pipeline": delayed}},
-            {"$unionWith": {"coll": PAUSES, "pipeline": paused}},
+            {"$unionWith": {"coll": PAUSES_COLLECTION, "pipeline": paused}},
         ],
     )
     return Glance(

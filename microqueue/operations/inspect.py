@@ -42,7 +42,7 @@ class QueueStats(Model):
 def get(task_id: Any, settings: QueueSettings) -> Operation[Document | None]:
     """Find one task by its id, wherever dead letters are kept."""
     document: Document | None = yield Call("find_one", {"_id": {"$eq": task_id}})
-    if document is None and settings.dead_letters == "collection":
+    if document is None and settings.letters_apart:
         alive = {"_id": {"$eq": task_id}, "status": filters.FAILED}
         document = yield Call("find_one", alive, target=Target.DEAD_LETTERS)
     return document

@@ -21,6 +21,7 @@ from microqueue.operations.dead_letters import DeadLetterFilter
 from microqueue.operations.normalise import normalise
 
 LONGEST_TEXT = 200
+"""So long a text a viewer may look for."""
 PLAIN = re.compile(r"(?=.*[a-z])[a-z0-9 @._:/-]+")
 """Texts that a value's repr holds whenever its str does: a date, which differs, has no letter."""
 

@@ -2,6 +2,11 @@
 
 ``order 17 timed out`` and ``order 4 timed out`` both become ``order <n> timed out``. A message
 belongs to a group if it normalises to the group's own.
+
+These are not the rules of :mod:`microqueue.spark.pipelines.fingerprint`. A group here is made
+anew at each look, and the dashboard must find its letters in MongoDB, by what a message begins
+with: so all is one pass over the text, and what is plain stays where it was. A fingerprint is
+kept and compared over months, and has to come out the same in Java.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def discard(
         wanted = step if limit is None else min(step, limit - discarded)
         letters = yield from _oldest(query, (), wanted, settings)
         before = discarded
-        if settings.dead_letters == "collection":
+        if settings.letters_apart:
             for document in letters:
                 discarded += yield from relocate.discard(document, now)
         elif letters:
@@ -107,7 +107,7 @@ def _oldest(
     letters: dict[Any, Document] = {}
     for target in dead_letters.targets(settings):
         order = [(field, -direction) for field, direction in dead_letters.ORDER]
-        fields = None if settings.dead_letters == "collection" else WITHOUT_PAYLOAD
+        fields = None if settings.letters_apart else WITHOUT_PAYLOAD
         found = yield Call("find", bounded, fields, sort=order, limit=limit, target=target)
         for document in found:
             letters.setdefault(id_order.key(document["_id"]), document)
@@ -116,8 +116,8 @@ def _oldest(
 
 def _step(settings: QueueSettings) -> int:
     """Say how many letters to read at a time: whole ones are few, each may have 15 MB."""
-    moved = settings.dead_letters == "collection"
-    return min(settings.batch_size, relocate.STEP) if moved else settings.batch_size
+    whole = settings.letters_apart
+    return min(settings.batch_size, relocate.STEP) if whole else settings.batch_size
 
 
 def _eta(now: datetime, delay: timedelta, spread: timedelta, *, place: float) -> datetime | None:
@@ -144,7 +144,7 @@ def _alike(
             # The count goes on, and there is always room for one more attempt.
             task: Task[Any] = Task.from_document(document)
             changes["max_attempts"] = max(task.max_attempts, task.attempts + 1)
-        alone = settings.dead_letters == "collection" or "dedupe_key" in document
+        alone = settings.letters_apart or "dedupe_key" in document
         key = (
             id_order.key(document["_id"]) if alone else ("alike", changes.get("max_attempts"), eta)
         )
@@ -157,7 +157,7 @@ def _replay_group(
 ) -> Operation[tuple[int, list[Any]]]:
     """Send a group back; give how many went, and the ids of those that could not."""
     ids = [document["_id"] for document in group]
-    if settings.dead_letters == "collection":
+    if settings.letters_apart:
         went = yield from relocate.move_back(group[0], changes, now)
         return int(went), [] if went else ids
     update = {"$set": changes, "$inc": {"replays": 1}}

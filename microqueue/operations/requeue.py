@@ -41,7 +41,7 @@ def requeue(
     alone, even if it failed again. So is one whose dedupe key a live task has.
     """
     fresh = [one for one in returns if one.letter.get("replay_run") != run]
-    if settings.dead_letters == "collection":
+    if settings.letters_apart:
         went = 0
         for one in fresh:
             changes = _changes(one, run, queue, position, now)

@@ -222,7 +222,7 @@ def _confirm(
 ) -> Operation[None]:
     """Accept that nothing matched only if this very settlement is already in the history."""
     targets = [Target.TASKS]
-    if settings.dead_letters == "collection":
+    if settings.letters_apart:
         targets.append(Target.DEAD_LETTERS)
     for target in targets:
         document = yield Call(

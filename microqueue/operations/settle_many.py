@@ -38,7 +38,7 @@ def settle_batch(
         ended = [Ending(task, settlement, filters.claimed(task)) for task, settlement in others]
         if (yield from endings.write(ended, now=now, settings=settings)) != len(others):
             lost += yield from _find_lost(others)
-        if settings.dead_letters == "collection":
+        if settings.letters_apart:
             for task, settlement in others:
                 if settlement.changes["status"] == filters.FAILED:
                     yield from relocate.move_out_by_id(task.id)

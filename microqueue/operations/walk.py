@@ -5,14 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from bson import json_util
-from bson.errors import BSONError
-
-from microqueue.arguments import refused
-from microqueue.operations import dead_letters, filters, gather, id_order
+from microqueue.operations import cursors, dead_letters, filters, gather, id_order
 from microqueue.operations.call import Call, Document, Each, Operation, Target
 from microqueue.operations.gather import MADE
 from microqueue.operations.matching import LetterMatcher, Matcher
@@ -49,8 +44,8 @@ class View:
         pass all keys of that instant, and one call may add thousands in an instant.
         """
         at, last_id = place["at"], place["id"]
-        nearest, *others = id_order.beyond(last_id, ascending=self.id_order > 0)
-        same_instant = [{self.field: at, **one} for one in ([nearest, *others])]
+        beyond = id_order.beyond(last_id, ascending=self.id_order > 0)
+        same_instant = [{self.field: at, **one} for one in beyond]
         return [*same_instant, {self.field: {"$lt": at}}]
 
 
@@ -155,16 +150,10 @@ class Walk:
 
 def write_cursor(place: Document) -> str:
     """Name a place, as text that can stand in an address."""
-    at = place["at"] or datetime.fromtimestamp(0, UTC)
-    return json_util.dumps({"at": at, "id": place["id"]}, json_options=dead_letters.CURSOR_JSON)
+    return cursors.write(place["at"], place["id"])
 
 
 def read_cursor(cursor: str) -> Document:
-    """Read a place; anything but an instant and a plain id is refused."""
-    try:
-        place = json_util.loads(cursor, json_options=dead_letters.CURSOR_JSON)
-        at, last_id = place["at"].astimezone(UTC), place["id"]
-        id_order.beyond(last_id, ascending=True)
-    except (ValueError, TypeError, KeyError, AttributeError, BSONError) as exc:
-        raise refused("cursor", cursor, "give the next_cursor of a page") from exc
+    """Read a place; anything else is refused."""
+    at, last_id = cursors.read(cursor)
     return {"at": at, "id": last_id}

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from microqueue.arguments import check_collection, check_name, check_status
 from microqueue.connection import URI_VARIABLE
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import NonNegativeDuration
 from microqueue.embedded import default_directory, running
 from microqueue.errors import InvalidArgument
@@ -69,7 +70,7 @@ class PlaceOptions(Model):
 
     uri: str
     database: str | None = None
-    collection: str = "tasks"
+    collection: str = DEFAULT_COLLECTION
     read_preference: ReadPreference | None = None
     """Else that of the URI. Reports that may be a second late need not slow the primary."""
 

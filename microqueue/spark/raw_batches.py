@@ -15,7 +15,7 @@ try:
     from bson import _array_of_documents_to_buffer as _joined
     from bson.raw_bson import _RAW_ARRAY_BSON_OPTIONS as SHALLOW
 except ImportError:  # pragma: no cover (they are pymongo's own, and may go)
-    SHALLOW = None  # type: ignore[assignment]
+    SHALLOW = None  # type: ignore[assignment]  # Replies are then unpacked as usual.
 
 BATCHES = ("firstBatch", "nextBatch")
 

@@ -42,25 +42,25 @@ class MicroqueueSource(DataSource):
 
         return TaskReader(_checked(schema), SelectionOptions.of(self._given))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (the name is Spark's)
         """Make the reader of a stream."""
         try:
-            from microqueue.spark.stream import TaskStreamReader  # noqa: PLC0415
+            from microqueue.spark.stream import TaskStreamReader  # noqa: PLC0415 (as above)
         except ImportError as exc:
             raise ImportError("streams of microqueue need PySpark 4.2 or newer") from exc
 
         return TaskStreamReader(_checked(schema), SelectionOptions.of(self._given))
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 (Spark gives it so)
         """Make the writer of a DataFrame."""
         from microqueue.spark.writer import TaskWriter  # noqa: PLC0415 (pyarrow is slow to load)
 
         _refuse(overwrite=overwrite)
         return TaskWriter(schema, SinkOptions.of(self._given))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802 (as above)
         """Make the writer of a stream."""
-        from microqueue.spark.writer import TaskStreamWriter  # noqa: PLC0415
+        from microqueue.spark.writer import TaskStreamWriter  # noqa: PLC0415 (as above)
 
         _refuse(overwrite=overwrite)
         return TaskStreamWriter(schema, SinkOptions.of(self._given))

@@ -77,7 +77,7 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """End at what there is now."""
         self._target = self._horizon()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 (the name is Spark's)
         """Give the mark of the last task to take; the start itself, if nothing has changed."""
         horizon = self._horizon() if self._target is None else self._target
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None

@@ -31,7 +31,7 @@ class TaskWriter(DataSourceArrowWriter):
         """Finish, when every part is written."""
         self._sink.commit(_written(messages), name=self._sink.options.load)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 (Spark gives them)
         """Give up, when a part has failed for good."""
         self._sink.abort()
 
@@ -48,12 +48,12 @@ class TaskStreamWriter(DataSourceStreamArrowWriter):
         """Write one part of a micro-batch."""
         return self._sink.write(iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (the name is Spark's)
         """Finish a micro-batch."""
         load = self._sink.options.load
         self._sink.commit(_written(messages), name=load and f"{load}-{batchId}")
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (the name is Spark's)
         """Give a micro-batch up; what was written stays, and is met again."""
 
 

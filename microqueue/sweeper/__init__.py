@@ -6,7 +6,7 @@ the same work twice; nothing depends on it.
 """
 
 from microqueue.sweeper.asynchronous import AsyncSweeper
-from microqueue.sweeper.report import JOBS, SweepReport, check_every
+from microqueue.sweeper.report import COUNTERS, JOBS, SweepReport, check_every
 from microqueue.sweeper.threads import Sweeper
 
-__all__ = ["JOBS", "AsyncSweeper", "SweepReport", "Sweeper", "check_every"]
+__all__ = ["COUNTERS", "JOBS", "AsyncSweeper", "SweepReport", "Sweeper", "check_every"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,9 +10,7 @@ from microqueue.arguments import refused
 from microqueue.async_queue import AsyncQueue
 from microqueue.durations import Duration
 from microqueue.sweeper.core import SweeperCore
-from microqueue.sweeper.report import JOBS, SweepReport, Tally, check_every
-
-logger = logging.getLogger("microqueue.sweeper")
+from microqueue.sweeper.report import JOBS, SweepReport, Tally, check_every, logger
 
 
 class AsyncSweeper(SweeperCore):

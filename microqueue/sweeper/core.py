@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import secrets
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from microqueue.arguments import check_names, refused
-from microqueue.core import QueueCore
+from microqueue.core import QueueCore, worker_name
 from microqueue.operations import lock, relocate, sweep, sweep_report, workers
 from microqueue.operations.call import Operation
-from microqueue.sweeper.report import JOBS, Counts, SweepReport, check_jobs
+from microqueue.sweeper.report import JOBS, Counts, SweepReport, check_jobs, logger
 
 SIMPLE_JOBS: dict[str, tuple[str, Callable[..., Operation[int]]]] = {
     "promote_due": ("promoted", sweep.promote_due),
@@ -24,8 +21,6 @@ SIMPLE_JOBS: dict[str, tuple[str, Callable[..., Operation[int]]]] = {
     "purge_finished": ("purged", sweep.purge_finished),
 }
 LOCK_LIFETIME = timedelta(seconds=30)
-
-logger = logging.getLogger("microqueue.sweeper")
 
 
 class SweeperCore:
@@ -45,7 +40,7 @@ class SweeperCore:
         if on_report is not None and not callable(on_report):
             raise refused("on_report", on_report, "give a function of one report")
         self._on_report = on_report
-        self.sweeper_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.sweeper_id = worker_name()
         self._lock_name = _lock_name(core.collections.name, self.jobs, self._queues)
 
     def _job(self, name: str) -> Operation[Counts]:
@@ -65,7 +60,7 @@ class SweeperCore:
 
     def _move_dead_letters(self, now: datetime) -> Operation[int]:
         settings = self._core.settings
-        if settings.dead_letters != "collection":
+        if not settings.letters_apart:
             return 0
         yield from relocate.finish_abandoned(now, self._queues)
         return (yield from relocate.move_all_out(self._queues))

@@ -25,6 +25,7 @@ JOBS = (
     "move_dead_letters",
 )
 COUNTERS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved")
+"""The fields of a report that count tasks."""
 
 logger = logging.getLogger("microqueue.sweeper")
 

@@ -23,6 +23,7 @@ from microqueue.clock import as_utc, whole_milliseconds
 from microqueue.durations import Duration, check_duration
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
+from microqueue.task import DEFAULT_QUEUE
 
 __all__ = ["FakeClock", "memory_async_queue", "memory_queue"]
 
@@ -55,7 +56,7 @@ class FakeClock:
 
 
 def memory_queue(
-    name: str = "default",
+    name: str = DEFAULT_QUEUE,
     *,
     clock: FakeClock | None = None,
     settings: QueueSettings | None = None,
@@ -73,7 +74,7 @@ def memory_queue(
 
 
 def memory_async_queue(
-    name: str = "default",
+    name: str = DEFAULT_QUEUE,
     *,
     clock: FakeClock | None = None,
     settings: QueueSettings | None = None,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from microqueue.arguments import refused
 from microqueue.durations import Duration
-from microqueue.errors import InvalidArgument
 from microqueue.task import Progress, Task
 from microqueue.worker.inflight import Held, now_sec
 
@@ -40,15 +40,9 @@ class _Context:
         It costs the handler nothing, and is seen in ``Task.progress``.
         """
         if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-            raise InvalidArgument(
-                f"fraction={fraction!r} is not valid: give a number from 0 to 1",
-                argument="fraction",
-                value=fraction,
-            )
+            raise refused("fraction", fraction, "give a number from 0 to 1")
         if message is not None and not isinstance(message, str):
-            raise InvalidArgument(
-                f"message={message!r} is not valid: give a text", argument="message", value=message
-            )
+            raise refused("message", message, "give a text")
         now = self._held.queue.clock.now()
         self._held.progress = Progress.trusted(fraction=float(fraction), message=message, at=now)
 

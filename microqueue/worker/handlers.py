@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
 
+from microqueue.arguments import refused
 from microqueue.errors import InvalidArgument
 from microqueue.task import Task
 from microqueue.worker.outcomes import Fail, Judgement
@@ -82,11 +83,7 @@ def router_for(handler: Any) -> Router:
 def make_handler(function: Any, **options: Any) -> Handler:
     """Look at a function's signature once, before any task is claimed for it."""
     if not callable(function):
-        raise InvalidArgument(
-            f"handler={function!r} is not valid: give a function, a coroutine function or Tasks",
-            argument="handler",
-            value=function,
-        )
+        raise refused("handler", function, "give a function, a coroutine function or Tasks")
     if _is_any(function, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
         raise InvalidArgument(
             f"handler={function!r} is a generator function, and calling it would run nothing",

@@ -8,6 +8,9 @@ from typing import Any
 
 from microqueue.task import Task
 
+LEASE_LOST = "lease_lost"
+"""What hooks call the end of a delivery that has no outcome: the lease went to another."""
+
 logger = logging.getLogger("microqueue.worker")
 
 

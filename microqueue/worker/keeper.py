@@ -181,10 +181,9 @@ class LeaseKeepers:
         for keeper in self._keepers:
             keeper.expect(due)
 
-    def stop(self, *, wait: bool = True) -> None:
-        """End, and wait for renewals under way, unless nobody can tell when they end."""
+    def stop(self) -> None:
+        """End, and wait for renewals under way."""
         for keeper in self._keepers:
             keeper.stop()
-        if wait:
-            for keeper in self._keepers:
-                keeper.join()
+        for keeper in self._keepers:
+            keeper.join()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, Protocol
 
+from microqueue.arguments import refused
 from microqueue.errors import InvalidArgument
 
 _random = random.Random()  # noqa: S311 (it only shares out)
@@ -56,11 +57,7 @@ def make_selection(queues: Iterable[Any], weights: Mapping[str, float] | None) -
         return StrictOrder()
     names = {queue.name for queue in queues}
     if not isinstance(weights, Mapping) or set(weights) != names:
-        raise InvalidArgument(
-            f"weights={weights!r} is not valid: give one for each of {sorted(names)}",
-            argument="weights",
-            value=weights,
-        )
+        raise refused("weights", weights, f"give one for each of {sorted(names)}")
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < inf:
             raise InvalidArgument(

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-from microqueue.drivers import listener
+from microqueue.drivers import listener, memory
 from microqueue.drivers.listener import Listener
 from microqueue.queue import Queue
 from microqueue.worker.offload import run_in_thread
 
 SLICE_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this often.
-MEMORY_POLL_SEC = 0.02
 
 
 class _Sleeper:
@@ -69,7 +68,7 @@ class SyncSleeper(_Sleeper):
     def sleep(self, seconds: float, *, until: Callable[[], bool]) -> bool:
         """Give whether there was news; return early when ``until`` says so."""
         if self._in_memory:
-            time.sleep(min(seconds, MEMORY_POLL_SEC))
+            time.sleep(min(seconds, memory.POLL_SEC))
             return True
         self._join(self._news.set)
         deadline = time.monotonic() + seconds
@@ -106,7 +105,7 @@ class AsyncSleeper(_Sleeper):
     async def sleep(self, seconds: float) -> bool:
         """Give whether there was news."""
         if self._in_memory:
-            await asyncio.sleep(min(seconds, MEMORY_POLL_SEC))
+            await asyncio.sleep(min(seconds, memory.POLL_SEC))
             return True
         await run_in_thread(self._join, self.wake)
         try:

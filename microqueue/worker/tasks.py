@@ -32,7 +32,7 @@ from typing import (
 
 from typing_extensions import TypedDict
 
-from microqueue.arguments import check_name
+from microqueue.arguments import check_name, refused
 from microqueue.async_queue import AsyncQueue
 from microqueue.backoff import BackoffPolicy
 from microqueue.durations import Duration
@@ -279,9 +279,5 @@ def check_options(options: EnqueueOptions) -> EnqueueOptions:
     stored: dict[str, Any] = {key: value for key, value in options.items() if key != "session"}
     headers = NewTask[Any](payload={}, **stored).headers
     if TASK_HEADER in headers:
-        raise InvalidArgument(
-            f"headers={headers!r} is not valid: {TASK_HEADER!r} holds the task's name",
-            argument="headers",
-            value=headers,
-        )
+        raise refused("headers", headers, f"{TASK_HEADER!r} holds the task's name")
     return options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -12,6 +11,8 @@ from typing import Any, Self
 
 import uvicorn
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+
+from tests.waiting import wait_for
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -81,7 +82,10 @@ class Served:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, name="dashboard")
         self._thread.start()
-        wait_for(lambda: self._server is not None and self._server.started, "the dashboard starts")
+        wait_for(
+            lambda: self._server is not None and self._server.started,
+            what="the start of the dashboard",
+        )
         self._port = self._server.servers[0].sockets[0].getsockname()[1]
 
     def stop(self) -> None:
@@ -104,16 +108,6 @@ class Served:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until something is true, and give it."""
-    deadline = time.monotonic() + DEADLINE_SEC
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        time.sleep(0.02)
-    raise AssertionError(f"it did not happen: {what}")
 
 
 class Watched:
@@ -160,7 +154,7 @@ class HeldBack:
             self._page.wait_for_timeout(20)  # Only meanwhile is it told of what the page asks.
             return self._routes
 
-        wait_for(asked, "the page asks")
+        wait_for(asked, what="a request of the page")
 
     def let_go(self) -> None:
         """Let pass what the page has asked for, and what it will."""

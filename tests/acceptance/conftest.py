@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -81,3 +82,13 @@ def visit(serve: Callable[..., Served], new_page: Callable[..., Page]) -> Callab
         return page
 
     return open_view
+
+
+@pytest.fixture(autouse=True)
+def unchanged_logging() -> Iterator[None]:
+    """Put the logger back as it was: a command that is run in this process sets it up."""
+    logger = logging.getLogger("microqueue")
+    handlers, level = list(logger.handlers), logger.level
+    yield
+    logger.handlers = handlers
+    logger.setLevel(level)

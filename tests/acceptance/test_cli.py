@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from microqueue import Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.cli import app as cli_app
 from microqueue.cli import formats, values
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
-from microqueue.embedded import EmbeddedServer, running
+from microqueue.embedded import running
 from microqueue.operations.call import Operation
 from microqueue.sweeper import core as sweeper_core
 
@@ -48,23 +47,9 @@ class Cli:
         return json.loads(self(*arguments, "--json", stdin=stdin, status=status))
 
 
-@pytest.fixture(autouse=True)
-def unchanged_logging() -> Iterator[None]:
-    logger = logging.getLogger("microqueue")
-    handlers, level = list(logger.handlers), logger.level
-    yield
-    logger.handlers, logger.level = handlers, level
-    logger.setLevel(level)
-
-
 @pytest.fixture
-def uri(microqueue_server: EmbeddedServer, microqueue_database: Any) -> str:
-    return microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
-
-
-@pytest.fixture
-def cli(uri: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.setenv("MICROQUEUE_URI", uri)
+def cli(database_uri: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("MICROQUEUE_URI", database_uri)
     return Cli()
 
 
@@ -692,10 +677,10 @@ def test_up_takes_no_uri(absent: str) -> None:
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_watching_stats_ends_cleanly_on_a_signal(
-    uri: str, queue: Queue[Any], stop: signal.Signals
+    database_uri: str, queue: Queue[Any], stop: signal.Signals
 ) -> None:
     queue.enqueue({})
-    command = [*PROGRAM, "stats", "--watch", "--every", "0.05", "--json", "--uri", uri]
+    command = [*PROGRAM, "stats", "--watch", "--every", "0.05", "--json", "--uri", database_uri]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     seen = [json.loads(process.stdout.readline())["ready"] for _ in range(2)]
@@ -705,7 +690,7 @@ def test_watching_stats_ends_cleanly_on_a_signal(
 
 
 def test_worker_finishes_its_task_when_it_is_terminated(
-    uri: str, queue: Queue[Any], tmp_path: Path
+    database_uri: str, queue: Queue[Any], tmp_path: Path
 ) -> None:
     code = (
         "import time\ndef handle(payload):\n    print('at it', flush=True)\n    time.sleep(0.5)\n"
@@ -713,7 +698,7 @@ def test_worker_finishes_its_task_when_it_is_terminated(
     (tmp_path / "slow_handlers.py").write_text(code, encoding="utf-8")
     task = queue.enqueue({})
     process = subprocess.Popen(
-        [*PROGRAM, "worker", "slow_handlers:handle", "--uri", uri],
+        [*PROGRAM, "worker", "slow_handlers:handle", "--uri", database_uri],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -732,13 +717,13 @@ def test_worker_finishes_its_task_when_it_is_terminated(
 
 
 def test_second_signal_hands_the_running_task_back_at_once(
-    uri: str, queue: Queue[Any], tmp_path: Path
+    database_uri: str, queue: Queue[Any], tmp_path: Path
 ) -> None:
     code = "import time\ndef handle(payload):\n    print('at it', flush=True)\n    time.sleep(60)\n"
     (tmp_path / "stuck_handlers.py").write_text(code, encoding="utf-8")
     task = queue.enqueue({})
     process = subprocess.Popen(
-        [*PROGRAM, "worker", "stuck_handlers:handle", "--uri", uri, "--grace", "5m"],
+        [*PROGRAM, "worker", "stuck_handlers:handle", "--uri", database_uri, "--grace", "5m"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
@@ -756,8 +741,8 @@ def test_second_signal_hands_the_running_task_back_at_once(
     assert (back.status, back.attempts) == (TaskStatus.PENDING, 0)
 
 
-def test_sweep_goes_on_until_a_signal(uri: str, queue: Queue[Any]) -> None:
-    command = [*PROGRAM, "sweep", "--every", "0.05", "--json", "--uri", uri]
+def test_sweep_goes_on_until_a_signal(database_uri: str, queue: Queue[Any]) -> None:
+    command = [*PROGRAM, "sweep", "--every", "0.05", "--json", "--uri", database_uri]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     reports = [json.loads(process.stdout.readline()) for _ in range(3)]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,27 +30,11 @@ async def handle_async(payload):
 
 
 @pytest.fixture(autouse=True)
-def unchanged_logging() -> Iterator[None]:
-    logger = logging.getLogger("microqueue")
-    handlers, level = list(logger.handlers), logger.level
-    yield
-    logger.handlers = handlers
-    logger.setLevel(level)
-
-
-@pytest.fixture(autouse=True)
-def uri(
-    microqueue_server: EmbeddedServer,
-    microqueue_database: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> str:
-    address = microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
-    monkeypatch.setenv("MICROQUEUE_URI", address)
+def service(database_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MICROQUEUE_URI", database_uri)
     (tmp_path / "service_handlers.py").write_text(HANDLERS, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    return address
 
 
 def run(*arguments: str, status: int = 0) -> str:
@@ -209,12 +191,12 @@ def test_worker_moves_the_letters_of_all_its_queues(
 
 
 def test_sweep_moves_letters_from_then_on_when_a_service_keeps_them_apart(
-    uri: str, microqueue_database: Any
+    database_uri: str, microqueue_database: Any
 ) -> None:
     queue: Queue[Any] = Queue(microqueue_database)
     queue.enqueue({}, expires_in=0.001)
     time.sleep(0.01)
-    command = ["sweep", "--every", "0.05", "--json", "--uri", uri]
+    command = ["sweep", "--every", "0.05", "--json", "--uri", database_uri]
     process = subprocess.Popen(
         [sys.executable, "-m", "microqueue.cli", *command], stdout=subprocess.PIPE, text=True
     )

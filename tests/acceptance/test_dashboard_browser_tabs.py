@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from microqueue import Queue
-from tests.acceptance.browser import HeldBack, is_live, wait_for
+from tests.acceptance.browser import HeldBack, is_live
+from tests.waiting import wait_for
 
 # A headless browser takes every tab for visible.
 SHOW = """(visible) => {
@@ -60,7 +61,7 @@ def test_a_tab_works_however_many_others_are_open_behind_it(
     queue.enqueue({"n": 1})
     expect(ready(last)).to_have_text("1")
     context = served.app.state.context
-    wait_for(lambda: context.events.viewers == 1, "hidden tabs let go of their connections")
+    wait_for(lambda: context.events.viewers == 1, what="that hidden tabs let go")
 
     show(last, visible=False)
     show(first, visible=True)

@@ -23,16 +23,10 @@ from microqueue.cli import app as cli_app
 from microqueue.cli import dashboard as dashboard_command
 from microqueue.dashboard import dashboard
 from microqueue.dashboard.serving import DashboardServer, is_local
-from microqueue.embedded import EmbeddedServer
 from microqueue.errors import InvalidArgument
 
 PATIENCE_SEC = 60
 TOKEN = "correct-horse-battery"
-
-
-@pytest.fixture
-def uri(microqueue_server: EmbeddedServer, microqueue_database: Any) -> str:
-    return microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
 
 
 @contextmanager
@@ -55,10 +49,12 @@ def started(*arguments: str, **environment: str) -> Iterator[tuple[Any, dict[str
         process.communicate(timeout=PATIENCE_SEC)
 
 
-def test_command_serves_until_it_is_interrupted(uri: str, microqueue_database: Any) -> None:
+def test_command_serves_until_it_is_interrupted(
+    database_uri: str, microqueue_database: Any
+) -> None:
     queue: Queue[Any] = Queue(microqueue_database)
     queue.enqueue({})
-    with started("dashboard", "--port", "0", MICROQUEUE_URI=uri) as (process, said):
+    with started("dashboard", "--port", "0", MICROQUEUE_URI=database_uri) as (process, said):
         address = said["dashboard"]
         assert address.startswith("http://127.0.0.1:")
         overview = httpx.get(f"{address}api/v1/overview", timeout=PATIENCE_SEC).json()
@@ -74,14 +70,16 @@ def test_command_serves_until_it_is_interrupted(uri: str, microqueue_database: A
             assert process.wait(PATIENCE_SEC) == 0
 
 
-def test_letters_that_a_service_keeps_apart_are_shown(uri: str, microqueue_database: Any) -> None:
+def test_letters_that_a_service_keeps_apart_are_shown(
+    database_uri: str, microqueue_database: Any
+) -> None:
     settings = QueueSettings(dead_letters="collection")
     queue: Queue[Any] = Queue(microqueue_database, settings=settings)
     queue.enqueue({})
     task = queue.pop()
     assert task is not None
     queue.mark_failure(task, "boom")
-    with started("dashboard", "--port", "0", MICROQUEUE_URI=uri) as (_, said):
+    with started("dashboard", "--port", "0", MICROQUEUE_URI=database_uri) as (_, said):
         address = f"{said['dashboard']}api/v1/overview"
         overview = httpx.get(address, timeout=PATIENCE_SEC).json()
         assert overview["queues"][0]["failed"] == 1
@@ -95,9 +93,9 @@ def test_dashboard_starts_before_its_server(tmp_path: Path) -> None:
         assert reply.status_code == 200
 
 
-def test_command_with_a_token_and_read_only(uri: str) -> None:
+def test_command_with_a_token_and_read_only(database_uri: str) -> None:
     arguments = ("dashboard", "--port", "0", "--read-only", "--host", "0.0.0.0")
-    environment = {"MICROQUEUE_URI": uri, "MICROQUEUE_DASHBOARD_TOKEN": TOKEN}
+    environment = {"MICROQUEUE_URI": database_uri, "MICROQUEUE_DASHBOARD_TOKEN": TOKEN}
     with started(*arguments, **environment) as (_, said):
         address = said["dashboard"].replace("0.0.0.0", "127.0.0.1")
         config = f"{address}api/v1/config"
@@ -122,33 +120,35 @@ def test_address_that_others_can_reach_needs_a_token(host: str) -> None:
     assert "token" in result.stderr
 
 
-def test_insecure_is_taken_by_its_word(uri: str) -> None:
+def test_insecure_is_taken_by_its_word(database_uri: str) -> None:
     arguments = ("dashboard", "--port", "0", "--host", "0.0.0.0", "--insecure")
-    with started(*arguments, MICROQUEUE_URI=uri) as (_, said):
+    with started(*arguments, MICROQUEUE_URI=database_uri) as (_, said):
         address = said["dashboard"].replace("0.0.0.0", "127.0.0.1")
         assert httpx.get(f"{address}api/v1/config", timeout=PATIENCE_SEC).status_code == 200
 
 
-def test_token_that_is_too_short_is_refused_and_not_repeated(uri: str) -> None:
-    result = run("--token", "hunter2", "--uri", uri)
+def test_token_that_is_too_short_is_refused_and_not_repeated(database_uri: str) -> None:
+    result = run("--token", "hunter2", "--uri", database_uri)
     assert result.exit_code == 1
     assert "too short" in result.stderr
     assert "hunter2" not in result.output
 
 
-def test_port_that_is_taken_is_told(uri: str) -> None:
+def test_port_that_is_taken_is_told(database_uri: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = run("--port", str(port), "--uri", uri)
+        result = run("--port", str(port), "--uri", database_uri)
     assert result.exit_code == 1
     assert f"port={port}" in result.stderr
-    assert run("--port", "70000", "--uri", uri).exit_code == 1
+    assert run("--port", "70000", "--uri", database_uri).exit_code == 1
 
 
-def test_missing_extra_is_told_in_a_sentence(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_told_in_a_sentence(
+    database_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "microqueue.dashboard", None)
     monkeypatch.setitem(sys.modules, "microqueue.dashboard.serving", None)
-    result = run("--uri", uri)
+    result = run("--uri", database_uri)
     assert result.exit_code == 1
     assert "Error:" in result.stderr
     assert "Traceback" not in result.stderr

@@ -17,8 +17,9 @@ from pymongo import MongoClient
 from microqueue import Queue
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import AsyncWorker, Worker
-from tests.acceptance.test_processes import Program, wait_for
+from tests.acceptance.test_processes import Program
 from tests.integration.rig import KINDS, Rig
+from tests.waiting import wait_for
 
 # Far more than a slow machine needs; without a limit it takes longer than this, or for ever.
 LIMIT_SEC = 25

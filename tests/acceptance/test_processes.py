@@ -24,10 +24,10 @@ from pymongo import MongoClient
 
 import microqueue
 from microqueue import Outcome, Queue, Sweeper, TaskStatus
-from microqueue.embedded import EmbeddedServer
 from microqueue.testing import FakeClock
 from microqueue.worker import supervisor as supervising
 from microqueue.worker.supervisor import NAME_VARIABLE, Supervisor
+from tests.waiting import wait_for
 
 PROGRAM = [sys.executable, "-m", "microqueue.cli"]
 
@@ -62,13 +62,6 @@ def leave_an_orphan(payload):
     subprocess.run(["sh", "-c", "(sleep 0.1; touch orphan-ended) & true"], check=True)
     handle(payload)
 """
-
-
-def wait_for(condition: Callable[[], Any], limit_sec: float = 40) -> None:
-    deadline = time.monotonic() + limit_sec
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 class Program:
@@ -158,13 +151,8 @@ class Program:
 
 
 @pytest.fixture
-def uri(microqueue_server: EmbeddedServer, microqueue_database: Any) -> str:
-    return microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
-
-
-@pytest.fixture
-def program(tmp_path: Path, uri: str) -> Iterator[Program]:
-    one = Program(tmp_path, uri)
+def program(tmp_path: Path, database_uri: str) -> Iterator[Program]:
+    one = Program(tmp_path, database_uri)
     yield one
     one.end()
 
@@ -653,11 +641,11 @@ def test_each_process_serves_its_metrics_on_a_port_of_its_own(
     program.start("worker", "app:handle", *options, "--metrics-port", str(port))
     running = 'microqueue_tasks_in_progress{queue="default",task=""} 1.0'
     for number in range(2):
-        wait_for(lambda number=number: running in scrape(port + number))  # type: ignore[misc]
+        wait_for(lambda number=number: running in scrape(port + number))  # type: ignore[misc]  # A lambda has no types.
     program.go()
     done = 'microqueue_tasks_total{outcome="done",queue="default",task=""} 1.0'
     for number in range(2):
-        wait_for(lambda number=number: done in scrape(port + number))  # type: ignore[misc]
+        wait_for(lambda number=number: done in scrape(port + number))  # type: ignore[misc]  # A lambda has no types.
     program.signal(signal.SIGTERM)
     assert program.status() == 0
 

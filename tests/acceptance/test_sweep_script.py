@@ -14,14 +14,8 @@ from typing import Any
 import pytest
 
 from microqueue import Queue, QueueSettings
-from microqueue.embedded import EmbeddedServer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "sweep.py"
-
-
-@pytest.fixture
-def uri(microqueue_server: EmbeddedServer, microqueue_database: Any) -> str:
-    return microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -48,10 +42,10 @@ def abandon(database: Any, *names: str) -> None:
 
 
 def test_one_run_sweeps_all_queues_with_one_log_line_and_a_json_report(
-    uri: str, microqueue_database: Any
+    database_uri: str, microqueue_database: Any
 ) -> None:
     abandon(microqueue_database, "one", "two")
-    result = run("--json", MICROQUEUE_URI=uri)
+    result = run("--json", MICROQUEUE_URI=database_uri)
     assert result.returncode == 0
     report = json.loads(result.stdout)
     assert (report["reclaimed"], report["promoted"], report["skipped"]) == (2, 2, False)
@@ -59,22 +53,22 @@ def test_one_run_sweeps_all_queues_with_one_log_line_and_a_json_report(
     assert "INFO sweep: reclaimed=2 promoted=2 buried=0" in line
 
 
-def test_jobs_and_queues_limit_a_run(uri: str, microqueue_database: Any) -> None:
+def test_jobs_and_queues_limit_a_run(database_uri: str, microqueue_database: Any) -> None:
     abandon(microqueue_database, "one", "two", "three")
     limits = ("--job", "reclaim_stuck", "--job", "purge_finished")
-    result = run("--once", "--uri", uri, *limits, "--queue", "one", "--queue", "two")
+    result = run("--once", "--uri", database_uri, *limits, "--queue", "one", "--queue", "two")
     assert result.returncode == 0
     assert result.stdout == ""
     assert "reclaimed=2 promoted=0" in result.stderr
     assert Queue[Any](microqueue_database, "three").stats().overdue == 1
 
 
-def test_second_sweep_at_once_does_no_harm(uri: str, microqueue_database: Any) -> None:
+def test_second_sweep_at_once_does_no_harm(database_uri: str, microqueue_database: Any) -> None:
     abandon(microqueue_database, "one")
     later = datetime.now(UTC) + timedelta(minutes=1)
     lock = {"_id": "sweeper:tasks", "token": "other", "expires_at": later}
     microqueue_database.microqueue_locks.insert_one(lock)
-    result = run("--uri", uri)
+    result = run("--uri", database_uri)
     assert result.returncode == 0
     (line,) = result.stderr.splitlines()
     assert line.endswith("skipped: another sweeper is at it")
@@ -82,25 +76,25 @@ def test_second_sweep_at_once_does_no_harm(uri: str, microqueue_database: Any) -
 
 
 def test_failed_job_is_in_the_one_line_and_the_status(
-    uri: str, microqueue_database: Any, microqueue_client: Any
+    database_uri: str, microqueue_database: Any, microqueue_client: Any
 ) -> None:
     # The collection's validator refuses what the sweeper writes for this one job.
     abandon(microqueue_database, "one")
     validator = {"$expr": {"$eq": ["$status", "processing"]}}
     microqueue_database.command("collMod", "tasks", validator=validator)
-    result = run("--uri", uri, "--job", "reclaim_stuck")
+    result = run("--uri", database_uri, "--job", "reclaim_stuck")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert "ERROR sweep: reclaimed=0" in line
     assert "reclaim_stuck failed: MongoDB refused the call" in line
 
 
-def test_letters_go_where_a_service_keeps_them(uri: str, microqueue_database: Any) -> None:
+def test_letters_go_where_a_service_keeps_them(database_uri: str, microqueue_database: Any) -> None:
     settings = QueueSettings(dead_letters="collection")
     Queue[Any](microqueue_database, settings=settings).ensure_indexes()
     Queue[Any](microqueue_database).enqueue({}, expires_in=0.001)
     time.sleep(0.01)
-    assert "expired=1 purged=0 moved=1" in run("--uri", uri).stderr
+    assert "expired=1 purged=0 moved=1" in run("--uri", database_uri).stderr
     assert microqueue_database.tasks.count_documents({}) == 0
 
 
@@ -122,9 +116,11 @@ def test_unknown_job_is_a_usage_error() -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_every_sweeps_until_a_signal_and_ends_with_status_0(uri: str, stop: signal.Signals) -> None:
+def test_every_sweeps_until_a_signal_and_ends_with_status_0(
+    database_uri: str, stop: signal.Signals
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "--uri", uri, "--every", "0.05", "--json"],
+        [sys.executable, str(SCRIPT), "--uri", database_uri, "--every", "0.05", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -138,8 +134,8 @@ def test_every_sweeps_until_a_signal_and_ends_with_status_0(uri: str, stop: sign
     assert len(log.splitlines()) == 3 + len(rest.splitlines())
 
 
-def test_script_needs_no_extra(uri: str, tmp_path: Path) -> None:
+def test_script_needs_no_extra(database_uri: str, tmp_path: Path) -> None:
     for name in ("typer", "rich"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')\n", "utf-8")
     path = os.pathsep.join([str(tmp_path), str(SCRIPT.parents[1])])
-    assert run("--uri", uri, PYTHONPATH=path).returncode == 0
+    assert run("--uri", database_uri, PYTHONPATH=path).returncode == 0

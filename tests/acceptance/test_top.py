@@ -15,19 +15,15 @@ from typer.testing import CliRunner
 
 from microqueue import Queue, Sweeper
 from microqueue.cli import app as cli_app
-from microqueue.embedded import EmbeddedServer
 from microqueue.operations.workers import WorkerInfo, beat
 
 PATIENCE_SEC = 30
 
 
 @pytest.fixture
-def uri(
-    microqueue_server: EmbeddedServer, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
-) -> str:
-    address = microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
-    monkeypatch.setenv("MICROQUEUE_URI", address)
-    return address
+def uri(database_uri: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("MICROQUEUE_URI", database_uri)
+    return database_uri
 
 
 @pytest.fixture

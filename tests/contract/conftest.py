@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import mongomock
@@ -62,7 +62,7 @@ class Harness:
 
     def sweeper(self, queue: Any, **options: Any) -> Any:
         if self.blocking:
-            return Awaited(Sweeper(queue._blocking, **options))  # noqa: SLF001
+            return Awaited(Sweeper(queue._blocking, **options))  # noqa: SLF001 (what it wraps)
         return AsyncSweeper(queue, **options)
 
     async def stored(self, collection: str = "tasks") -> list[dict[str, Any]]:
@@ -105,11 +105,6 @@ async def harness(
     client: AsyncMongoClient[Any] = AsyncMongoClient(server.uri)
     yield Harness(driver, client[database.name], microqueue_clock)
     await client.close()
-
-
-@pytest.fixture
-def make_queue(harness: Harness) -> Callable[..., Any]:
-    return harness.queue
 
 
 @pytest.fixture

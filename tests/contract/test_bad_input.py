@@ -201,7 +201,7 @@ async def test_text_is_not_a_duration(queue: Any) -> None:
 async def test_queue_is_not_made_of_bad_parts(
     harness: Harness, queue: Any, options: dict[str, Any], says: str
 ) -> None:
-    made_of = type(queue._blocking if harness.blocking else queue)  # noqa: SLF001
+    made_of = type(queue._blocking if harness.blocking else queue)  # noqa: SLF001 (what is behind the harness)
     with pytest.raises(InvalidArgument) as caught:
         made_of(harness.database, **options)
     assert str(caught.value).startswith(says)

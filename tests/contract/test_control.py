@@ -77,7 +77,7 @@ async def test_waiting_for_a_paused_queue_costs_a_few_looks(
     harness.clock.advance(1)  # It is due, and nobody makes it ready.
     await queue.pause()
     asked = 0
-    usual = Delivery._pop  # noqa: SLF001
+    usual = Delivery._pop  # noqa: SLF001 (to count the calls)
 
     def counted(self: Any, worker_id: str | None) -> Any:
         nonlocal asked

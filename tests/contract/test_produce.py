@@ -204,7 +204,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"delay": True}, "delay=True"),
     ({"delay": timedelta.max}, "delay="),
     ({"delay": 1, "eta": datetime.now(UTC)}, "not both"),
-    ({"eta": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001
+    ({"eta": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001 (that is the point)
     ({"eta": "2026-01-01"}, "eta='2026-01-01'"),
     ({"max_attempts": 0}, "max_attempts=0"),
     ({"visibility_timeout": 0}, "visibility_timeout=0"),

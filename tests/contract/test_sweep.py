@@ -194,7 +194,7 @@ async def test_only_the_chosen_jobs_run(harness: Harness) -> None:
 
 async def test_sweep_is_skipped_while_another_holds_the_lock(harness: Harness, queue: Any) -> None:
     first, second = harness.sweeper(queue), harness.sweeper(queue)
-    acquire, release = first._acquire, first._release  # noqa: SLF001
+    acquire, release = first._acquire, first._release  # noqa: SLF001 (to hold the lock)
     await queue.run(await acquire() if harness.blocking else acquire())
     assert (await second.run_once()).skipped
     assert not (await first.run_once()).skipped  # Its own lock; a finished sweep gives it back.
@@ -205,7 +205,6 @@ async def test_sweep_is_skipped_while_another_holds_the_lock(harness: Harness, q
     await queue.run(await release() if harness.blocking else release())
 
 
-TWO_JOBS = ["promote_due", "purge_finished"]
 LIMITS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
     ({"jobs": ["purge_finished"]}, {"jobs": ["promote_due"]}, False),
     ({"queues": ["a"]}, {"queues": ["b"]}, False),
@@ -226,7 +225,7 @@ async def test_sweepers_of_other_jobs_or_queues_do_not_wait_for_each_other(
     harness: Harness, queue: Any, held: Any, wanted: Any, skipped: bool
 ) -> None:
     first, second = harness.sweeper(queue, **held), harness.sweeper(queue, **wanted)
-    acquire = first._acquire  # noqa: SLF001
+    acquire = first._acquire  # noqa: SLF001 (to hold the lock)
     await queue.run(await acquire() if harness.blocking else acquire())
     assert (await second.run_once()).skipped is skipped
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from microqueue.embedded import EmbeddedServer
+from tests.integration.dashboard_site import Site, opened
 from tests.integration.rig import KINDS, Rig
 
 
@@ -16,3 +18,13 @@ def rig(
 ) -> Rig:
     """Give a queue, and a worker of one kind on it."""
     return Rig(request.param, microqueue_server.uri, microqueue_database)
+
+
+@pytest.fixture(params=["blocking", "async"])
+async def site(
+    request: pytest.FixtureRequest, microqueue_database: Any, microqueue_server: EmbeddedServer
+) -> AsyncIterator[Site]:
+    """Open a dashboard of either kind of queue."""
+    uri = microqueue_server.uri
+    async with opened(microqueue_database, kind=request.param, uri=uri) as site:
+        yield site

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import httpx
+
+from microqueue import Queue
+from microqueue.dashboard.serving import DashboardServer
 
 PATIENCE_SEC = 40.0
 
@@ -79,3 +83,12 @@ class Listener:
 
     def wait_for_types(self, *kinds: str) -> None:
         self.wait_for(lambda: set(kinds) <= set(self.types))
+
+
+@contextmanager
+def serving(queue: Queue[Any], **options: Any) -> Iterator[tuple[str, Any]]:
+    """Serve a dashboard; give its address and what it works with."""
+    # A listener notices that it shall leave when it hears something, so the heart beats fast.
+    server = DashboardServer(queue, port=0, poll_sec=0.1, heartbeat_sec=0.1, **options)
+    with server.running():
+        yield server.address, server.app.state.context

@@ -15,6 +15,7 @@ from microqueue import AsyncQueue, BackoffPolicy, Queue, QueueSettings, Task
 from microqueue.dashboard import dashboard
 from microqueue.drivers.asynchronous import settled
 from microqueue.testing import FakeClock
+from tests.integration.queues import popped
 
 API = "/api/v1"
 SETTINGS = QueueSettings(
@@ -43,9 +44,7 @@ class Site:
         return _read(await self.client.post(f"{API}{path}", json=body), expect)
 
     def popped(self, **options: Any) -> Task[Any]:
-        task = self.queue.pop(**options)
-        assert task is not None
-        return task
+        return popped(self.queue, **options)
 
     def bury(self, message: str = "boom", code: str | None = None, **payload: Any) -> Task[Any]:
         self.queue.enqueue(payload, priority=255)

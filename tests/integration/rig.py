@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, BackoffPolicy, Queue, QueueSettings
 from microqueue.worker import AsyncWorker, Worker
+from tests.waiting import wait_for
 
 KINDS = ["threads", "pymongo_async", "motor"]
 
@@ -81,13 +81,6 @@ class Rig:
             self.worker.stop(**options)
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: self.worker.stop(**options))
-
-
-def wait_for(condition: Callable[[], Any], limit_sec: float = 30) -> None:
-    deadline = time.monotonic() + limit_sec
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
 
 
 def stored(rig: Rig, task: Any) -> Any:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -27,20 +27,9 @@ from microqueue import BackoffPolicy, Outcome, Queue, QueueSettings, Sweeper, Ta
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Worker
 from tests.integration.rig import KINDS, Rig
+from tests.waiting import wait_for
 
 AT_ONCE = QueueSettings(backoff=BackoffPolicy(base_sec=0, max_sec=0))
-
-
-def wait_for(condition: Callable[[], Any], limit_sec: float = 60) -> None:
-    deadline = time.monotonic() + limit_sec
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def uri(microqueue_server: EmbeddedServer, microqueue_database: Any) -> str:
-    return microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
 
 
 @contextmanager
@@ -165,25 +154,25 @@ def sweeping(queue: Queue[Any]) -> Iterator[None]:
 
 
 def test_no_task_is_lost_or_doubled_without_a_reason_while_workers_are_killed(
-    uri: str, microqueue_database: Any, tmp_path: Path
+    database_uri: str, microqueue_database: Any, tmp_path: Path
 ) -> None:
     queue: Queue[Any] = Queue(microqueue_database, settings=AT_ONCE)
     queue.enqueue_many([{"n": n} for n in range(TASKS)])
     ledger = tmp_path / "ledger"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with running(NURSERY, uri, str(ledger), str(CONCURRENCY), **pipes) as nursery:
+    with running(NURSERY, database_uri, str(ledger), str(CONCURRENCY), **pipes) as nursery:
         fleet = Fleet(nursery, ledger)
         for _ in range(WORKERS):
             fleet.add()
         with sweeping(queue):
-            wait_for(lambda: queue.stats().done > 0)
+            wait_for(lambda: queue.stats().done > 0, 60)
             while queue.stats().done < 0.85 * TASKS:
                 fleet.kill_the_oldest()
                 fleet.add()
                 time.sleep(1)
             wait_for(lambda: queue.stats().done == TASKS, 100)
             fleet.terminate()
-            wait_for(lambda: queue.workers() == [])
+            wait_for(lambda: queue.workers() == [], 60)
 
     assert len(fleet.killed) >= 5
     stats = queue.stats()
@@ -276,18 +265,23 @@ else:
     ],
 )
 def test_worker_that_was_suspended_past_its_lease_discards_its_result_and_goes_on(
-    kind: str, ending: str, meanwhile: str, uri: str, microqueue_database: Any, tmp_path: Path
+    kind: str,
+    ending: str,
+    meanwhile: str,
+    database_uri: str,
+    microqueue_database: Any,
+    tmp_path: Path,
 ) -> None:
     queue: Queue[Any] = Queue(microqueue_database, settings=AT_ONCE)
     task = queue.enqueue({"n": 1})
     ledger = tmp_path / "ledger"
     with (
         (tmp_path / "log").open("wb") as log,
-        running(SLEEPER, uri, kind, ending, str(tmp_path), stderr=log) as sleeper,
+        running(SLEEPER, database_uri, kind, ending, str(tmp_path), stderr=log) as sleeper,
     ):
-        wait_for(ledger.exists)
+        wait_for(ledger.exists, 60)
         sleeper.send_signal(signal.SIGSTOP)
-        wait_for(lambda: Sweeper(queue).reclaim_stuck() == 1)
+        wait_for(lambda: Sweeper(queue).reclaim_stuck() == 1, 60)
 
         proceed = threading.Event()
 
@@ -300,17 +294,17 @@ def test_worker_that_was_suspended_past_its_lease_discards_its_result_and_goes_o
         another = Worker(queue, handler, worker_id="another", keep_result=True)
         thread = threading.Thread(target=lambda: another.run(burst=True))
         thread.start()
-        wait_for(lambda: "another" in ledger.read_text(encoding="ascii"))
+        wait_for(lambda: "another" in ledger.read_text(encoding="ascii"), 60)
         if meanwhile == "finished":
             proceed.set()
             thread.join(60)
         (tmp_path / "go").touch()
         sleeper.send_signal(signal.SIGCONT)
-        wait_for((tmp_path / "lost").exists)
+        wait_for((tmp_path / "lost").exists, 60)
         proceed.set()
         thread.join(60)
         following = queue.enqueue({"n": 2})
-        wait_for(lambda: found(queue, following).status is TaskStatus.DONE)
+        wait_for(lambda: found(queue, following).status is TaskStatus.DONE, 60)
         sleeper.terminate()
         assert sleeper.wait(30) == 0
 

@@ -6,18 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from microqueue import BackoffPolicy, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
-from microqueue.embedded import EmbeddedServer
 from microqueue.operations.workers import WorkerInfo, beat
 from microqueue.testing import FakeClock
 from microqueue.worker import Worker
+from tests.waiting import wait_for
 
 PROGRAM = """
 import os, sys, time
@@ -33,13 +31,6 @@ with Queue.from_uri(sys.argv[1], settings=QueueSettings(visibility_timeout=3600)
 """
 
 NO_BACKOFF = BackoffPolicy(base_sec=0, max_sec=0)
-
-
-def wait_for(condition: Callable[[], Any], limit_sec: float = 30) -> None:
-    deadline = time.monotonic() + limit_sec
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 def registered(
@@ -67,13 +58,12 @@ def registered(
 
 
 def test_tasks_of_a_killed_worker_are_back_within_heartbeats(
-    microqueue_server: EmbeddedServer, microqueue_database: Any
+    database_uri: str, microqueue_database: Any
 ) -> None:
-    uri = microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
     queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(backoff=NO_BACKOFF))
     queue.enqueue_many([{}, {}])
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, uri],
+        [sys.executable, "-c", PROGRAM, database_uri],
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],

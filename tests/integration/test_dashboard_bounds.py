@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,15 +19,6 @@ from microqueue.embedded import EmbeddedServer
 from microqueue.operations import browse, letter_groups, walk
 from microqueue.operations.call import Call
 from tests.integration.dashboard_site import Site, opened
-
-
-@pytest.fixture(params=["blocking", "async"])
-async def site(
-    request: pytest.FixtureRequest, microqueue_database: Any, microqueue_server: EmbeddedServer
-) -> AsyncIterator[Site]:
-    uri = microqueue_server.uri
-    async with opened(microqueue_database, kind=request.param, uri=uri) as site:
-        yield site
 
 
 class Heard(CommandListener):

@@ -7,8 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -27,20 +26,12 @@ from microqueue.dashboard.shared import SharedReads
 from microqueue.drivers.asynchronous import settled
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations.workers import WorkerInfo, beat, leave
-from microqueue.task import Task
-from tests.integration.dashboard_listener import Listener
+from tests.integration.dashboard_listener import Listener, serving
+from tests.integration.queues import popped
 
 SETTINGS = QueueSettings(
     visibility_timeout=60, max_attempts=2, backoff=BackoffPolicy(base_sec=30, jitter="none")
 )
-
-
-@contextmanager
-def serving(queue: Queue[Any], **options: Any) -> Iterator[tuple[str, Any]]:
-    # A listener notices that it shall leave when it hears something, so the heart beats fast.
-    server = DashboardServer(queue, port=0, poll_sec=0.1, heartbeat_sec=0.1, **options)
-    with server.running():
-        yield server.address, server.app.state.context
 
 
 @pytest.fixture
@@ -60,12 +51,6 @@ def live(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
         monkeypatch.setattr(feeds.ChangeFeed, "open", refuse)
     return kind
-
-
-def popped(queue: Queue[Any], **options: Any) -> Task[Any]:
-    task = queue.pop(**options)
-    assert task is not None
-    return task
 
 
 def test_viewer_hears_the_life_of_tasks(queue: Queue[Any], live: str) -> None:
@@ -232,7 +217,7 @@ def test_viewer_may_name_the_place_in_the_address(queue: Queue[Any]) -> None:
     with serving(queue) as (address, context), Listener(address) as viewer:
         for name in ("one", "two"):
             queue.enqueue({}, task_id=name)
-            viewer.wait_for(lambda name=name: name in tasks_told(viewer))  # type: ignore[misc]
+            viewer.wait_for(lambda name=name: name in tasks_told(viewer))  # type: ignore[misc]  # A lambda has no types.
         first, second = (
             context.events._id(one.number)  # noqa: SLF001 (to name a place)
             for one in context.events._remembered  # noqa: SLF001 (as above)
@@ -240,7 +225,7 @@ def test_viewer_may_name_the_place_in_the_address(queue: Queue[Any]) -> None:
         )
         for given, header in ((first, None), ("x-1", first)):
             with Listener(address, last_id=header, query=f"last_event_id={given}") as again:
-                again.wait_for(lambda again=again: tasks_told(again) == ["two"])  # type: ignore[misc]
+                again.wait_for(lambda again=again: tasks_told(again) == ["two"])  # type: ignore[misc]  # A lambda has no types.
                 assert again.of("hello")[0]["resumed"] is True
         assert first != second
 
@@ -337,7 +322,7 @@ def test_viewer_who_asks_after_a_refresh_sees_the_change(queue: Queue[Any]) -> N
         for n in range(1, 4):
             assert ready(address) == n - 1
             queue.enqueue({})
-            viewer.wait_for(lambda n=n: viewer.count("task.enqueued") == n)  # type: ignore[misc]
+            viewer.wait_for(lambda n=n: viewer.count("task.enqueued") == n)  # type: ignore[misc]  # A lambda has no types.
             deadline = time.monotonic() + 40
             # A costly answer is kept a little longer, and then there is one more refresh.
             while ready(address) != n:
@@ -404,7 +389,7 @@ async def test_hub_that_rested_does_not_pretend_to_resume(queue: Queue[Any]) -> 
     async with asyncio.timeout(40):
         first = hub.follow(None)
         last_id = (await anext(first))["id"]
-        await first.aclose()  # type: ignore[attr-defined]
+        await first.aclose()  # type: ignore[attr-defined]  # It is a generator.
         hub.stop()
         await asyncio.to_thread(queue.enqueue, {}, task_id="missed")
         other = hub.follow(None)
@@ -422,7 +407,7 @@ async def test_viewer_who_returns_and_leaves_is_waited_for_anew(
     async def look_in() -> None:
         stream = hub.follow(None)
         await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()  # type: ignore[attr-defined]  # It is a generator.
 
     async with asyncio.timeout(40):
         monkeypatch.setattr(events, "LINGER_SEC", 0.5)

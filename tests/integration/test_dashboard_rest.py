@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
@@ -17,16 +16,6 @@ from microqueue.dashboard import dashboard
 from microqueue.embedded import EmbeddedServer
 from microqueue.errors import InvalidArgument, ServerUnavailable
 from tests.integration.dashboard_site import API, Site, opened
-
-
-@pytest.fixture(params=["blocking", "async"])
-async def site(
-    request: pytest.FixtureRequest, microqueue_database: Any, microqueue_server: EmbeddedServer
-) -> AsyncIterator[Site]:
-    uri = microqueue_server.uri
-    async with opened(microqueue_database, kind=request.param, uri=uri) as site:
-        yield site
-
 
 # Looking
 
@@ -437,7 +426,7 @@ async def test_letters_are_replayed_delayed_and_spread(site: Site) -> None:
     body = {"filter": {}, "delay_sec": 100, "spread_sec": 40}
     assert (await site.post("/dead-letters/replay", body))["replayed"] == 4
     waits = sorted(
-        (task.next_retry_at - site.clock.now()).total_seconds()  # type: ignore[operator]
+        (task.next_retry_at - site.clock.now()).total_seconds()  # type: ignore[operator]  # All have one.
         for task in site.queue.peek(10)
     )
     assert waits == [100, 110, 120, 130]
@@ -611,7 +600,7 @@ async def test_dashboard_of_a_queue_over_motor(
 def test_dashboard_of_something_else_is_refused(microqueue_queue: Queue[Any]) -> None:
     for wrong in (None, "queue", object()):
         with pytest.raises(InvalidArgument, match="queue"):
-            dashboard(wrong)  # type: ignore[arg-type]
+            dashboard(wrong)  # type: ignore[arg-type]  # The point.
     for options in ({"redact": "("}, {"page_limit": 0}, {"unknown": 1}, {"token": "short"}):
         with pytest.raises(InvalidArgument) as refusal:
             dashboard(microqueue_queue, **options)

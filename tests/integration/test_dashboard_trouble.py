@@ -6,8 +6,6 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,22 +19,14 @@ from microqueue.dashboard.access import Access
 from microqueue.dashboard.events import EventHub
 from microqueue.dashboard.feeds import ChangeFeed
 from microqueue.dashboard.options import DashboardOptions
-from microqueue.dashboard.serving import DashboardServer
 from microqueue.dashboard.shared import SharedReads
 from microqueue.drivers.asynchronous import settled
 from microqueue.embedded import EmbeddedServer
-from tests.integration.dashboard_listener import Listener
+from tests.integration.dashboard_listener import Listener, serving
 from tests.integration.dashboard_site import opened
 
 ODD_IDS: list[Any] = [{"a": 1}, 1.5, True, datetime(2026, 5, 1, tzinfo=UTC), b"bytes", {"b": [1]}]
 AT = datetime(2026, 5, 1, tzinfo=UTC)
-
-
-@contextmanager
-def serving(queue: Queue[Any], **options: Any) -> Iterator[tuple[str, Any]]:
-    server = DashboardServer(queue, port=0, poll_sec=0.1, heartbeat_sec=0.1, **options)
-    with server.running():
-        yield server.address, server.app.state.context
 
 
 @pytest.fixture

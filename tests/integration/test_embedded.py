@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +25,10 @@ from microqueue.embedded import (
     running,
 )
 from microqueue.errors import EmbeddedServerError
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 # At a word, starts a server in a process of its own, says which, and uses it until its input ends.
 USER = """
@@ -54,13 +54,6 @@ def is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return status.read_text().rpartition(")")[2].split()[0] != "Z"
     return not Path("/proc").exists()
-
-
-def wait_for(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def state_of(directory: Path) -> keeper.ServerState:

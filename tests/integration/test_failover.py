@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,7 @@ from pymongo.errors import PyMongoError
 from microqueue import Queue, QueueSettings
 from microqueue.embedded import find_mongod
 from microqueue.embedded.probe import any_free_port
-
-
-def wait_for(condition: Any, limit_sec: float = 60) -> None:
-    deadline = time.monotonic() + limit_sec
-    while True:
-        with contextlib.suppress(PyMongoError):
-            if condition():
-                return
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
+from tests.waiting import wait_for
 
 
 def connect(port: int) -> MongoClient[Any]:
@@ -71,7 +61,7 @@ def test_killed_primary_costs_a_wait_and_no_task(
     uri = f"mongodb://{hosts}/test?replicaSet=trio"
     with Queue[Any].from_uri(uri, settings=settings) as queue:
         client = queue.collections.client
-        wait_for(lambda: client.primary is not None)
+        wait_for(lambda: client.primary is not None, 60, ignoring=(PyMongoError,))
         queue.ensure_indexes()
         for n in range(5):
             queue.enqueue({"n": n}, task_id=n)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +14,7 @@ from microqueue.new_task import NewTask
 from microqueue.operations.produce import new_document
 from microqueue.settings import QueueSettings
 from microqueue.testing import FakeClock
+from tests.integration.queues import profiled
 
 EACH = 100_000
 MOST_KEYS = 2
@@ -48,19 +48,6 @@ def large_queue(microqueue_client: MongoClient[Any]) -> Iterator[Queue[Any]]:
         database.tasks.insert_many(documents, ordered=False)
     yield queue
     database.drop_collection("tasks")
-
-
-@contextmanager
-def profiled(database: Any) -> Iterator[list[dict[str, Any]]]:
-    """Collect what the server itself recorded about each command on ``tasks``."""
-    recorded: list[dict[str, Any]] = []
-    database.command("profile", 2)
-    try:
-        yield recorded
-    finally:
-        database.command("profile", 0)
-        recorded += database["system.profile"].find({"ns": f"{database.name}.tasks"})
-        database.drop_collection("system.profile")
 
 
 HOT: dict[str, Callable[[Queue[Any]], Any]] = {

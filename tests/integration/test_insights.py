@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -32,6 +31,7 @@ from microqueue.operations.produce import new_document
 from microqueue.operations.workers import WorkerInfo, beat
 from microqueue.task import Task
 from microqueue.testing import FakeClock
+from tests.integration.queues import popped, profiled
 
 SETTINGS = QueueSettings(visibility_timeout=60, backoff=BackoffPolicy(base_sec=5, jitter="none"))
 
@@ -49,12 +49,6 @@ def mail(microqueue_database: Any, clock: FakeClock) -> Queue[Any]:
 @pytest.fixture
 def other(microqueue_database: Any, clock: FakeClock) -> Queue[Any]:
     return Queue(microqueue_database, "other", settings=SETTINGS, clock=clock)
-
-
-def popped(queue: Queue[Any], **options: Any) -> Task[Any]:
-    task = queue.pop(**options)
-    assert task is not None
-    return task
 
 
 def fail_one(queue: Queue[Any], message: str, code: str | None = None, **payload: Any) -> Task[Any]:
@@ -481,7 +475,7 @@ def test_filter_of_a_group_is_followed_however_many_letters_there_are(
     assert mail.dead_letters.count(which) == 16
     report = mail.dead_letters.replay(which, spread=160)
     assert (report.matched, report.replayed) == (16, 16)
-    waits = [mail.get(one).next_retry_at for one in dead[4:]]  # type: ignore[union-attr]
+    waits = [mail.get(one).next_retry_at for one in dead[4:]]  # type: ignore[union-attr]  # They are there.
     assert waits[1:] == sorted(waits[1:], key=str), "the oldest failure goes first"
     assert len(set(waits)) == 16
     assert mail.stats().failed == 20
@@ -546,7 +540,7 @@ def test_replay_is_spread_evenly_over_a_period(mail: Queue[Any], clock: FakeCloc
     report = mail.dead_letters.replay(DeadLetterFilter(), delay=60, spread=100)
     assert report.replayed == 10
     tasks = sorted(mail.peek(20), key=lambda task: task.payload["n"])
-    waits = [(task.next_retry_at - clock.now()).total_seconds() for task in tasks]  # type: ignore[operator]
+    waits = [(task.next_retry_at - clock.now()).total_seconds() for task in tasks]  # type: ignore[operator]  # All have one.
     assert waits == [60 + 10 * n for n in range(10)]
 
 
@@ -601,9 +595,9 @@ async def test_async_insights_tell_the_same(
         edited = await queue.dead_letters.edit_and_replay(letter["_id"], {"n": 1})
         assert edited.replayed == 1
     with pytest.raises(InvalidArgument):
-        AsyncInsights(mail)  # type: ignore[arg-type]
+        AsyncInsights(mail)  # type: ignore[arg-type]  # The point.
     with pytest.raises(InvalidArgument):
-        Insights(queue)  # type: ignore[arg-type]
+        Insights(queue)  # type: ignore[arg-type]  # The point.
 
 
 # On an index, whatever the size
@@ -639,18 +633,6 @@ def large(microqueue_client: MongoClient[Any]) -> Iterator[Queue[Any]]:
         database.tasks.insert_many(documents, ordered=False)
     yield queue
     database.drop_collection("tasks")
-
-
-@contextmanager
-def profiled(database: Any) -> Iterator[list[dict[str, Any]]]:
-    recorded: list[dict[str, Any]] = []
-    database.command("profile", 2)
-    try:
-        yield recorded
-    finally:
-        database.command("profile", 0)
-        recorded += database["system.profile"].find({"ns": f"{database.name}.tasks"})
-        database.drop_collection("system.profile")
 
 
 VIEWS: dict[str, tuple[Callable[[Insights], Any], int]] = {

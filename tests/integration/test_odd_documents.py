@@ -156,7 +156,7 @@ def test_one_failing_job_does_not_stop_the_others(
     assert isinstance(clock, FakeClock)
     clock.advance(timedelta(seconds=1))
     sweeper = Sweeper(microqueue_queue)
-    usual = sweeper._job  # noqa: SLF001
+    usual = sweeper._job  # noqa: SLF001 (to fail one of them)
 
     def job(name: str) -> Any:
         if name == "reclaim_stuck":

@@ -30,7 +30,8 @@ from microqueue import AsyncQueue, Queue, TaskStatus
 from microqueue.drivers import listener
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import AsyncWorker, Retry, Worker
-from tests.integration.rig import KINDS, Rig, wait_for
+from tests.integration.rig import KINDS, Rig
+from tests.waiting import wait_for
 
 GLANCE, STREAM, CLAIM = "glance", "change stream", "claim"
 APPLICATION = "watched-worker"

@@ -32,6 +32,7 @@ from microqueue.operations.call import Operation
 from microqueue.sweeper.core import LOCK_LIFETIME
 from microqueue.testing import FakeClock
 from tests.integration.model import Steps
+from tests.integration.queues import popped
 from tests.integration.race_worker import Process
 
 T = TypeVar("T")
@@ -51,12 +52,6 @@ def drainers(microqueue_server: EmbeddedServer) -> Iterator[list[Process]]:
     finally:
         for process in processes:
             process.end()
-
-
-def popped(queue: Queue[Any], worker_id: str | None = None) -> Task[Any]:
-    task = queue.pop(worker_id=worker_id)
-    assert task is not None
-    return task
 
 
 def found(queue: Queue[Any], task_id: Any) -> Task[Any]:
@@ -183,7 +178,7 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing(
 
         microqueue_clock.advance(timedelta(minutes=5))
         assert Sweeper(queue).reclaim_stuck() == 1
-        task = popped(queue, "another")
+        task = popped(queue, worker_id="another")
         if meanwhile == "finished":
             queue.mark_done(task, result="in time")
         before = stored_bytes(microqueue_database, "task")

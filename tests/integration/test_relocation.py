@@ -30,12 +30,12 @@ from microqueue import (
     QueueStats,
     ReplayReport,
     Sweeper,
-    Task,
 )
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations.call import Call
 from microqueue.testing import FakeClock, memory_database, memory_queue
 from tests.integration.model import EFFORT, Steps, operation_of, perform
+from tests.integration.queues import popped
 from tests.integration.race_worker import Process
 
 COLLECTION = QueueSettings(dead_letters="collection")
@@ -513,12 +513,6 @@ def test_an_id_whose_letter_is_gone_can_be_used_again(end: str) -> None:
         task = queue.get(LETTER)
         assert task is not None
         assert (task.status, task.replays) == ("pending", replays + 1)
-
-
-def popped(queue: Queue[Any]) -> Task[Any]:
-    task = queue.pop()
-    assert task is not None
-    return task
 
 
 def fail(queue: Queue[Any]) -> None:

@@ -83,7 +83,6 @@ def queue_settings(mode: str) -> QueueSettings:
 
 
 queues = st.sampled_from([QUEUES[0], *QUEUES])  # Mostly the first, so that much happens in it.
-task_ids = st.sampled_from(["a", "b", "c", 7])
 codes = st.sampled_from([None, "timeout", "refused"])
 limits = st.sampled_from([None, None, 1, 2])
 items = st.builds(

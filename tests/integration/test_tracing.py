@@ -109,8 +109,8 @@ def test_handler_span_is_linked_to_the_producer_span_and_described(rig: Rig) -> 
         "microqueue.outcome": "done",
     }
     (link,) = consumed.links
-    assert link.context.span_id == produced.get_span_context().span_id  # type: ignore[union-attr]
-    assert link.context.trace_id == produced.get_span_context().trace_id  # type: ignore[union-attr]
+    assert link.context.span_id == produced.get_span_context().span_id  # type: ignore[union-attr]  # Spans of the SDK have one.
+    assert link.context.trace_id == produced.get_span_context().trace_id  # type: ignore[union-attr]  # Spans of the SDK have one.
     assert consumed.parent is None
     assert consumed.status.status_code is StatusCode.UNSET
 
@@ -146,7 +146,7 @@ def test_span_and_baggage_are_current_inside_the_handler_and_nowhere_after(
 
     rig.run(handler, concurrency=1)
     spans = rig.spans(SpanKind.CONSUMER)
-    ids = [span.get_span_context().span_id for span in spans]  # type: ignore[union-attr]
+    ids = [span.get_span_context().span_id for span in spans]  # type: ignore[union-attr]  # Spans of the SDK have one.
     assert seen == [(ids[0], {"tenant": "acme"}), (ids[1], {})]
     inner = rig.spans(SpanKind.INTERNAL)
     assert [span.parent.span_id for span in inner if span.parent] == ids
@@ -204,7 +204,7 @@ def test_timeout_ends_the_span_from_elsewhere_and_leaves_the_next_one_clean(
     if provided:
         late, clean = rig.spans(SpanKind.CONSUMER)
         assert (late.attributes or {})["error.type"] == "TimeoutError"
-        assert seen == [one.get_span_context().span_id for one in (late, clean)]  # type: ignore[union-attr]
+        assert seen == [one.get_span_context().span_id for one in (late, clean)]  # type: ignore[union-attr]  # Spans of the SDK have one.
         assert clean.parent is None
 
 

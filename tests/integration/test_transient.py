@@ -276,11 +276,10 @@ def test_no_task_is_lost_or_doubled_while_the_primary_steps_down() -> None:
 
 
 async def test_async_calls_are_repeated_as_well(
-    microqueue_server: EmbeddedServer, microqueue_client: MongoClient[Any], microqueue_database: Any
+    database_uri: str, microqueue_client: MongoClient[Any]
 ) -> None:
-    name = microqueue_database.name
-    uri = microqueue_server.uri.replace("/?", f"/{name}?")
-    async with AsyncQueue[Any].from_uri(uri, appname="victim", retryWrites=False) as queue:
+    options: dict[str, Any] = {"appname": "victim", "retryWrites": False}
+    async with AsyncQueue[Any].from_uri(database_uri, **options) as queue:
         await queue.enqueue({})
         task = await queue.pop()
         assert task is not None

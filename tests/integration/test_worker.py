@@ -22,7 +22,8 @@ from microqueue import (
 )
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Fail, Hooks, Retry, Snooze, Worker
-from tests.integration.rig import Rig, stored, wait_for
+from tests.integration.rig import Rig, stored
+from tests.waiting import wait_for
 
 
 def test_every_task_is_handled_once_and_done(rig: Rig) -> None:
@@ -430,7 +431,7 @@ def test_cancelled_worker_hands_its_tasks_back(loop_rig: Rig) -> None:
         await asyncio.sleep(60)
 
     async def main() -> None:
-        working = asyncio.create_task(loop_rig._run(handler, burst=False, names=("default",)))  # noqa: SLF001
+        working = asyncio.create_task(loop_rig._run(handler, burst=False, names=("default",)))  # noqa: SLF001 (on this very loop)
         await asyncio.to_thread(running.wait, 30)
         working.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from microqueue.worker import settling
-from tests.integration.rig import Rig, wait_for
+from tests.integration.rig import Rig
+from tests.waiting import wait_for
 
 TASKS = 30
 

@@ -25,7 +25,8 @@ from microqueue.embedded import EmbeddedServer
 from microqueue.metrics import PrometheusHooks
 from microqueue.tracing import TracingHooks
 from microqueue.worker import Hooks, Worker, keeper, selection
-from tests.integration.rig import Rig, stored, wait_for
+from tests.integration.rig import Rig, stored
+from tests.waiting import wait_for
 
 QUIET_SEC = 1.0
 

@@ -14,7 +14,8 @@ import pytest
 from microqueue import InvalidArgument, Queue, TaskStatus
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Fail, Hooks, Retry, Snooze, Tasks, Worker, settling
-from tests.integration.rig import Rig, stored, wait_for
+from tests.integration.rig import Rig, stored
+from tests.waiting import wait_for
 
 
 @pytest.fixture(params=["pymongo_async", "motor"])
@@ -108,7 +109,7 @@ def decorated_tasks() -> Tasks:
 
 def test_named_task_under_a_plain_decorator_is_awaited(loop_rig: Rig) -> None:
     task = loop_rig.queue.enqueue({"n": 1}, headers={"task": "noted"})
-    loop_rig.run(decorated_tasks())  # type: ignore[arg-type]
+    loop_rig.run(decorated_tasks())  # type: ignore[arg-type]  # Tasks will do, too.
     assert (stored(loop_rig, task).status, ran) == (TaskStatus.DONE, [(1, "")])
 
 
@@ -186,7 +187,7 @@ class CarelessSnooze(Snooze):
 
 class BrokenFail(Fail):
     @property
-    def code(self) -> str:  # type: ignore[override]
+    def code(self) -> str:  # type: ignore[override]  # The point.
         raise RuntimeError("no code today")
 
 
@@ -325,7 +326,7 @@ def test_end_sleeps_while_it_waits_for_a_handler(microqueue_queue: Queue[Any]) -
         looks.append(timeout_sec)
         await_empty(timeout_sec)
 
-    in_flight.await_empty = counted  # type: ignore[method-assign]
+    in_flight.await_empty = counted  # type: ignore[method-assign]  # To come in between.
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert began.wait(30)

@@ -16,7 +16,8 @@ from microqueue import BackoffPolicy, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Worker, keeper
 from microqueue.worker.inflight import Held
-from tests.integration.rig import Rig, stored, wait_for
+from tests.integration.rig import Rig, stored
+from tests.waiting import wait_for
 
 NO_BACKOFF = BackoffPolicy(base_sec=0, max_sec=0)
 
@@ -79,7 +80,7 @@ def test_a_renewal_is_due_while_most_of_the_lease_is_left(
     class Claim:
         own_timeout_sec = None
 
-    held = Held(Asked(), Claim(), 100.0)  # type: ignore[arg-type]
+    held = Held(Asked(), Claim(), 100.0)  # type: ignore[arg-type]  # All that it looks at.
     held.granted_sec = granted_sec
     assert held.renewal_due == pytest.approx(100 + due_sec)
 
@@ -129,7 +130,7 @@ def test_a_server_that_does_not_answer_delays_no_lease_on_another(
                 over.wait(30)
             return answer(operation)
 
-        hanging.run = run  # type: ignore[method-assign]
+        hanging.run = run  # type: ignore[method-assign]  # To come in between.
         running: list[Any] = []
 
         def handler(payload: Any) -> None:

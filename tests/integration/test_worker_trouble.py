@@ -17,7 +17,8 @@ from microqueue.operations.renew import renew
 from microqueue.testing import FakeClock
 from microqueue.worker import Fail, Retry, Worker, settling
 from microqueue.worker.inflight import Pace
-from tests.integration.rig import Rig, wait_for
+from tests.integration.rig import Rig
+from tests.waiting import wait_for
 
 MEGABYTE = 1024 * 1024
 
@@ -220,7 +221,7 @@ def test_cancelling_a_worker_holds_although_its_claim_fails(microqueue_database:
             raise ServerUnavailable("away")
 
         plain_run = queue.run
-        queue.run = claim_slowly  # type: ignore[method-assign]
+        queue.run = claim_slowly  # type: ignore[method-assign]  # To come in between.
         await queue.enqueue({})
         working = asyncio.create_task(AsyncWorker(queue, lambda _payload: None).run())
         await claiming.wait()

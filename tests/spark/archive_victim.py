@@ -30,7 +30,7 @@ def join() -> SparkSession:
 
 def see_no_disk() -> None:
     """Have Spark write the files, as where Python does not see them."""
-    Storage.disk = None  # type: ignore[assignment,method-assign]
+    Storage.disk = None  # type: ignore[assignment,method-assign]  # In place of a property.
 
 
 def main() -> None:

@@ -108,10 +108,10 @@ def write_twice(spark: SparkSession, uri: str, root: Path) -> dict[str, Any]:
             queue.mark_done_many(queue.pop_many(30))
             attempts(name)
             if name == "direct":
-                archive_direct.PartWriter = slow_parts.SlowWriter  # type: ignore[misc]
+                archive_direct.PartWriter = slow_parts.SlowWriter  # type: ignore[misc]  # A slow one instead.
             else:
                 documents.batches_of = slow_parts.slow_batches
-                Storage.disk = None  # type: ignore[assignment,method-assign]
+                Storage.disk = None  # type: ignore[assignment,method-assign]  # In place of a property.
             summary = archive(spark, root / "archive", uri=uri, older_than=0.001, compact=False)
             facts[name] = summary.archived
     facts["kept"] = sorted(

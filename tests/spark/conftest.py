@@ -8,7 +8,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from microqueue import Queue
-from microqueue.embedded import EmbeddedServer
 from microqueue.spark import session
 from microqueue.spark.place import close_places
 
@@ -54,12 +53,6 @@ def no_client_left() -> Iterator[None]:
     """Close the clients that a process of Spark would keep."""
     yield
     close_places()
-
-
-@pytest.fixture
-def database_uri(microqueue_server: EmbeddedServer, microqueue_database: Any) -> str:
-    """The address of the test's own database, as executors need it."""
-    return microqueue_server.uri.replace("/?", f"/{microqueue_database.name}?")
 
 
 @pytest.fixture

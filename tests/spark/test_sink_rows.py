@@ -236,7 +236,7 @@ def test_json_payloads_keep_the_types_of_extended_json(database_uri: str, make_q
         ({"payload": '{"n": 1}', "order": 1, "dedupe_key": ""}, "dedupe_key=''"),
         ({"payload": '{"n": 1}', "order": 1, "queue": "a\nb"}, "printable"),
         ({"payload": '{"n": 1}', "order": 1, "queue": None, "priority": 1}, "printable"),
-        ({"payload": '{"n": 1}', "order": 1, "eta": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001
+        ({"payload": '{"n": 1}', "order": 1, "eta": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001 (that is the point)
     ],
 )
 def test_a_row_that_is_no_task_is_refused_by_name(

@@ -20,7 +20,7 @@ from microqueue.testing import memory_queue
 from microqueue.worker import AsyncContext, AsyncWorker, Context, Tasks, Worker
 
 if TYPE_CHECKING:
-    from nowhere import OnlyForCheckers  # type: ignore[import-not-found]
+    from nowhere import OnlyForCheckers  # type: ignore[import-not-found]  # The point.
 
 
 class Colour(Enum):
@@ -136,7 +136,7 @@ def test_function_that_cannot_be_called_by_named_arguments_is_refused(
 
 def test_forgotten_parentheses_are_pointed_out(tasks: Tasks) -> None:
     with pytest.raises(InvalidArgument, match="parentheses"):
-        tasks.task(print)  # type: ignore[arg-type]
+        tasks.task(print)  # type: ignore[arg-type]  # The point.
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ async def test_async_queue_is_awaited(tasks: Tasks, async_queue: AsyncQueue[Any]
     assert found is not None
     assert (found.payload, found.priority) == ({"to": "a"}, 4)
     with pytest.raises(InvalidPayload, match="to=5"):
-        await send.enqueue(async_queue, to=5)  # type: ignore[call-overload]
+        await send.enqueue(async_queue, to=5)  # type: ignore[call-overload]  # The point.
     assert len(await async_queue.peek()) == 1
 
 
@@ -346,7 +346,7 @@ def test_each_task_is_run_by_the_function_of_its_name(
         seen.append((context.task.headers["task"], text.upper(), context.attempt))
 
     add.enqueue(microqueue_queue, 1)
-    any_name.enqueue(microqueue_queue, text="hey")  # type: ignore[call-overload]
+    any_name.enqueue(microqueue_queue, text="hey")  # type: ignore[call-overload]  # The worker gives the context.
     assert Worker(microqueue_queue, tasks, concurrency=1).run(burst=True) == 2
     assert seen == [("add", 11), ("shout", "HEY", 1)]
 
@@ -527,16 +527,16 @@ def test_type_checkers_know_the_signature(tasks: Tasks, microqueue_queue: Queue[
         return 2 * n
 
     refused: list[Callable[[], Any]] = [
-        lambda: double.enqueue(microqueue_queue, n="x"),  # type: ignore[call-overload]
-        lambda: double.enqueue(microqueue_queue, m=1),  # type: ignore[call-overload]
-        lambda: double.new(),  # type: ignore[call-arg]  # noqa: PLW0108
-        lambda: double.options(colour=1),  # type: ignore[call-arg]
-        lambda: double.enqueue(5, n=1).id,  # type: ignore[call-overload]
+        lambda: double.enqueue(microqueue_queue, n="x"),  # type: ignore[call-overload]  # The point.
+        lambda: double.enqueue(microqueue_queue, m=1),  # type: ignore[call-overload]  # The point.
+        lambda: double.new(),  # type: ignore[call-arg]  # noqa: PLW0108 (as the others)
+        lambda: double.options(colour=1),  # type: ignore[call-arg]  # The point.
+        lambda: double.enqueue(5, n=1).id,  # type: ignore[call-overload]  # The point.
     ]
     for call in refused:
         with pytest.raises((InvalidArgument, AttributeError)):
             call()
-    result: int = double(None, n=4)  # type: ignore[arg-type]
+    result: int = double(None, n=4)  # type: ignore[arg-type]  # It does not look at its context.
     attempts: int = double.enqueue(microqueue_queue, n=1).attempts
     assert (result, attempts) == (8, 0)
 

@@ -52,6 +52,11 @@ def test_a_purge_knows_a_task_of_a_repeated_hour_that_lived_on(
     assert purged(documents, left=[{"_id": task_id, "created_at": instant}]).superseded == documents
 
 
+def test_pipelines_without_a_server_tell_the_time_in_utc() -> None:
+    place = pytest.importorskip("microqueue.spark.pipelines.place")
+    assert place.now_at(None).tzinfo is UTC
+
+
 def purged(documents: list[dict[str, Any]], *, left: list[dict[str, Any]]) -> Purged:
     """Purge where nothing is deleted, as all tasks have changed."""
 

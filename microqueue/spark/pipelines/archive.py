@@ -18,6 +18,7 @@ from pydantic import Field
 from pyspark.sql import Observation, SparkSession
 
 from microqueue.arguments import check_names, refused
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.errors import MicroqueueError
 from microqueue.model import Model
@@ -33,6 +34,7 @@ from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.place import locate, primary, server_now
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 from microqueue.spark.place import place_of
+from microqueue.task import DEFAULT_QUEUE
 
 
 class ArchiveSummary(Model):
@@ -74,7 +76,7 @@ def archive(
     *,
     uri: str | None = None,
     database: str | None = None,
-    collection: str = "tasks",
+    collection: str = DEFAULT_COLLECTION,
     queues: Sequence[str] | None = None,
     statuses: Sequence[str] = operations.FINISHED_STATUSES,
     older_than: Duration = timedelta(days=1),
@@ -121,7 +123,7 @@ def _look(job: _Job, queues: Sequence[str] | None, statuses: Sequence[str]) -> A
             queues, statuses=wanted, before=job.cutoff, target=target
         )
         for one in place_of(job.place).run(counting):
-            name = f"{one.get('queue', 'default')}/{one['status']}"
+            name = f"{one.get('queue', DEFAULT_QUEUE)}/{one['status']}"
             found[name] = found.get(name, 0) + one["count"]
     return ArchiveSummary(
         run=job.run, path=job.storage.root, cutoff=job.cutoff, dry_run=True, found=found
@@ -132,7 +134,7 @@ def _sources(
     settings: QueueSettings, statuses: Sequence[str]
 ) -> list[tuple[Target, Sequence[str]]]:
     """Say where finished tasks are: dead letters may have a collection of their own."""
-    if settings.dead_letters == "status":
+    if not settings.letters_apart:
         return [(Target.TASKS, statuses)]
     in_tasks = [status for status in statuses if status != "failed"]
     sources: list[tuple[Target, Sequence[str]]] = [(Target.TASKS, in_tasks)] if in_tasks else []

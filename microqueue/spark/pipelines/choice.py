@@ -17,6 +17,7 @@ from microqueue.spark.pipelines.documents import SCHEMA, parts_of, read_parts, w
 from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.fingerprint import fingerprinted
 from microqueue.spark.pipelines.history import LIFE, live_ids
+from microqueue.spark.pipelines.place import letters_of
 from microqueue.task import DEFAULT_QUEUE
 
 
@@ -54,11 +55,10 @@ def choose(
 def _letters(spark: SparkSession, place: PlaceOptions, settings: QueueSettings) -> DataFrame:
     """Load dead letters; those that nobody has moved to a collection of their own yet, too."""
     parts = parts_of(spark, place, statuses=["failed"])
-    if settings.dead_letters == "status":
+    if not settings.letters_apart:
         found = read_parts(spark, parts)
     else:
-        there = place.model_copy(update={"collection": f"{place.collection}_dlq"})
-        parts += parts_of(spark, there, statuses=["failed"])
+        parts += parts_of(spark, letters_of(place), statuses=["failed"])
         # One that is being moved is in both for a moment.
         found = read_parts(spark, parts).dropDuplicates(LIFE)
     return found.fillna(DEFAULT_QUEUE, ["queue"])  # As the archive and triage name it.

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from microqueue.connection import option_names
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.model import Model
 from microqueue.operations.dead_letters import DeadLetterFilter
 from microqueue.operations.letter_errors import read_errors
@@ -23,8 +24,6 @@ from microqueue.spark.place import place_of
 MOST_COMPARED = 20_000
 MOST_TEXTS = 3
 ONE_MILLISECOND = timedelta(milliseconds=1)
-TASKS = "tasks"
-"""The collection that ``dlq replay`` works on."""
 
 NO_PASSWORD = "put the user and the password back into --uri"  # noqa: S105 (that there is none)
 
@@ -47,7 +46,7 @@ class Asked:
 
     uri: str | None = None
     database: str | None = None
-    collection: str = TASKS
+    collection: str = DEFAULT_COLLECTION
     since: datetime | None = None
 
     def command(self, *arguments: str) -> Command:
@@ -75,7 +74,7 @@ class Asked:
         if self.since is not None:
             where = f"{where} and {time} >= timestamp '{self.since.isoformat()}'"
         arguments = ["pipeline", "replay", *options, "--where", where]
-        if self.collection != TASKS:
+        if self.collection != DEFAULT_COLLECTION:
             arguments += ["--collection", self.collection]
         return self.command(*arguments)
 
@@ -93,7 +92,7 @@ def replay_letters(
     Each filter of ``dlq replay`` is tried as the replay itself would use it, and what it finds
     is compared. Where none fits, the replay pipeline computes of each letter which kind it is.
     """
-    if asked.collection == TASKS:
+    if asked.collection == DEFAULT_COLLECTION:  # The one that ``dlq replay`` works on.
         for which in _filters(kind, asked.since, failed_between):
             arguments = _arguments(kind.queue, which)
             # Of others, a terminal would show something else.

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # It has no types.
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from microqueue.arguments import check_settings
 from microqueue.errors import InvalidArgument
+from microqueue.operations import export
 from microqueue.settings import QueueSettings
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.archive_log import ArchiveLog
 from microqueue.spark.pipelines.archive_reader import read_archive
 from microqueue.spark.pipelines.files import Storage
+from microqueue.spark.pipelines.place import letters_of
 from microqueue.spark.read import read_tasks
 from microqueue.task import DEFAULT_QUEUE
 
@@ -92,18 +96,14 @@ def ready_tasks(
 
     Of those with a delay, the ones that were due by an instant.
     """
-    due = [{"next_retry_at": None}, {"next_retry_at": {"$lte": due_by}}]
-    return read_tasks(
+    return _read(
         spark,
-        uri=place.uri,
-        database=place.database,
-        collection=place.collection,
-        read_preference=place.read_preference,
+        place,
         queue=queues,
         status="pending",
         until=created_before,
         time="created_at",
-        query={"attempts": 0, "$or": due},
+        query=export.awaiting_first_start(due_by),
         columns=[*LIFE, "queue"],
     ).fillna(DEFAULT_QUEUE, ["queue"])
 
@@ -146,25 +146,19 @@ def _live(
     settings: QueueSettings | None,
 ) -> DataFrame:
     """Load tasks from MongoDB; dead letters may have a collection of their own."""
-
-    def load(collection: str) -> DataFrame:
-        return read_tasks(
-            spark,
-            uri=place.uri,
-            database=place.database,
-            collection=collection,
-            read_preference=place.read_preference,
-            queue=queues,
-            status=statuses,
-            since=since,
-            time="updated_at",
-            columns=COLUMNS,
-        )
-
-    frame = load(place.collection)
-    if _moved(settings):
+    load = partial(
+        _read,
+        spark,
+        queue=queues,
+        status=statuses,
+        since=since,
+        time="updated_at",
+        columns=COLUMNS,
+    )
+    frame = load(place)
+    if check_settings(settings).letters_apart:
         # A letter that is being moved is in both for a moment.
-        letters = load(f"{place.collection}_dlq").where("status = 'failed'")
+        letters = load(letters_of(place)).where("status = 'failed'")
         frame = frame.unionByName(letters).dropDuplicates(LIFE)
     frame = frame.fillna(DEFAULT_QUEUE, ["queue"])  # As the archive names it.
     return frame.select(*COLUMNS, f.lit(False).alias("archived"))  # noqa: FBT003 (a value)
@@ -172,23 +166,22 @@ def _live(
 
 def live_ids(spark: SparkSession, place: PlaceOptions, settings: QueueSettings | None) -> DataFrame:
     """Load what tells the tasks in MongoDB apart, whatever their queue and status are now."""
-
-    def load(collection: str) -> DataFrame:
-        return read_tasks(
-            spark,
-            uri=place.uri,
-            database=place.database,
-            collection=collection,
-            read_preference=place.read_preference,
-            columns=LIFE,
-        )
-
-    frame = load(place.collection)
-    return frame.unionByName(load(f"{place.collection}_dlq")) if _moved(settings) else frame
+    frame = _read(spark, place, columns=LIFE)
+    if check_settings(settings).letters_apart:
+        return frame.unionByName(_read(spark, letters_of(place), columns=LIFE))
+    return frame
 
 
-def _moved(settings: QueueSettings | None) -> bool:
-    return (settings or QueueSettings.from_environment()).dead_letters == "collection"
+def _read(spark: SparkSession, place: PlaceOptions, **selection: Any) -> DataFrame:
+    """Load tasks from a place; what is selected is as in :func:`read_tasks`."""
+    return read_tasks(
+        spark,
+        uri=place.uri,
+        database=place.database,
+        collection=place.collection,
+        read_preference=place.read_preference,
+        **selection,
+    )
 
 
 def attempts_of(tasks: DataFrame) -> DataFrame:

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from microqueue.arguments import check_name, refused
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.model import Model
 from microqueue.new_task import NewTask
 from microqueue.queue import Queue
@@ -61,7 +62,7 @@ def ingest(
     run: str | None = None,
     uri: str | None = None,
     database: str | None = None,
-    collection: str = "tasks",
+    collection: str = DEFAULT_COLLECTION,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
     tell: Tell = silent,

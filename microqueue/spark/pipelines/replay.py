@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from microqueue.arguments import check_name
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
 from microqueue.new_task import NewTask
@@ -76,7 +77,7 @@ def replay(
     run: str | None = None,
     uri: str | None = None,
     database: str | None = None,
-    collection: str = "tasks",
+    collection: str = DEFAULT_COLLECTION,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
     tell: Tell = silent,

@@ -13,11 +13,12 @@ import pyarrow.parquet
 from pyspark.sql import SparkSession
 
 from microqueue.arguments import refused
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
 from microqueue.spark.pipelines.history import all_tasks, ready_tasks, steadily
-from microqueue.spark.pipelines.place import locate, server_now
+from microqueue.spark.pipelines.place import locate, now_at
 from microqueue.spark.pipelines.report_page import report_page
 from microqueue.spark.pipelines.report_rows import BUCKETS, ReportRow, measure
 from microqueue.spark.pipelines.steps import Step, Tell, silent
@@ -66,7 +67,7 @@ def report(
     live: bool = True,
     uri: str | None = None,
     database: str | None = None,
-    collection: str = "tasks",
+    collection: str = DEFAULT_COLLECTION,
     queues: Sequence[str] | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
@@ -81,7 +82,7 @@ def report(
     ``report.csv``. ``target_wait`` is the longest that a task should wait for its first start.
     """
     place = locate(uri, database=database, collection=collection) if live else None
-    now = server_now(place) if place else datetime.now(UTC)
+    now = now_at(place)
     # In UTC, where a day has 24 hours, and no hour comes twice.
     last = now if until is None else until.astimezone(UTC)
     first = last - timedelta(days=1) if since is None else since.astimezone(UTC)

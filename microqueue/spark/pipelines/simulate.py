@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -17,12 +17,13 @@ from pyspark.sql import SparkSession
 
 from microqueue.arguments import check_count, refused
 from microqueue.backoff import BackoffPolicy
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.errors import MicroqueueError
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
 from microqueue.spark.pipelines.history import all_tasks
-from microqueue.spark.pipelines.place import locate, server_now
+from microqueue.spark.pipelines.place import locate, now_at
 from microqueue.spark.pipelines.recording import MOST_TASKS, busiest, collect, record
 from microqueue.spark.pipelines.simulate_page import simulation_page
 from microqueue.spark.pipelines.simulation import Recording, Result, Scenario
@@ -33,7 +34,10 @@ MOST_SCENARIOS = 100_000
 
 
 class Outcome(Model):
-    """A scenario over all its seeds: means, and the worst peak; ``results`` are the single runs."""
+    """A scenario over all its seeds: means, and the worst peaks.
+
+    ``retries_by_sec`` is of the first seed alone: a mean would flatten what a chart is to show.
+    """
 
     name: str
     policy: BackoffPolicy
@@ -80,7 +84,7 @@ def simulate(
     live: bool = True,
     uri: str | None = None,
     database: str | None = None,
-    collection: str = "tasks",
+    collection: str = DEFAULT_COLLECTION,
     queues: Sequence[str] | None = None,
     since: datetime | None = None,
     output: str | Path | None = None,
@@ -97,7 +101,7 @@ def simulate(
     check_count("repeat", repeat)
     rules = settings or QueueSettings.from_environment()
     place = locate(uri, database=database, collection=collection) if live else None
-    now = server_now(place) if place else datetime.now().astimezone()
+    now = now_at(place)
     first = now - timedelta(days=1) if since is None else since
     tell(Step("record", "Recording what happened"))
     tasks = all_tasks(
@@ -117,7 +121,7 @@ def simulate(
         [check_duration("visibility_timeout", one).total_seconds() for one in timeouts],
         seeds=range(seed, seed + repeat),
     )
-    begun_at = datetime.fromtimestamp(min(task.arrived_sec for task in past), now.tzinfo)
+    begun_at = datetime.fromtimestamp(min(task.arrived_sec for task in past), UTC)
     outcomes: list[Outcome] = []
     if not dry_run:
         tell(Step("simulate", f"Simulating {len(scenarios):,} runs of {len(past):,} tasks"))

@@ -24,6 +24,13 @@ from microqueue.model import Model
 ALWAYS = 10**9
 """As many failures of its own as a task that never succeeds has."""
 
+OUTAGE_SHARE = 0.5
+"""Where more attempts than this share fail, the tasks are hardly to blame one by one."""
+OUTAGE_LEAST = 5
+"""Fewer failures in a row are as likely tasks that fail on their own, one after the other."""
+OUTAGE_GAP_SEC = 10
+"""Retries come in waves: a short silence between failures does not end an outage."""
+
 ARRIVES, ENDS = 0, 1
 
 
@@ -134,7 +141,7 @@ class _Run:
     def __init__(self, recording: Recording, scenario: Scenario) -> None:
         self.recording, self.scenario = recording, scenario
         # S311: this is a dice, not a secret. A text as seed is the same in every process.
-        self.random = random.Random(f"{scenario.seed}/{scenario.name}")  # noqa: S311
+        self.random = random.Random(f"{scenario.seed}/{scenario.name}")  # noqa: S311 (as above)
         lives = [_Life(task, number) for number, task in enumerate(recording.tasks)]
         self.events: list[tuple[float, int, int, _Life | None]] = [
             (life.recorded.arrived_sec, ARRIVES, life.number, life) for life in lives
@@ -229,14 +236,13 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(math.ceil(share * len(ordered)), len(ordered)) - 1]
 
 
-def find_outages(
-    attempts: Sequence[tuple[float, bool]], *, share: float = 0.5, least: int = 5, gap_sec: int = 10
-) -> tuple[tuple[float, float], ...]:
+def find_outages(attempts: Sequence[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
     """Find the intervals in which most attempts failed.
 
     ``attempts`` are starts, in seconds, and whether each failed. Seconds with failures that
-    lie at most ``gap_sec`` apart, with no success between them, are one interval; it counts
-    as an outage if it holds ``least`` failures that are more than ``share`` of its attempts.
+    lie at most ``OUTAGE_GAP_SEC`` apart, with no success between them, are one interval; it
+    counts as an outage if it holds ``OUTAGE_LEAST`` failures that are more than
+    ``OUTAGE_SHARE`` of its attempts.
     """
     seconds: dict[int, list[int]] = {}
     for started, failed in attempts:
@@ -246,13 +252,13 @@ def find_outages(
     last = failures = total = 0
 
     def close() -> None:
-        if begun is not None and failures >= least and failures > share * total:
+        if begun is not None and failures >= OUTAGE_LEAST and failures > OUTAGE_SHARE * total:
             found.append((float(begun), float(last + 1)))
 
     for second in sorted(seconds):
         succeeded, failed_now = seconds[second]
-        bad = failed_now > share * (succeeded + failed_now)
-        if begun is not None and (not bad or second - last > gap_sec):
+        bad = failed_now > OUTAGE_SHARE * (succeeded + failed_now)
+        if begun is not None and (not bad or second - last > OUTAGE_GAP_SEC):
             close()
             begun = None
         if bad:

@@ -13,11 +13,12 @@ from pyspark.sql import functions as f
 
 from microqueue.arguments import check_count, refused
 from microqueue.backoff import BackoffPolicy, Jitter
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
 from microqueue.spark.pipelines.fingerprint import normalised
 from microqueue.spark.pipelines.history import all_tasks, attempts_of
-from microqueue.spark.pipelines.place import locate, server_now
+from microqueue.spark.pipelines.place import locate, now_at
 from microqueue.spark.pipelines.recording import busiest, collect, record
 from microqueue.spark.pipelines.simulate import Outcome, grid, outcomes_of, simulate_all
 from microqueue.spark.pipelines.steps import Step, Tell, silent
@@ -93,7 +94,7 @@ def storms(
     live: bool = True,
     uri: str | None = None,
     database: str | None = None,
-    collection: str = "tasks",
+    collection: str = DEFAULT_COLLECTION,
     queues: Sequence[str] | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
@@ -114,7 +115,7 @@ def storms(
         raise refused("factor", factor, "give a number above 1")
     rules = settings or QueueSettings.from_environment()
     place = locate(uri, database=database, collection=collection) if live else None
-    now = server_now(place) if place else datetime.now(UTC)
+    now = now_at(place)
     last = now if until is None else until
     first = last - timedelta(days=1) if since is None else since
     tell(Step("count", "Counting retries"))

@@ -16,13 +16,14 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as f
 
 from microqueue.arguments import check_count
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.errors import MicroqueueError
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
 from microqueue.spark.pipelines.commands import Asked, Command, replay_archived, replay_letters
 from microqueue.spark.pipelines.fingerprint import fingerprinted, normalised
 from microqueue.spark.pipelines.history import all_tasks, steadily
-from microqueue.spark.pipelines.place import locate, server_now
+from microqueue.spark.pipelines.place import locate, now_at
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 
 KIND = ("fingerprint", "queue", "code", "pattern")
@@ -75,7 +76,7 @@ def triage(
     live: bool = True,
     uri: str | None = None,
     database: str | None = None,
-    collection: str = "tasks",
+    collection: str = DEFAULT_COLLECTION,
     queues: Sequence[str] | None = None,
     since: datetime | None = None,
     top: int = 20,
@@ -132,7 +133,7 @@ def triage(
             changes["replay_archived"] = replay_archived(archive, cluster, asked)
         clusters.append(cluster.model_copy(update=changes))
     if state is not None and not dry_run:
-        seen_at = server_now(place) if place else datetime.now(UTC)
+        seen_at = now_at(place)
         _write_state(state, known, [row["fingerprint"] for row in groups], seen_at)
     return Triage(
         total=sum(row["count"] for row in groups),
