@@ -122,8 +122,8 @@ def check_clock(clock: Any) -> Clock:
 
 
 def check_uri(uri: Any) -> None:
-    """Refuse an address that is not text."""
-    if uri is not None and not isinstance(uri, str):
+    """Refuse an address that is not text, or empty: a variable that was not set, most likely."""
+    if uri is not None and not (isinstance(uri, str) and uri):
         raise refused("uri", uri, "give a string, as in 'mongodb://localhost:27017'")
 
 

@@ -13,13 +13,17 @@ from pymongo import WriteConcern
 from microqueue.clock import as_utc
 from microqueue.model import Model
 from microqueue.operations import examine as operations
-from microqueue.operations import indexes
+from microqueue.operations import indexes, sweep_report
 from microqueue.operations.call import Target, letters_collection
 from microqueue.operations.examine import IndexFindings
+from microqueue.overview import read_report
 from microqueue.queue import Queue
+from microqueue.sweeper import SweepReport
 
 OLDEST_VERSION = (4, 4)
 LARGEST_SKEW_SEC = 1.0
+LONGEST_UNSWEPT_SEC = 600.0
+MOST_COUNTED = 10_000
 RUN_INDEXES = "run: microqueue indexes"
 
 
@@ -33,7 +37,7 @@ class Check(Model):
 
 
 def examine(queue: Queue[Any]) -> list[Check]:
-    """Look at the server, its clock, the indexes and the write concern. Writes nothing.
+    """Look at the server, its clock, the indexes, the sweeper and the writes. Writes nothing.
 
     Raises :class:`ServerUnavailable` if there is no server to look at.
     """
@@ -64,6 +68,10 @@ def examine(queue: Queue[Any]) -> list[Check]:
     if findings.existing:
         checks.append(check_pop(queue.run(operations.explain_pop(queue.name, tasks))))
         checks.append(check_retention(findings, told="retention" in told))
+        now = queue.now()
+        last, _ = queue.run(sweep_report.read(tasks))
+        overdue = queue.run(operations.count_overdue(now, most=MOST_COUNTED))
+        checks.append(check_sweeper(read_report(last), overdue=overdue, now=now))
     checks.append(check_write_concern(queue.collections.tasks.write_concern))
     return checks
 
@@ -180,6 +188,22 @@ def check_retention(findings: IndexFindings, *, told: bool) -> Check:
     duration = "forever" if wanted == indexes.NEVER_SEC else f"{wanted}s"
     advice = f"if the settings are right, {RUN_INDEXES} --retention {duration}"
     return Check(name=name, ok=False, detail=detail, advice=advice)
+
+
+def check_sweeper(last: SweepReport | None, *, overdue: int, now: datetime) -> Check:
+    """Tell whether somebody sweeps, so that what crashes leave behind is taken up again."""
+    name = "sweeper"
+    ago_sec = None if last is None else (now - last.at).total_seconds()
+    detail = "nothing has swept yet" if ago_sec is None else f"swept {ago_sec:,.0f} s ago"
+    if overdue:
+        detail += f", and leases have expired: {overdue:,}"
+    if ago_sec is not None and ago_sec < LONGEST_UNSWEPT_SEC:
+        return Check(name=name, ok=True, detail=detail)
+    advice = (
+        "keep one running (microqueue sweep --every 30s), or sweep from cron or in a service: "
+        "without it, tasks whose worker died or stalled do not come back"
+    )
+    return Check(name=name, ok=not overdue, detail=detail, advice=advice)
 
 
 def describe_expiry(seconds: float | None) -> str:

@@ -73,6 +73,7 @@ def backoff(
 
     What is not given is as in the settings: $MICROQUEUE_BACKOFF, or the defaults.
     """
+    session.refuse_queue("it shows what the settings say")
     check_count("attempts", attempts)
     policy = QueueSettings.from_environment().backoff
     given = {"base_sec": base_sec, "factor": factor, "max_sec": max_sec, "jitter": jitter}

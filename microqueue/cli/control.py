@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -23,7 +24,8 @@ def pause(
             return
         since = formats.since(found.paused_at, queue.now())
         session.out.say(
-            f"Queue {queue.name!r} is paused (since {since}). `microqueue resume` ends it."
+            f"Queue {queue.name!r} is paused (since {since}). "
+            f"`microqueue resume -q {shlex.quote(queue.name)}` ends it."
         )
 
 
@@ -44,7 +46,7 @@ def cancel(
 ) -> None:
     """Fail a waiting or running task with code cancelled; its handler is told."""
     with session.connect() as queue:
-        task = queue.cancel(tasks.find(queue, task_id).id)
+        task = queue.cancel(tasks.find(session, queue, task_id).id)
         if session.out.as_json:
             session.out.json(task)
         else:

@@ -52,6 +52,7 @@ def dashboard(
     options: dict[str, Any] = {"read_only": read_only, "token": token}
     if show_secrets:
         options["redact"] = None
+    session.refuse_queue("the dashboard shows all queues")
     with session.open() as queue:
         with suppress(ServerUnavailable):  # The page tells that, and when the server is back.
             adopt(queue)

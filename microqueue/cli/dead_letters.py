@@ -19,7 +19,6 @@ from microqueue.queue import Queue
 from microqueue.task import Task, TaskStatus
 
 PAST: dict[str, Any] = {"parser": values.read_past, "metavar": "TIME"}
-NONE = "No dead letters. Nice."
 
 Code: TypeAlias = Annotated[str | None, typer.Option(help="Only those with this error code.")]
 Text: TypeAlias = Annotated[
@@ -60,11 +59,13 @@ def list_letters(
         which = _filter(now, code=code, text=text, since=since, until=until)
         page = queue.dead_letters.list(**which.model_dump(), limit=limit, cursor=cursor)
         total = queue.dead_letters.stats().total
+        others = "" if total else tasks.others(queue)
     if out.as_json:
         out.json({"tasks": page.tasks, "next_cursor": page.next_cursor})
         return
     if not page.tasks:
-        out.say(NONE if not total else f"None of the {total:,} dead letters match.")
+        none = f"No dead letters in queue {queue.name!r}.{others}"
+        out.say(none if not total else f"None of the {total:,} dead letters match.")
         return
     out.table(
         ["id", "failed", "attempts", "code", "message"],
@@ -93,7 +94,7 @@ def show_letter(
 ) -> None:
     """Show one dead letter with its payload, its error and its history."""
     with session.connect() as queue:
-        task = _find_letter(queue, task_id)
+        task = _find_letter(session, queue, task_id)
         now = queue.now()
     tasks.print_task(session, task, now)
 
@@ -126,7 +127,7 @@ def replay(
     given = {"code": code, "text": text, "since": since, "until": until}
     check_choice(ids, given, everything=everything)
     with session.connect() as queue:
-        chosen = Choice(queue, ids or [], given, limit=limit)
+        chosen = Choice(session, queue, ids or [], given, limit=limit)
 
         def act(owner: Queue[Any], which: Any) -> ReplayReport:
             return owner.dead_letters.replay(
@@ -180,7 +181,7 @@ def discard(
     given = {"code": code, "text": text, "since": since, "until": until}
     check_choice(ids, given, everything=everything)
     with session.connect() as queue:
-        chosen = Choice(queue, ids or [], given, limit=limit)
+        chosen = Choice(session, queue, ids or [], given, limit=limit)
         matched, discarded = chosen.count(), 0
         if not dry_run:
             chosen.confirm("Discard for good", yes=yes)
@@ -208,7 +209,13 @@ class Choice:
     """Which dead letters a command is about: some ids, or what a filter matches."""
 
     def __init__(
-        self, queue: Queue[Any], ids: list[str], given: dict[str, Any], *, limit: int | None
+        self,
+        session: Session,
+        queue: Queue[Any],
+        ids: list[str],
+        given: dict[str, Any],
+        *,
+        limit: int | None,
     ) -> None:
         self._queue = queue
         self._named = bool(ids)
@@ -219,7 +226,7 @@ class Choice:
         # An id names its task whatever its queue, so each is handled in its own.
         letters: dict[str, list[Any]] = defaultdict(list)
         for text in dict.fromkeys(ids):
-            task = _find_letter(queue, text)
+            task = _find_letter(session, queue, text)
             letters[task.queue].append(task.id)
         collection, settings = queue.collections.tasks, queue.settings
         self._parts = [
@@ -262,8 +269,8 @@ def _filter(now: datetime, *, code: Any, text: Any, since: Any, until: Any) -> D
     )
 
 
-def _find_letter(queue: Queue[Any], text: str) -> Task[Any]:
-    task = tasks.find(queue, text)
+def _find_letter(session: Session, queue: Queue[Any], text: str) -> Task[Any]:
+    task = tasks.find(session, queue, text)
     if task.status is not TaskStatus.FAILED:
         raise WrongStatus(task_id=text, status=task.status.value, needed=TaskStatus.FAILED.value)
     return task

@@ -18,6 +18,7 @@ from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
 from microqueue.doctor import Check, describe_expiry, examine
 from microqueue.errors import MicroqueueError
+from microqueue.operations.control import Pause
 from microqueue.operations.dead_letters import DeadLetterStats
 from microqueue.operations.examine import explain_pop, list_indexes
 from microqueue.operations.indexes import NEVER_SEC
@@ -47,6 +48,8 @@ def sweep(
     """Heal what crashes left behind, in all queues, or in the one given with -q."""
     if once and every is not None:
         raise typer.BadParameter("give --once or --every, not both.")
+    if metrics_port is not None and every is None:
+        raise typer.BadParameter("--metrics-port is of use with --every only.")
     queues = None if session.options.queue is None else [session.options.queue]
     with session.open() as queue:
         sweeper = Sweeper(queue, queues=queues, jobs=job or JOBS)
@@ -98,11 +101,13 @@ def stats(
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
     every: Annotated[
-        timedelta, typer.Option(help="With --watch, the pause.", **tasks.DURATION)
-    ] = timedelta(seconds=1),
+        timedelta | None, typer.Option(help="With --watch, the pause; else 1s.", **tasks.DURATION)
+    ] = None,
 ) -> None:
     """Show how many tasks wait, run, are done and failed, and why they failed."""
-    pause = check_every(every)
+    if every is not None and not watch:
+        raise typer.BadParameter("--every is of use with --watch only.")
+    pause = check_every(timedelta(seconds=1) if every is None else every)
     with session.connect() as queue:
         if not watch:
             _print_stats(session, queue)
@@ -112,11 +117,11 @@ def stats(
 
 
 def _print_stats(session: Session, queue: Queue[Any]) -> None:
-    found, letters = queue.stats(), queue.dead_letters.stats()
+    found, letters, pause = _read_stats(queue)
     if session.out.as_json:
-        session.out.json(_as_document(found, letters))
+        session.out.json(_as_document(found, letters, pause))
         return
-    session.out.console.print(_stats_view(session, found, letters))
+    session.out.console.print(_stats_view(session, found, letters, pause))
     if not found.pending + found.processing + found.done + found.failed:
         session.out.say(f"\nThe queue is empty.{tasks.others(queue)}")
 
@@ -125,28 +130,37 @@ def _watch_stats(session: Session, queue: Queue[Any], stop: threading.Event, pau
     if session.out.for_people:
         with Live(console=session.out.console, auto_refresh=False) as live:
             while not stop.is_set():
-                view = _stats_view(session, queue.stats(), queue.dead_letters.stats())
+                view = _stats_view(session, *_read_stats(queue))
                 live.update(Group(view, Text("\nCtrl-C ends this.", style="dim")), refresh=True)
                 stop.wait(pause)
         return
     while not stop.is_set():
-        found, letters = queue.stats(), queue.dead_letters.stats()
+        found, letters, paused = _read_stats(queue)
         if session.out.as_json:
-            session.out.json(_as_document(found, letters), stream=True)
+            session.out.json(_as_document(found, letters, paused), stream=True)
         else:
             session.out.say(
                 f"{found.at:%H:%M:%S} ready={found.ready} delayed={found.delayed} "
                 f"processing={found.processing} overdue={found.overdue} done={found.done} "
-                f"failed={found.failed}"
+                f"failed={found.failed}{' paused' if paused else ''}"
             )
         stop.wait(pause)
 
 
-def _as_document(found: QueueStats, letters: DeadLetterStats) -> dict[str, Any]:
-    return {**found.model_dump(), "pending": found.pending, "dead_letters": letters}
+def _read_stats(queue: Queue[Any]) -> tuple[QueueStats, DeadLetterStats, Pause | None]:
+    return queue.stats(), queue.dead_letters.stats(), queue.paused()
 
 
-def _stats_view(session: Session, found: QueueStats, letters: DeadLetterStats) -> Any:
+def _as_document(
+    found: QueueStats, letters: DeadLetterStats, paused: Pause | None
+) -> dict[str, Any]:
+    counted = {**found.model_dump(), "pending": found.pending}
+    return {**counted, "dead_letters": letters, "paused": paused}
+
+
+def _stats_view(
+    session: Session, found: QueueStats, letters: DeadLetterStats, paused: Pause | None
+) -> Any:
     age, due = found.oldest_ready_age_sec, found.next_due_at
     notes = {
         "ready": "" if age is None else f"the oldest for {formats.seconds(age)}",
@@ -158,8 +172,11 @@ def _stats_view(session: Session, found: QueueStats, letters: DeadLetterStats) -
     }
     colours = {"ready": "blue", "delayed": "blue", "processing": "yellow"}
     colours |= {"done": "green", "failed": "red"}
+    state = "" if paused is None else f"paused {formats.since(paused.paused_at, found.at)}"
+    if paused is not None and paused.reason:
+        state += f": {formats.one_line(paused.reason)}"
     return session.out.new_table(
-        [f"queue {found.queue}", "tasks", ""],
+        [f"queue {found.queue}", "tasks", state],
         [
             [Text(name, style=colour), int(getattr(found, name)), notes.get(name, "")]
             for name, colour in colours.items()
@@ -239,7 +256,7 @@ def _retention(former: int | None, kept: int | None) -> dict[str, int | None]:
 
 
 def doctor(session: Session) -> None:
-    """Examine the server, the clock, the indexes and the write concern; changes nothing."""
+    """Examine the server, the clock, the indexes, the sweeper and the writes; changes nothing."""
     with session.open() as queue:
         checks = examine(queue)
     healthy = all(check.ok for check in checks)

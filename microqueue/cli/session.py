@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from pymongo.errors import PyMongoError
 
+from microqueue.arguments import check_uri, refused
 from microqueue.cli.adopting import adopt
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
 from microqueue.cli.output import Output
@@ -46,7 +47,7 @@ class SharedOptions:
             "--queue",
             "-q",
             metavar="NAME",
-            help="The queue; else the one named default.",
+            help="The queue. Else the one named default, or all, if a command is about all.",
             rich_help_panel=PANEL,
         ),
     ] = None
@@ -91,6 +92,11 @@ class Session:
         """The queue's name, or the default one."""
         return DEFAULT_QUEUE if self.options.queue is None else self.options.queue
 
+    def refuse_queue(self, reason: str) -> None:
+        """Refuse a queue where it would have no effect."""
+        if self.options.queue is not None:
+            raise refused("queue", self.options.queue, f"{reason}; leave --queue out")
+
     def connect(self, name: str | None = None, **settings: Any) -> Queue:
         """Open the queue as :meth:`open` does, with its dead letters where they are kept."""
         queue = self.open(name, **settings)
@@ -106,7 +112,8 @@ class Session:
 
         The settings are those of the environment, and those given here.
         """
-        if not self.options.uri and not os.environ.get(URI_VARIABLE):
+        check_uri(self.options.uri)
+        if self.options.uri is None and not os.environ.get(URI_VARIABLE):
             directory = default_directory()
             if running(directory) is None:
                 self.out.remark(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from microqueue.arguments import refused
 from microqueue.cli import formats, output, values
 from microqueue.cli.session import Session
 from microqueue.errors import InvalidArgument, TaskNotFound
@@ -167,16 +168,26 @@ def show(
 ) -> None:
     """Show one task with its payload, its error and the history of its attempts."""
     with session.connect() as queue:
-        task = find(queue, task_id)
+        task = find(session, queue, task_id)
         now = queue.now()
     print_task(session, task, now)
 
 
-def find(queue: Queue[Any], text: str) -> Task[Any]:
-    """Find a task by what somebody typed, whatever type its id has."""
+def find(session: Session, queue: Queue[Any], text: str) -> Task[Any]:
+    """Find a task by what somebody typed, whatever type its id has.
+
+    In any queue, unless one was given: then a task of another one is refused.
+    """
+    wanted = session.options.queue
+    elsewhere: str | None = None
     for task_id in candidate_ids(text):
         if (task := queue.get(task_id)) is not None:
-            return task
+            if wanted in {None, task.queue}:
+                return task
+            elsewhere = task.queue
+    if elsewhere is not None:
+        reason = f"task {text!r} is in queue {elsewhere!r}; give that one, or leave --queue out"
+        raise refused("queue", wanted, reason)
     raise TaskNotFound(task_id=text)
 
 

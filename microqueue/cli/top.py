@@ -35,19 +35,33 @@ def top(
         timedelta, typer.Option(help="The pause between two looks.", **tasks.DURATION)
     ] = timedelta(seconds=2),
 ) -> None:
-    """Look on: all queues with their rates, the workers, and what runs and for how long.
+    """Look on: queues with their rates, the workers, and what runs and for how long.
 
-    Looking leaves no trace in the queue.
+    All queues, or the one given with -q. Looking leaves no trace in the queue.
     """
     if not interval:
         raise refused("interval", interval, "give more than 0 seconds")
     with session.connect() as queue:
         insights = Insights(queue)
         if once or not session.out.for_people:
-            _print(session, insights.overview())
+            _print(session, _seen(session, insights))
             return
         with stop_on_signals() as stop:
             _watch(session, insights, stop, interval.total_seconds())
+
+
+def _seen(session: Session, insights: Insights) -> Overview:
+    """Take an overview, of the one queue that was asked for, or of all."""
+    overview, wanted = insights.overview(), session.options.queue
+    if wanted is None:
+        return overview
+    return overview.model_copy(
+        update={
+            "queues": [one for one in overview.queues if one.queue == wanted],
+            "workers": [one for one in overview.workers if wanted in one.queues],
+            "running": [one for one in overview.running if one.queue == wanted],
+        }
+    )
 
 
 def _print(session: Session, overview: Overview) -> None:
@@ -60,7 +74,7 @@ def _print(session: Session, overview: Overview) -> None:
 def _watch(session: Session, insights: Insights, stop: threading.Event, pause: float) -> None:
     with Live(console=session.out.console, auto_refresh=False, screen=True) as live:
         while not stop.is_set():
-            view = _view(session, insights.overview())
+            view = _view(session, _seen(session, insights))
             live.update(Group(view, Text("\nCtrl-C ends this.", style="dim")), refresh=True)
             stop.wait(pause)
 

@@ -20,7 +20,7 @@ from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
 from microqueue.connection import URI_VARIABLE
 from microqueue.embedded import EmbeddedServer, default_directory
-from microqueue.errors import InvalidArgument, MicroqueueError
+from microqueue.errors import EmbeddedServerError, InvalidArgument, MicroqueueError
 from microqueue.operations.examine import server_version
 from microqueue.queue import Queue
 from microqueue.settings import DASHBOARD_PORT
@@ -58,7 +58,8 @@ def up(
 
     The other commands find it by themselves, and the tasks are kept for the next time.
     """
-    if session.options.uri:
+    session.refuse_queue("up serves all queues")
+    if session.options.uri is not None:
         raise InvalidArgument("up runs the embedded server, and takes no --uri", argument="uri")
     pause = check_every(every)
     home = directory or default_directory()
@@ -71,7 +72,7 @@ def up(
                 stack.enter_context(page.running())
             _announce(session, server, queue.run(server_version()), page)
             sweeper = Sweeper(queue, on_report=lambda report: _tell(session, report))
-            _sweep_until(stop, session, queue, sweeper, pause)
+            _sweep_until(stop, session, server, queue, sweeper, pause=pause)
         session.out.say("Stopping ...")
     session.out.say("Stopped. The tasks are kept for the next time.")
 
@@ -91,13 +92,24 @@ def _dashboard(session: Session, queue: Queue[Any], port: int | None) -> Dashboa
 
 
 def _sweep_until(
-    stop: threading.Event, session: Session, queue: Queue[Any], sweeper: Sweeper, pause: float
+    stop: threading.Event,
+    session: Session,
+    server: EmbeddedServer,
+    queue: Queue[Any],
+    sweeper: Sweeper,
+    *,
+    pause: float,
 ) -> None:
     while not stop.is_set():
         try:
             adopt(queue)
             sweeper.run_once()
         except MicroqueueError as exc:  # The next sweep may find all well.
+            if not server.is_alive():
+                raise EmbeddedServerError(
+                    f"the MongoDB of {server.directory} has ended; its log is there. The tasks "
+                    "are kept: run microqueue up again"
+                ) from exc
             session.out.error(exc)
         stop.wait(pause)
 

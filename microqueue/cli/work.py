@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
@@ -22,6 +23,7 @@ from microqueue.cli.watchdog import Watchdog
 from microqueue.core import worker_name
 from microqueue.errors import MicroqueueError
 from microqueue.operations import workers
+from microqueue.operations.control import list_paused
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.worker import AsyncWorker, Worker, load_handler
@@ -161,6 +163,8 @@ def _run(job: Job) -> int:
             job.session.out.say(
                 f"Working on {noun} {described} with {job.handler}. Ctrl-C ends it."
             )
+        if own_name() is None:
+            _tell_pauses(job.session, first, job.names)
         if router_for(function).coroutines():
             return asyncio.run(_run_async(job, function, first.settings))
         others = [
@@ -174,6 +178,15 @@ def _run(job: Job) -> int:
             handled = threads.run(burst=job.burst)
             job.watchdog.succeeded()
             return handled
+
+
+def _tell_pauses(session: Session, queue: Queue[Any], names: list[str]) -> None:
+    """Say which queues give nothing, and how that ends."""
+    for one in queue.run(list_paused(queue.collections.name)):
+        if one.queue in names:
+            reason = f" ({one.reason})" if one.reason else ""
+            ends = f"microqueue resume -q {shlex.quote(one.queue)}"
+            session.out.remark(f"Queue {one.queue!r} is paused{reason}; `{ends}` ends that.")
 
 
 async def _run_async(job: Job, function: Any, settings: QueueSettings) -> int:
@@ -215,6 +228,7 @@ def _supervise(
     load_handler(handler)  # A wrong name is told once, before anything starts.
     with session.connect(names[0]) as queue:
         queue.ensure_indexes(adjust=False)
+        _tell_pauses(session, queue, names)
         session.out.say(
             f"Working on {formats.listed([repr(name) for name in names])} with {handler} in "
             f"{formats.count(processes, 'process', 'processes')}. Ctrl-C ends it."

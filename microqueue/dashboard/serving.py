@@ -110,7 +110,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as exc:
-        instead = f"cannot listen at {host} ({exc}); give another --port, or 0 for a free one"
+        instead = f"cannot listen at {host} ({exc}); give another port, or 0 for a free one"
         raise refused("port", port, instead) from exc
 
 

@@ -87,7 +87,7 @@ def translate(error: Exception) -> MicroqueueError:
     if isinstance(error, ServerSelectionTimeoutError):
         return ServerUnavailable(
             "no MongoDB server answered in time; check that it runs, and the address "
-            f"in MICROQUEUE_URI or from_uri() ({_first_line(error)})"
+            f"in --uri, MICROQUEUE_URI or from_uri() ({_first_line(error)})"
         )
     if is_transient(error) or isinstance(
         error, ConnectionFailure | ExecutionTimeout | WTimeoutError

@@ -260,6 +260,14 @@ class EmbeddedServer:
         logger.info("%s MongoDB at %s for %s", "joined" if reused else "started", state.port, home)
         return cls(home, state, reused=reused, temporary=temporary, users_lock=users_lock)
 
+    def is_alive(self) -> bool:
+        """Tell whether the process of the server is there."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
     def stop(self) -> None:
         """Stop using the server; the last user's call returns when it has ended."""
         users_lock, self._users_lock = self._users_lock, None

@@ -17,12 +17,16 @@ class Pause(Model):
 
 
 def pause(collection: str, queue: str, *, reason: str | None, now: datetime) -> Operation[Pause]:
-    """Pause a queue. Safe to repeat: the first instant stays, the newest reason counts."""
+    """Pause a queue. Safe to repeat: its start stays, and its reason until another."""
     yield Call(
         "update_one",
         {"_id": _key(collection, queue)},
         {
-            "$set": {"collection": collection, "queue": queue, "reason": reason},
+            "$set": {
+                "collection": collection,
+                "queue": queue,
+                **({} if reason is None else {"reason": reason}),
+            },
             "$setOnInsert": {"paused_at": now},
         },
         upsert=True,

@@ -99,6 +99,12 @@ def winning_plan(reply: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"inputStages": [shard["winningPlan"] for shard in plan["shards"]]}
 
 
+def count_overdue(now: datetime, *, most: int) -> Operation[int]:
+    """Count tasks whose lease has expired, and which nobody has taken back; but not too many."""
+    count: int = yield Call("count_documents", filters.lease_expired(now), limit=most)
+    return count
+
+
 def has_letters_apart(collection: str) -> Operation[bool]:
     """Tell whether ``tasks_dlq`` is there: somebody keeps dead letters apart, or has done so."""
     name = letters_collection(collection)

@@ -19,7 +19,7 @@ from microqueue.settings import QueueSettings
 from microqueue.spark import alike
 from microqueue.spark.options import SinkOptions
 from microqueue.spark.rows import RowReader, RowTask
-from microqueue.worker.loading import load_handler
+from microqueue.worker.loading import load_model
 
 
 class Stamp(NamedTuple):
@@ -48,7 +48,7 @@ class ChunkMaker:
         self._options = options
         self._settings = settings
         self._load = load
-        model = None if options.model is None else load_handler(options.model)
+        model = None if options.model is None else load_model(options.model)
         self._rows = RowReader(schema, options, codec_of(model))
 
     def make(self, rows: pa.Table, stamp: Stamp, codec_options: CodecOptions[Any]) -> Chunk:

@@ -275,7 +275,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         async def leave() -> None:
             await run_in_thread(keeper.stop)
             if settled:
-                await perform_async(self._leave(), self._do)
+                await perform_async(self._leave(end_by), self._do)
                 if self._sleeper is not None:
                     await run_in_thread(self._sleeper.wait_closed)
             await run_in_thread(twins.close)

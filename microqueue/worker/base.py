@@ -181,14 +181,15 @@ class WorkerCore(Stopping, Generic[QueueT]):
             seen.append(((yield from run_on(group[0], group[0].look(names))), group))
         return Sight.of(seen)
 
-    def _leave(self) -> Steps[None]:
+    def _leave(self, end_by: Callable[[], float]) -> Steps[None]:
         """Say that this worker ends; if it cannot, the sweeper finds out by the heartbeat."""
         try:
             for _, group in self._by_collection(self._queues):
                 left = workers.leave(self.worker_id, group[0].collections.name)
                 yield from run_on(group[0], left)
         except MicroqueueError as exc:
-            logger.warning("the end of this worker could not be told: %s", exc)
+            if now_sec() < end_by():  # Later nobody waits any more, and that was said.
+                logger.warning("the end of this worker could not be told: %s", exc)
 
     def _take_in(self, queue: QueueT, claimed: Sequence[Claimed]) -> list[Held]:
         """Take tasks in that were just claimed, and have their leases looked after."""

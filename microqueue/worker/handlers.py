@@ -90,10 +90,16 @@ def make_handler(function: Any, **options: Any) -> Handler:
             argument="handler",
             value=function,
         )
-    parameters = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    wants_context = CONTEXT in signature.parameters
+    try:
+        signature.bind(None, **({CONTEXT: None} if wants_context else {}))
+    except TypeError as exc:
+        reason = f"it is called with the payload alone, and that does not fit: {exc}"
+        raise refused("handler", function, reason) from exc
     return Handler(
         function=function,
-        wants_context=CONTEXT in parameters,
+        wants_context=wants_context,
         is_async=_is_any(function, inspect.iscoroutinefunction),
         name=getattr(function, "__qualname__", repr(function)),
         **options,
@@ -117,4 +123,7 @@ def close_unrun(result: Any) -> None:
 def unknown_task(name: str | None, known: list[str]) -> Fail:
     """Make the failure of a task that no handler is registered for."""
     listed = ", ".join(sorted(known)) or "none"
-    return Fail(f"no handler for task {name!r}; registered: {listed}", code="unknown_task")
+    said = f"no handler for task {name!r}"
+    if name is None:
+        said = "the task has no name, which is in its header 'task' (--header task=NAME)"
+    return Fail(f"{said}; registered: {listed}", code="unknown_task")

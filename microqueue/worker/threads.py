@@ -203,7 +203,7 @@ class Worker(WorkerCore[Queue[Any]]):
         def leave() -> None:
             keeper.stop()
             if settled:
-                perform(self._leave(), self._do)
+                perform(self._leave(end_by), self._do)
             sleeper.wait_closed()
 
         if not settled:

@@ -24,7 +24,7 @@ from microqueue.spark.pipelines.adding import CHUNK, Adder
 from microqueue.spark.pipelines.place import server_now
 from microqueue.spark.place import place_of
 from microqueue.spark.values import Converter, check_names, converted, converter_of
-from microqueue.worker.loading import load_handler
+from microqueue.worker.loading import load_model
 
 CORRUPT = "_corrupt"
 """The column in which Spark puts a line of CSV that does not fit its header."""
@@ -59,7 +59,7 @@ class Loader:
         self._converters()
 
     def _model(self) -> Any:
-        return load_handler(self.model) if isinstance(self.model, str) else self.model
+        return load_model(self.model) if isinstance(self.model, str) else self.model
 
     def _converters(self) -> dict[str, Converter]:
         """Make what turns columns into the same as the sink does, or into what a model sees."""

@@ -1,0 +1,5 @@
+"""The command line, as ``python -m microqueue``."""
+
+from microqueue.cli import main
+
+main()
