@@ -178,24 +178,35 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
         return (yield from look(self.collections.name, queues, now=now))
 
     def claim_batch(
-        self, limit: int, worker_id: str | None = None, *, after: datetime | None = None
+        self,
+        limit: int,
+        worker_id: str | None = None,
+        *,
+        after: datetime | None = None,
+        attempted: list[Lease] | None = None,
     ) -> Operation[list[Claimed]]:
         """Claim up to ``limit`` ready tasks; what is due and what is paused is not looked at.
 
         The claim starts later than ``after``, the worker's last one, so that its claims are
-        in order although clocks are read anew.
+        in order although clocks are read anew. If it ends in an error, nobody knows what it took:
+        ``attempted`` gets its lease before anything is written, for :meth:`claim_again`.
         """
         while True:
             lease = yield from self._new_lease(worker_id, after)
             documents = yield from claim.pop_many(
-                self.name, lease, limit=limit, spread=self._spread
+                self.name, lease, limit=limit, spread=self._spread, attempted=attempted
             )
-            if not documents:
-                return []
             claimed = yield from self._deliver(documents, lease)
-            if claimed:
+            if claimed or not documents:
                 return claimed
             yield from sweep.expire_undelivered(lease.started_at, self.settings, [self.name])
+
+    def claim_again(self, lease: Lease) -> Operation[list[Claimed]]:
+        """Take what a claim holds that ended in an error, under the same lease, renewed."""
+        now = yield from self.begin()
+        renewed = lease.model_copy(update={"expires_at": now + self.settings.visibility_timeout})
+        documents = yield from claim.find_held(renewed)
+        return (yield from self._deliver(documents, renewed))
 
     def _new_lease(self, worker_id: str | None, after: datetime | None = None) -> Operation[Lease]:
         now = yield from self.begin()

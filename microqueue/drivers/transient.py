@@ -28,11 +28,8 @@ from microqueue.errors import (
     OperationFailed,
     ServerUnavailable,
 )
+from microqueue.operations.refusals import INTERRUPTED
 from microqueue.redaction import without_password
-
-# Not primary, stepping down, shutting down, host unreachable and the like: the codes that
-# drivers treat as retryable.
-RETRYABLE_CODES = frozenset({6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
 
 TOO_LARGE_CODES = frozenset({10334, 17419, 17280})
 
@@ -50,7 +47,7 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, AutoReconnect):
         return True
     if isinstance(error, OperationFailure):
-        return error.code in RETRYABLE_CODES or error.has_error_label("RetryableWriteError")
+        return error.code in INTERRUPTED or error.has_error_label("RetryableWriteError")
     return False
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from bson import Int64
 from pymongo import ReturnDocument
-from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.errors import OperationFailure, PyMongoError
 
 from microqueue.operations import filters, refusals
 from microqueue.operations.call import Call, Document, Operation
@@ -47,8 +47,9 @@ def pop(queue: str, lease: Lease) -> Operation[Document | None]:
     """Claim the first ready task with one atomic write.
 
     Not safe to repeat blindly: a claim whose reply was lost would stay leased to nobody.
-    So after a lost connection the token tells whether the claim went through; if it cannot
-    be told, the error surfaces, and a claim that did go through comes back by its lease.
+    So after a lost connection, or a step-down, the token tells whether the claim went through;
+    if it cannot be told, the error surfaces, and a claim that did go through comes back by its
+    lease.
     """
     return (yield from _claim_one({"queue": queue, **filters.READY}, lease))
 
@@ -63,12 +64,13 @@ def _claim_one(selection: Document, lease: Lease) -> Operation[Document | None]:
             return_document=ReturnDocument.AFTER,
             repeatable=False,
         )
-    except AutoReconnect:
-        document = yield Call("find_one", held_under(lease))
-        if document is None:
-            raise
-    except OperationFailure as exc:
-        if exc.code != refusals.TYPE_MISMATCH:
+    except PyMongoError as exc:
+        if refusals.is_uncertain(exc):
+            document = yield Call("find_one", held_under(lease))
+            if document is None:
+                raise
+            return document
+        if not isinstance(exc, OperationFailure) or exc.code != refusals.TYPE_MISMATCH:
             raise
         yield from _bury_malformed(selection, lease.started_at)
         return (yield from _claim_one(selection, lease))
@@ -115,15 +117,23 @@ class Spread:
 
 
 def pop_many(
-    queue: str, lease: Lease, *, limit: int, spread: Spread | None = None
+    queue: str,
+    lease: Lease,
+    *,
+    limit: int,
+    spread: Spread | None = None,
+    attempted: list[Lease] | None = None,
 ) -> Operation[list[Document]]:
     """Claim up to ``limit`` ready tasks under one token, with two or three round trips.
 
     Reads a window of the line, then claims it by a guarded update. When other workers won
     all of it, the next window starts further back, instead of fighting for the head. A
-    single task is claimed with one write, and nothing is read before.
+    single task is claimed with one write, and nothing is read before. ``attempted`` gets the lease
+    before the first write.
     """
+    attempted = [] if attempted is None else attempted
     if limit == 1:
+        attempted.append(lease)
         document = yield from pop(queue, lease)
         return [] if document is None else [document]
     spread = spread or Spread()
@@ -144,6 +154,8 @@ def pop_many(
         if any(isinstance(document["_id"], dict) for document in window):
             yield from _bury_malformed(_these(window), lease.started_at)
             continue
+        if lease not in attempted[-1:]:
+            attempted.append(lease)
         try:
             claimed = yield from _claim_window(window, lease)
         except OperationFailure as exc:
@@ -176,7 +188,9 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
             repeatable=False,
         )
         all_ours = result.modified_count == len(window)
-    except AutoReconnect:
+    except PyMongoError as exc:
+        if not refusals.is_uncertain(exc):
+            raise
         all_ours = False
     if not as_read:
         return (yield from _read_back(window, lease))
@@ -253,6 +267,17 @@ def held_under(lease: Lease) -> Document:
         "lease_expires_at": lease.expires_at,
         "lease_token": lease.token,
     }
+
+
+def find_held(lease: Lease) -> Operation[list[Document]]:
+    """Renew what a claim took before it ended in an error, and give it in the order of the line.
+
+    Safe to repeat: it sets the same instant again.
+    """
+    held = {**filters.LEASED, "lease_token": lease.token}
+    yield Call("update_many", held, {"$set": {"lease_expires_at": lease.expires_at}})
+    found: list[Document] = yield Call("find", held, sort=filters.READY_ORDER)
+    return found
 
 
 def apply_own_timeouts(documents: Iterable[Document], lease: Lease) -> Operation[None]:

@@ -175,7 +175,7 @@ def settlement_update(
     }
     if error:
         changes["error"] = error
-        entry["error"] = {**error, "message": _cut(error["message"], LONGEST_IN_HISTORY)}
+        entry["error"] = {**error, "message": storable_text(error["message"], LONGEST_IN_HISTORY)}
     if anew:
         counts = {
             name: max(getattr(task, name) + step, 0) for name, step in settlement.increments.items()
@@ -197,12 +197,14 @@ def describe_error(error: object, code: str | None, now: datetime, *, otherwise:
         message = f"{type(error).__name__}: {_text(error)}"
     else:
         message = otherwise if error is None else _text(error)
-    return TaskError.trusted(message=_cut(message, LONGEST_MESSAGE), code=code, at=now)
+    return TaskError.trusted(message=storable_text(message, LONGEST_MESSAGE), code=code, at=now)
 
 
 def invalid_task(reason: str, now: datetime) -> TaskError:
     """Say why a stored document is no task that can be run."""
-    return TaskError.trusted(message=_cut(reason, LONGEST_IN_HISTORY), code=INVALID_TASK, at=now)
+    return TaskError.trusted(
+        message=storable_text(reason, LONGEST_IN_HISTORY), code=INVALID_TASK, at=now
+    )
 
 
 def _text(value: object) -> str:
@@ -212,7 +214,7 @@ def _text(value: object) -> str:
         return f"<{type(value).__name__} without a text>"
 
 
-def _cut(text: str, longest: int) -> str:
+def storable_text(text: str, longest: int = LONGEST_MESSAGE) -> str:
     """Make a text that BSON can hold, and cut it to a number of bytes."""
     return text.encode("utf-8", "backslashreplace")[:longest].decode("utf-8", "ignore")
 

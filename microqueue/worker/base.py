@@ -14,7 +14,7 @@ from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations import workers
 from microqueue.operations.workers import WorkerInfo
 from microqueue.queue import Queue
-from microqueue.task import Claimed
+from microqueue.task import Claimed, Lease
 from microqueue.worker.caution import Caution
 from microqueue.worker.claiming import Claiming, Sight
 from microqueue.worker.handlers import Handler, SingleHandler, router_for
@@ -79,6 +79,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
             try_until=lambda: 0.0 if self._hurrying else self._stop_by,
         )
         self._claimed_last: datetime | None = None
+        self._uncertain: dict[QueueT, list[Lease]] = {}  # Of claims that ended in an error.
         self._expect: Callable[[float], None] = lambda _due: None
 
     def _keeper(
@@ -170,9 +171,23 @@ class WorkerCore(Stopping, Generic[QueueT]):
         return [([one.name for one in group if one in opened], group) for group in groups.values()]
 
     def _claim(self, queue: QueueT, limit: int) -> Steps[list[Held]]:
-        """Claim up to ``limit`` tasks; give what there was, not started yet."""
-        operation = queue.claim_batch(limit, self.worker_id, after=self._claimed_last)
-        return self._take_in(queue, (yield from run_on(queue, operation)))
+        """Claim up to ``limit`` tasks; give what there was, not started yet.
+
+        What a claim took that ended in an error comes first: it is leased, and nobody else would
+        start it.
+        """
+        uncertain = self._uncertain.setdefault(queue, [])
+        while uncertain:
+            found = yield from run_on(queue, queue.claim_again(uncertain[-1]))
+            uncertain.pop()
+            if found:
+                return self._take_in(queue, found)
+        operation = queue.claim_batch(
+            limit, self.worker_id, after=self._claimed_last, attempted=uncertain
+        )
+        claimed = yield from run_on(queue, operation)
+        uncertain.clear()
+        return self._take_in(queue, claimed)
 
     def _look(self, opened: Sequence[QueueT]) -> Steps[Sight]:
         """Look at the queues that are open, as far as is known."""
@@ -182,7 +197,12 @@ class WorkerCore(Stopping, Generic[QueueT]):
         return Sight.of(seen)
 
     def _leave(self, end_by: Callable[[], float]) -> Steps[None]:
-        """Say that this worker ends; if it cannot, the sweeper finds out by the heartbeat."""
+        """Say that this worker ends; if it cannot, the sweeper finds out by the heartbeat.
+
+        So it does if a claim ended in an error: what that took is nowhere else to be found.
+        """
+        if any(self._uncertain.values()):
+            return
         try:
             for _, group in self._by_collection(self._queues):
                 left = workers.leave(self.worker_id, group[0].collections.name)

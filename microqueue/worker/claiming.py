@@ -197,7 +197,8 @@ class Claiming:
     def _look_around(self, *, full: bool = False) -> Steps[None]:
         """Find out what is ready, due and paused; make ready what is due.
 
-        A worker that is ``full`` only wants to know whether what it holds may start.
+        A worker that is ``full`` wants to know, too: what is due may be more urgent than all that
+        is ready, and nobody else may be there to put it into the line.
         """
         sight = yield from self._look(self._open)
         still_open = [one for one in self._queues if one not in sight.paused]
@@ -210,9 +211,7 @@ class Claiming:
         wait_sec = self._poll_sec if calm else min(self._poll_sec, STALE_SEC)
         wait_sec *= _random.uniform(*JITTER)
         self._give_back(sight.paused)
-        if full:
-            pass
-        elif sight.due_sec is not None and sight.due_sec <= 0 and self._open:
+        if sight.due_sec is not None and sight.due_sec <= 0 and self._open:
             for queue in self._open:
                 yield from run_on(queue, queue.promote_due())
             self._asleep = False

@@ -7,6 +7,7 @@ from typing import Any
 
 from microqueue.arguments import refused
 from microqueue.durations import Duration
+from microqueue.operations.settle import storable_text
 from microqueue.task import Progress, Task
 from microqueue.worker.inflight import Held, now_sec
 
@@ -44,7 +45,8 @@ class _Context:
         if message is not None and not isinstance(message, str):
             raise refused("message", message, "give a text")
         now = self._held.queue.clock.now()
-        self._held.progress = Progress.trusted(fraction=float(fraction), message=message, at=now)
+        said = None if message is None else storable_text(message)
+        self._held.progress = Progress.trusted(fraction=float(fraction), message=said, at=now)
 
     def _touched(self, task: Task[Any], at: float) -> None:
         self._held.touch(task, at)

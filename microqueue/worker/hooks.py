@@ -59,5 +59,7 @@ class HookList:
         for hook in self._hooks:
             try:
                 getattr(hook, name)(*arguments, **options)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # It would end the thread, or the loop, that serves all tasks.
                 logger.exception("hook %s.%s failed", type(hook).__name__, name)

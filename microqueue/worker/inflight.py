@@ -194,25 +194,33 @@ class InFlight:
 class Pace:
     """How many tasks to hold: enough to keep handlers busy, few enough to start them in time.
 
-    What is claimed must start within a fraction of its lease, judged by how long tasks took
-    so far. Without experience, one task per handler is held, and one more. Handlers that are
-    ``busy`` for longer than a task may wait start nothing.
+    What is claimed must start within a fraction of its lease, and within about a second, judged
+    by how long tasks took so far: what waits here is out of reach of idle workers, and goes
+    before what is more urgent. Without experience, one task per handler is held, and one more;
+    then no more than twice as many as were seen, as the first ones may have been the quick ones.
+    Handlers that are ``busy`` for longer than a task may wait start nothing.
     """
 
     FRACTION = 0.25
-    SMOOTHING = 0.05
+    LONGEST_SEC = 1.0
+    # What takes long is believed at once, what is quick only after a while.
+    SLOWER = 0.5
+    QUICKER = 0.05
 
     def __init__(self, *, concurrency: int, prefetch: int, lease_sec: float) -> None:
         self._concurrency = concurrency
         self._prefetch = prefetch
         self._lease_sec = lease_sec
         self._mean_sec: float | None = None
+        self._seen = 0
         self.busy = 0
 
     def learn(self, took_sec: float) -> None:
         """Take into account how long one task took."""
-        mean = self._mean_sec
-        self._mean_sec = took_sec if mean is None else mean + self.SMOOTHING * (took_sec - mean)
+        self._seen += 1
+        mean = took_sec if self._mean_sec is None else self._mean_sec
+        weight = self.SLOWER if took_sec > mean else self.QUICKER
+        self._mean_sec = mean + weight * (took_sec - mean)
 
     def most(self) -> int:
         """Give how many tasks may be held at once, those that run included."""
@@ -222,5 +230,6 @@ class Pace:
         free = max(self._concurrency - self.busy, 0)
         if self._mean_sec is None:
             return least + min(free, self._prefetch)
-        startable = free * self._lease_sec * self.FRACTION / max(self._mean_sec, 1e-6)
-        return least + int(min(self._prefetch, startable))
+        within_sec = min(self._lease_sec * self.FRACTION, self.LONGEST_SEC)
+        startable = free * within_sec / max(self._mean_sec, 1e-6)
+        return least + int(min(self._prefetch, startable, 2 * self._seen))

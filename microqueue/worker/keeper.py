@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from microqueue.errors import MicroqueueError
@@ -57,6 +58,7 @@ class LeaseKeeper:
         self._beat_due = now_sec() + heartbeat_sec
         self._look_due = 0.0
         self._next_look = 0.0
+        self._troubled = False  # Something failed, and is tried again after a pause.
         self._stopping = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="microqueue-leases", daemon=True)
@@ -83,20 +85,32 @@ class LeaseKeeper:
         while not self._stopping:
             self._next_look = float("inf")  # What comes in from here on is looked at once more.
             self._wake.clear()
+            self._troubled = False
             held = [one for one in self._in_flight.snapshot() if one.queue in self._twins]
-            for duty in (self._interrupt_overdue, self._renew, self._say_alive, self._look_after):
-                try:
+            # First of all the heartbeat: after a time without a server, it shows who is alive.
+            for duty in (self._interrupt_overdue, self._say_alive, self._renew, self._look_after):
+                with self._undisturbed():
                     duty(held)
-                except MicroqueueError as exc:
-                    # Two thirds of each lease are left to try again.
-                    logger.warning("leases or heartbeat could not be renewed: %s", exc)
-                except Exception:
-                    logger.exception("leases or heartbeat could not be renewed")
             pause_sec = self._pause_sec(held)
             self._next_look = now_sec() + pause_sec
             self._wake.wait(pause_sec)
 
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Log what goes wrong with one duty, or with one queue, and go on with the others."""
+        try:
+            yield
+        except MicroqueueError as exc:
+            # Two thirds of each lease are left to try again.
+            self._troubled = True
+            logger.warning("leases or heartbeat could not be renewed: %s", exc)
+        except BaseException:  # Without this thread, all that is held would be lost.
+            self._troubled = True
+            logger.exception("leases or heartbeat could not be renewed")
+
     def _pause_sec(self, held: list[Held]) -> float:
+        if self._troubled:
+            return LONGEST_PAUSE_SEC
         due = [one.renewal_due for one in held]
         due += [one.deadline for one in held if one.deadline is not None and not one.timed_out]
         due.append(self._beat_due)
@@ -119,20 +133,24 @@ class LeaseKeeper:
     def _renew(self, held: list[Held]) -> None:
         due = [one for one in held if one.renewal_due <= now_sec()]
         for queue, blocking, group in self._by_queue(due):
-            started = now_sec()
-            lost = blocking.run(
-                renew(
-                    [one.task for one in group],
-                    now=blocking.now(),
-                    timeout=queue.settings.visibility_timeout,
-                )
+            with self._undisturbed():
+                self._renew_group(queue, blocking, group)
+
+    def _renew_group(self, queue: Any, blocking: Queue[Any], group: list[Held]) -> None:
+        started = now_sec()
+        lost = blocking.run(
+            renew(
+                [one.task for one in group],
+                now=blocking.now(),
+                timeout=queue.settings.visibility_timeout,
             )
-            lost_claims = {filters.claim_of(task) for task in lost}
-            for one in group:
-                one.renew(started)
-                # What was settled in the meantime is gone, not lost.
-                if not one.concluded and filters.claim_of(one.claimed) in lost_claims:
-                    self._on_lost(one)
+        )
+        lost_claims = {filters.claim_of(task) for task in lost}
+        for one in group:
+            one.renew(started)
+            # What was settled in the meantime is gone, not lost.
+            if not one.concluded and filters.claim_of(one.claimed) in lost_claims:
+                self._on_lost(one)
 
     def _look_after(self, held: list[Held]) -> None:
         """Store progress, and find out which tasks were cancelled or reclaimed.
@@ -150,12 +168,14 @@ class LeaseKeeper:
                 (one.task, report) for one in group if (report := one.take_progress())
             ]
             if reports:
-                blocking.run(report_progress(reports))
-            taken = blocking.run(find_taken([one.claimed for one in group]))
-            for one, how in zip(group, taken, strict=True):
-                if how is not Taken.NOT and not one.concluded:
-                    one.was_cancelled = how is Taken.CANCELLED
-                    self._on_lost(one)
+                with self._undisturbed():
+                    blocking.run(report_progress(reports))
+            with self._undisturbed():
+                taken = blocking.run(find_taken([one.claimed for one in group]))
+                for one, how in zip(group, taken, strict=True):
+                    if how is not Taken.NOT and not one.concluded:
+                        one.was_cancelled = how is Taken.CANCELLED
+                        self._on_lost(one)
 
     def _by_queue(self, held: Iterable[Held]) -> Iterator[tuple[Any, Queue[Any], list[Held]]]:
         groups: dict[Any, list[Held]] = defaultdict(list)
@@ -180,6 +200,11 @@ class LeaseKeepers:
         """Be awake by then."""
         for keeper in self._keepers:
             keeper.expect(due)
+
+    def tell_to_stop(self) -> None:
+        """End soon; nothing is waited for."""
+        for keeper in self._keepers:
+            keeper.stop()
 
     def stop(self) -> None:
         """End, and wait for renewals under way."""

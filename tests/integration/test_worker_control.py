@@ -194,21 +194,21 @@ def test_burst_ends_at_a_paused_queue_and_leaves_its_tasks(rig: Rig, elsewhere: 
 def test_pause_reaches_what_a_worker_has_claimed_and_not_started(
     rig: Rig, elsewhere: Queue[Any]
 ) -> None:
-    rig.queue.enqueue_many([{}] * 400)  # They would take twenty seconds.
+    rig.queue.enqueue_many([{}] * 2000)  # They would take twenty seconds.
     handled = 0
 
     def handler(_payload: Any) -> None:
         nonlocal handled
         handled += 1
-        time.sleep(0.05)
+        time.sleep(0.01)
 
     with working(rig, handler, concurrency=1, poll_interval=60):
         wait_for(lambda: handled > 3)
         wait_for(lambda: elsewhere.stats().processing > 50)
         elsewhere.pause()
         wait_for(lambda: elsewhere.stats().processing == 0, 8)
-        assert elsewhere.stats().ready == 400 - handled > 100
-        assert {task.attempts for task in elsewhere.peek(400, status="pending")} == {0}
+        assert elsewhere.stats().ready == 2000 - handled > 100
+        assert {task.attempts for task in elsewhere.peek(2000, status="pending")} == {0}
         elsewhere.resume()
         before = handled
         wait_for(lambda: handled > before + 3, 25)

@@ -14,6 +14,7 @@ import pytest
 from microqueue import InvalidArgument, Queue, TaskStatus
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Fail, Hooks, Retry, Snooze, Tasks, Worker, settling
+from microqueue.worker.judging import Judge
 from tests.integration.rig import Rig, stored
 from tests.waiting import wait_for
 
@@ -229,9 +230,25 @@ class ExitingHooks(Hooks):
             raise SystemExit(3)
 
 
-def test_task_that_cannot_be_judged_is_left_to_its_lease_and_the_next_one_runs(rig: Rig) -> None:
+def test_hook_that_would_exit_changes_nothing(rig: Rig) -> None:
+    rig.queue.enqueue_many([{"n": 0}, {"n": 1}])
+    assert rig.run(lambda _payload: None, concurrency=1, hooks=[ExitingHooks()]) == 2
+    assert rig.queue.stats().done == 2
+
+
+def test_task_that_cannot_be_judged_is_left_to_its_lease_and_the_next_one_runs(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Judge._ended  # noqa: SLF001 (to make it fail)
+
+    def judge(self: Judge, held: Any, *how: Any) -> Any:
+        if held.claimed.payload["n"] == 0:
+            raise SystemExit(3)
+        return usual(self, held, *how)
+
+    monkeypatch.setattr(Judge, "_ended", judge)
     first, second = rig.queue.enqueue_many([{"n": 0}, {"n": 1}]).tasks
-    thread = rig.start(lambda _payload: None, concurrency=1, hooks=[ExitingHooks()])
+    thread = rig.start(lambda _payload: None, concurrency=1)
     try:
         wait_for(lambda: stored(rig, second).status is TaskStatus.DONE)
         wait_for(lambda: len(rig.worker._in_flight) == 0)  # noqa: SLF001 (nothing renews it)

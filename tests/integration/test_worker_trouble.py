@@ -321,24 +321,45 @@ def test_a_dead_worker_of_two_collections_is_found_in_both(
         (1, 0.001, 4),  # Nothing beyond what runs.
         (500, None, 8),  # Without experience: one more for each.
         (500, 0.001, 504),
-        (500, 1.0, 64),  # A quarter of a minute: fifteen each, of a second.
-        (500, 15.0, 8),
+        (500, 0.25, 20),  # A second: four each, of a quarter.
+        (500, 1.0, 8),
         (500, 1000.0, 4),
     ],
 )
-def test_the_prefetch_is_what_can_start_within_a_quarter_of_the_lease(
+def test_the_prefetch_is_what_can_start_within_a_second(
     prefetch: int, took_sec: float | None, most: int
 ) -> None:
     pace = Pace(concurrency=4, prefetch=prefetch, lease_sec=60)
     if took_sec is not None:
-        pace.learn(took_sec)
+        for _ in range(250):
+            pace.learn(took_sec)
     assert pace.most() == most
 
 
-@pytest.mark.parametrize(("busy", "most"), [(0, 64), (1, 49), (4, 4)])
+def test_the_prefetch_is_what_can_start_within_a_quarter_of_a_short_lease() -> None:
+    pace = Pace(concurrency=4, prefetch=500, lease_sec=2)
+    for _ in range(250):
+        pace.learn(0.25)
+    assert pace.most() == 4 + 8
+
+
+def test_a_quick_task_does_not_make_a_worker_hoard() -> None:
+    pace = Pace(concurrency=4, prefetch=500, lease_sec=600)
+    pace.learn(0.0001)
+    assert pace.most() == 4 + 2
+    for _ in range(500):
+        pace.learn(0.0001)
+    assert pace.most() == 504
+    for _ in range(4):
+        pace.learn(1.0)
+    assert pace.most() < 4 + 6
+
+
+@pytest.mark.parametrize(("busy", "most"), [(0, 20), (1, 16), (4, 4)])
 def test_handlers_that_are_busy_for_long_start_nothing(busy: int, most: int) -> None:
     pace = Pace(concurrency=4, prefetch=500, lease_sec=60)
-    pace.learn(1.0)
+    for _ in range(250):
+        pace.learn(0.25)
     pace.busy = busy
     assert pace.most() == most
 

@@ -39,9 +39,9 @@ def test_handler_is_found_in_the_current_directory(project: Path, reference: str
 @pytest.mark.parametrize(
     ("reference", "reason"),
     [
-        ("shop_tasks", "give module:function"),
-        (":handle", "give module:function"),
-        ("shop_tasks:", "give module:function"),
+        ("shop_tasks", "give module:name"),
+        (":handle", "give module:name"),
+        ("shop_tasks:", "give module:name"),
         ("no_such_module:handle", "No module named 'no_such_module'"),
         ("shop_broken:handle", "ZeroDivisionError"),
         ("shop_tasks:missing", "has no 'missing'"),
