@@ -3,6 +3,10 @@
 A worker that dies leaves its tasks leased. Its heartbeat ends at once, its leases later; so
 the sweeper does not wait for the leases of a worker whose heartbeat has ended. Like every
 reclaim it is fenced: a worker that was only slow finds its lease lost, and changes nothing.
+
+While MongoDB is away, nobody can beat, and all look dead once it is back. So silence counts only
+from when a sweeper has noticed it, and nobody is taken for dead who was not given one heartbeat
+from then on to speak up.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from microqueue.settings import QueueSettings
 from microqueue.task import Outcome, Task, TaskError
 
 MISSED_BEATS = 3
+LATE_BEATS = 2
 AS_CLAIMED = [("started_at", 1), *filters.READY_ORDER]
 """The order in which a worker claimed its tasks, and so starts them."""
 JUDGED_BY = dict.fromkeys(
@@ -48,11 +53,16 @@ class WorkerInfo(Model):
         """When it counts as gone: after three heartbeats that did not come."""
         return self.heartbeat_at + timedelta(seconds=self.heartbeat_sec * MISSED_BEATS)
 
+    def late_at(self) -> datetime:
+        """When it is to be noticed that it is silent: one heartbeat earlier."""
+        return self.heartbeat_at + timedelta(seconds=self.heartbeat_sec * LATE_BEATS)
+
 
 def beat(info: WorkerInfo) -> Operation[None]:
     """Register a worker, or renew its registration. Safe to repeat: it writes the same again."""
     document = info.model_dump(exclude={"id"})
-    document |= {"worker_id": info.id, "gone_at": info.gone_at(), "blamed": 0}
+    document |= {"worker_id": info.id, "gone_at": info.gone_at(), "late_at": info.late_at()}
+    document |= {"blamed": 0, "missed_at": None}
     own = {"_id": _registration(info.id, info.collection)}
     yield Call("update_one", own, {"$set": document}, upsert=True, target=Target.WORKERS)
 
@@ -84,9 +94,7 @@ def reclaim_orphaned(
     way leaves the rest to the next one; and one of some queues, what is in the others.
     """
     reclaimed = buried = 0
-    silent = {"collection": collection, "gone_at": {"$lte": now}}
-    dead = yield Call("find", silent, target=Target.WORKERS)
-    for document in dead:
+    for document in (yield from _dead(collection, now)):
         worker_id, blamed = _worker_id(document), document.get("blamed", 0)
         left = max((document.get("concurrency") or 1) - blamed, 0)
         held = yield from _judge_held(worker_id, left)
@@ -102,6 +110,23 @@ def reclaim_orphaned(
             fewer = {"$set": {"blamed": blamed + more}}
             yield Call("update_one", unchanged, fewer, target=Target.WORKERS)
     return reclaimed, buried
+
+
+def _dead(collection: str, now: datetime) -> Operation[list[Document]]:
+    """Find the workers that are gone, and note which others are silent."""
+    silent = {"$or": [{"late_at": {"$lte": now}}, {"gone_at": {"$lte": now}}]}
+    found = yield Call("find", {"collection": collection, **silent}, target=Target.WORKERS)
+    unnoticed = [one for one in found if one.get("missed_at") is None]
+    for one in unnoticed:
+        unchanged = {"_id": one["_id"], "heartbeat_at": one["heartbeat_at"]}
+        yield Call("update_one", unchanged, {"$set": {"missed_at": now}}, target=Target.WORKERS)
+    return [
+        one
+        for one in found
+        if one["gone_at"] <= now
+        and one.get("missed_at") is not None
+        and one["missed_at"] + timedelta(seconds=one["heartbeat_sec"]) <= now
+    ]
 
 
 def _blamed_within(queues: Sequence[str], held: Sequence[Judged], left: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from microqueue import BackoffPolicy, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
+from microqueue.operations.call import Target
 from microqueue.operations.workers import WorkerInfo, beat
 from microqueue.testing import FakeClock
 from microqueue.worker import Worker
@@ -36,7 +37,7 @@ NO_BACKOFF = BackoffPolicy(base_sec=0, max_sec=0)
 def registered(
     queue: Queue[Any], worker_id: str, *, silent_sec: float = 0, concurrency: int = 1
 ) -> None:
-    """Register a worker whose last heartbeat was some time ago."""
+    """Register a worker whose last heartbeat was some time ago, and was missed."""
     now = queue.now()
     info = WorkerInfo(
         id=worker_id,
@@ -54,6 +55,8 @@ def registered(
     queue.run(beat(info))
     if silent_sec:
         assert isinstance(queue.clock, FakeClock)
+        missed = {"$set": {"missed_at": now}}
+        queue.collections.at(Target.WORKERS).update_one({"worker_id": worker_id}, missed)
         queue.clock.advance(silent_sec)
 
 
@@ -114,6 +117,28 @@ def test_worker_counts_as_gone_after_three_missed_heartbeats(
     assert Sweeper(microqueue_queue).reclaim_orphaned() == 0
     microqueue_clock.advance(0.1)
     assert Sweeper(microqueue_queue).reclaim_orphaned() == 1
+
+
+def test_workers_that_could_not_beat_while_the_server_was_away_are_not_taken_for_dead(
+    microqueue_queue: Queue[Any], microqueue_clock: FakeClock
+) -> None:
+    queue = microqueue_queue
+    queue.enqueue_many([{}, {}])
+    for worker_id in ("alive", "dead"):
+        queue.pop(worker_id=worker_id)
+        registered(queue, worker_id)
+    microqueue_clock.advance(60)
+    assert Sweeper(queue).reclaim_orphaned() == 0  # The first that anybody notices.
+    microqueue_clock.advance(1.9)
+    registered(queue, "alive")
+    assert Sweeper(queue).reclaim_orphaned() == 0
+    microqueue_clock.advance(0.1)
+    assert Sweeper(queue).reclaim_orphaned() == 1
+    assert [worker.id for worker in queue.workers()] == ["alive"]
+    microqueue_clock.advance(3.9)
+    assert Sweeper(queue).reclaim_orphaned() == 0
+    microqueue_clock.advance(2)
+    assert Sweeper(queue).reclaim_orphaned() == 1  # It was noticed when it was late.
 
 
 @pytest.mark.parametrize("limit", [1, 2, 4])

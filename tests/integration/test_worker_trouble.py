@@ -6,6 +6,7 @@ import asyncio
 import enum
 import threading
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -299,9 +300,8 @@ def test_a_dead_worker_of_two_collections_is_found_in_both(
     thread.start()
     wait_for(lambda: all(queue.stats().processing for queue in queues))
     assert [[one.id for one in queue.workers()] for queue in queues] == [["w"], ["w"]]
-    microqueue_database["microqueue_workers"].update_many(
-        {}, {"$set": {"gone_at": microqueue_clock.now()}}
-    )
+    silent = {"gone_at": microqueue_clock.now(), "missed_at": datetime(2000, 1, 1, tzinfo=UTC)}
+    microqueue_database["microqueue_workers"].update_many({}, {"$set": silent})
     for queue in queues:
         assert Sweeper(queue).reclaim_orphaned() == 1
         (task,) = queue.peek(1)
