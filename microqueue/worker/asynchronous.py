@@ -20,7 +20,7 @@ from microqueue.worker.hooks import Hooks
 from microqueue.worker.inflight import Held, now_sec, split
 from microqueue.worker.keeper import LeaseKeepers
 from microqueue.worker.offload import run_in_thread
-from microqueue.worker.outbox import Finished
+from microqueue.worker.outbox import AsyncOutbox, Finished
 from microqueue.worker.sleeping import AsyncSleeper
 from microqueue.worker.steps import Do, Step, perform_async
 from microqueue.worker.stopping import CLOSING_WAIT_SEC, join_task
@@ -48,10 +48,9 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         super().__init__(queue, handler, hooks=hooks, worker_id=worker_id, options=options)
         self._waiting: deque[Held] = deque()
         self._running: dict[asyncio.Task[None], Held] = {}
-        self._finished: deque[Finished] = deque()
+        self._outbox = self._new_outbox()
         self._room = Step(Do.AWAIT_ROOM)  # What the claims wait for, when they do.
         self._changed = asyncio.Event()  # There is room, or stop was called.
-        self._to_settle = asyncio.Event()
         self._told = asyncio.Event()  # To stop.
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,6 +66,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         """
         self._loop = asyncio.get_running_loop()
         self._closing = False
+        self._outbox = self._new_outbox()
         self._settling.handled = 0
         self._stop_by = float("inf")
         with ExitStack() as opened:
@@ -93,10 +93,13 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 raise
             finally:
                 self.stop()
-                await self._finish_running()
-                await self._end(claimer, settler, keeper, opened.pop_all())
-                self._forget_stop()
-                self._told.clear()
+                try:
+                    await self._finish_running()
+                    await self._end(claimer, settler, keeper, opened.pop_all())
+                finally:
+                    keeper.tell_to_stop()  # Even if this was cancelled once more.
+                    self._forget_stop()
+                    self._told.clear()
             if claimer.done() and not claimer.cancelled():
                 claimer.result()
         return self._settling.handled
@@ -212,7 +215,16 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
             error = exc
         held.on_interrupt = None
+        if isinstance(error, asyncio.CancelledError) and self._was_ended(held):
+            self._settle_later(self._judge.hand_back(held))
+            self._in_flight.conclude(held, returned=True)
+            return
         self._settle_later(self._judge.ended(held, handler, result, error))
+
+    def _was_ended(self, held: Held) -> bool:
+        """Tell whether a handler was cancelled from outside, as all are when the loop ends."""
+        running = asyncio.current_task()
+        return running is not None and bool(running.cancelling()) and not held.cancelled
 
     def _end_overdue(self, held: Held) -> None:
         self._settle_later(self._judge.timed_out(held))
@@ -221,22 +233,21 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
 
     def _settle_later(self, finished: Finished | None) -> None:
         if finished is not None:
-            self._finished.append(finished)
-            self._to_settle.set()
+            self._outbox.put(finished)
 
     async def _settle_forever(self) -> None:
-        flush_sec = self.options.flush_interval.total_seconds()
-        limit = self.options.flush_limit if flush_sec else 1
-        while self._finished or not self._closing:
-            if not self._finished:
-                self._to_settle.clear()
-                await self._to_settle.wait()
-            if flush_sec and len(self._finished) < limit and not self._closing:
-                await asyncio.sleep(flush_sec)
-            batch = [self._finished.popleft() for _ in range(min(limit, len(self._finished)))]
-            await perform_async(self._settling.steps(batch), self._do)
+        while batch := await self._outbox.take():
+            try:
+                await perform_async(self._settling.steps(batch), self._do)
+            except asyncio.CancelledError:
+                self._outbox.put_back(batch)
+                raise
             if self._has_room():
                 self._changed.set()
+
+    def _new_outbox(self) -> AsyncOutbox:
+        wait_sec = self.options.flush_interval.total_seconds()
+        return AsyncOutbox(wait_sec=wait_sec, limit=self.options.flush_limit)
 
     # End
 
@@ -269,13 +280,17 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         end_by = self._end_from(now_sec())
         claimed = await join_task(claimer, end_by)
         self._closing = True
-        self._to_settle.set()
+        self._outbox.close()
         settled = await join_task(settler, end_by) and claimed
+        if settled and len(self._outbox):  # It was cancelled, as all is when the loop ends.
+            settler = asyncio.create_task(self._settle_forever())
+            settled = await join_task(settler, end_by)
 
         async def leave() -> None:
             await run_in_thread(keeper.stop)
             if settled:
-                await perform_async(self._leave(end_by), self._do)
+                if not len(self._in_flight):
+                    await perform_async(self._leave(end_by), self._do)
                 if self._sleeper is not None:
                     await run_in_thread(self._sleeper.wait_closed)
             await run_in_thread(twins.close)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from microqueue.operations.settle import Settlement
@@ -59,3 +62,48 @@ class Outbox:
 
     def _is_due(self) -> bool:
         return self._closed or len(self._items) >= self._limit
+
+
+class AsyncOutbox:
+    """The same for coroutines of one loop."""
+
+    def __init__(self, *, wait_sec: float, limit: int) -> None:
+        self._wait_sec = wait_sec
+        self._limit = limit if wait_sec else 1
+        self._items: deque[Finished] = deque()
+        self._closed = False
+        self._changed = asyncio.Event()  # There is something, or nothing more will come.
+        self._due = asyncio.Event()  # A batch is full, or nothing more will come.
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, finished: Finished) -> None:
+        """Add a settlement."""
+        self._items.append(finished)
+        self._changed.set()
+        if len(self._items) >= self._limit:
+            self._due.set()
+
+    def put_back(self, batch: Sequence[Finished]) -> None:
+        """Take a batch back whose writing was cancelled; who writes it again does no harm."""
+        self._items.extendleft(reversed(batch))
+        self._changed.set()
+
+    def close(self) -> None:
+        """Say that nothing more will come."""
+        self._closed = True
+        self._changed.set()
+        self._due.set()
+
+    async def take(self) -> list[Finished]:
+        """Wait for a settlement, and a moment longer for others; nothing at the end."""
+        while not self._items and not self._closed:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._wait_sec and len(self._items) < self._limit and not self._closed:
+            self._due.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), self._wait_sec)
+        count = min(len(self._items), self._limit)
+        return [self._items.popleft() for _ in range(count)]

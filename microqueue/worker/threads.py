@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -53,12 +54,14 @@ class Worker(WorkerCore[Queue[Any]]):
             )
         self._line = Line()
         self._outbox = self._new_outbox()
+        self._pid = os.getpid()
 
     def run(self, *, burst: bool = False) -> int:
         """Work until :meth:`stop`; give how many tasks were handled.
 
         With ``burst``, end when nothing is ready and nothing is running.
         """
+        self._pid = os.getpid()
         self._settling.handled = 0
         self._stop_by = float("inf")
         keeper = self._keeper(
@@ -157,6 +160,8 @@ class Worker(WorkerCore[Queue[Any]]):
                 handler.check_ran(result)
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
             error = exc
+        if os.getpid() != self._pid:  # The handler forked, and this is the child: no worker.
+            os._exit(0 if error is None else 1)
         self._settle_later(self._judge.ended(held, handler, result, error))
 
     # Settle
