@@ -12,6 +12,7 @@ from typing import Any
 
 from microqueue.async_queue import AsyncQueue
 from microqueue.queue import Queue
+from microqueue.worker.background import Background
 from microqueue.worker.base import WorkerCore
 from microqueue.worker.calling import call_in_thread
 from microqueue.worker.context import AsyncContext
@@ -93,11 +94,14 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 raise
             finally:
                 self.stop()
+                twins = opened.pop_all()
                 try:
                     await self._finish_running()
-                    await self._end(claimer, settler, keeper, opened.pop_all())
+                    await self._end(claimer, settler, keeper, twins)
+                except asyncio.CancelledError:  # Once more: nothing is waited for.
+                    Background(partial(_let_go, keeper, twins), name="microqueue-end").start()
+                    raise
                 finally:
-                    keeper.tell_to_stop()  # Even if this was cancelled once more.
                     self._forget_stop()
                     self._told.clear()
             if claimer.done() and not claimer.cancelled():
@@ -303,3 +307,8 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         leaving = asyncio.create_task(leave())
         if not await join_task(leaving, end_by) and settled:
             logger.warning("the end of this worker could not be told: there is no answer")
+
+
+def _let_go(keeper: LeaseKeepers, twins: ExitStack) -> None:
+    keeper.stop()
+    twins.close()

@@ -201,11 +201,6 @@ class LeaseKeepers:
         for keeper in self._keepers:
             keeper.expect(due)
 
-    def tell_to_stop(self) -> None:
-        """End soon; nothing is waited for."""
-        for keeper in self._keepers:
-            keeper.stop()
-
     def stop(self) -> None:
         """End, and wait for renewals under way."""
         for keeper in self._keepers:

@@ -1,0 +1,255 @@
+"""Errors after which nobody knows what was written: no task is lost from sight, or told twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient
+
+from microqueue import AsyncQueue, Queue, QueueSettings
+from microqueue.worker import AsyncWorker, Hooks, Worker
+from tests.integration.rig import Rig, stored
+from tests.waiting import wait_for
+
+STEPPED_DOWN = {"code": 91, "errmsg": "interrupted by a step-down"}
+
+
+@contextmanager
+def failing(database: Any, collection: str, times: int, **how: Any) -> Iterator[None]:
+    """Make some commands on a collection fail, a number of times."""
+    admin = database.client.admin
+    how["namespace"] = f"{database.name}.{collection}"
+    admin.command("configureFailPoint", "failCommand", mode={"times": times}, data=how)
+    try:
+        yield
+    finally:
+        admin.command("configureFailPoint", "failCommand", mode="off")
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_claim_that_was_written_and_not_confirmed_is_worked_off(rig: Rig, count: int) -> None:
+    rig.queue.enqueue_many([{}] * count)
+    commands = ["update", "findAndModify"]
+    with failing(rig.database, "tasks", 1, failCommands=commands, writeConcernError=STEPPED_DOWN):
+        assert rig.run(lambda _payload: None) == count
+    assert rig.queue.stats().done == count
+    assert {task.attempts for task in rig.queue.peek(9, status="done")} == {1}
+
+
+def test_what_a_claim_took_that_ended_in_an_error_is_worked_off(rig: Rig) -> None:
+    rig.settings = rig.settings.model_copy(update={"dead_letters": "collection"})
+    brief = rig.queue.enqueue({"n": -1}, expires_in=0.01)
+    rig.queue.enqueue_many([{"n": n} for n in range(9)])
+    wait_for(lambda: brief.expires_at is not None and rig.queue.now() > brief.expires_at)
+    with failing(rig.database, "tasks_dlq", 1, failCommands=["update", "insert"], errorCode=50):
+        thread = rig.start(lambda _payload: None)
+        try:
+            wait_for(lambda: rig.queue.stats().done == 9)
+        finally:
+            rig.stop()
+            thread.join(60)
+    assert {task.attempts for task in rig.queue.peek(9, status="done")} == {1}
+    assert rig.queue.workers() == []
+
+
+def test_worker_that_cannot_tell_what_it_claimed_stays_on_the_list(
+    microqueue_database: Any,
+) -> None:
+    settings = QueueSettings(dead_letters="collection", retry_deadline=0)
+    queue: Queue[Any] = Queue(microqueue_database, settings=settings)
+    brief = queue.enqueue({}, expires_in=0.01)
+    queue.enqueue({})
+    wait_for(lambda: brief.expires_at is not None and queue.now() > brief.expires_at)
+    with (
+        failing(
+            microqueue_database, "tasks_dlq", 99, failCommands=["update", "insert"], errorCode=50
+        ),
+        pytest.raises(Exception, match="failpoint"),
+    ):
+        Worker(queue, lambda _payload: None, worker_id="w").run(burst=True)
+    assert queue.stats().processing >= 1
+    assert [worker.id for worker in queue.workers()] == ["w"]  # So the sweeper looks after it.
+
+
+def test_a_worker_that_is_full_makes_due_tasks_ready(rig: Rig) -> None:
+    rig.queue.enqueue_many([{"n": n} for n in range(600)])
+    rig.queue.enqueue({"n": "urgent"}, delay=0.5, priority=255)
+    behind: list[int] = []
+
+    def handler(payload: Any) -> None:
+        if payload["n"] == "urgent":
+            behind.append(rig.queue.stats().ready)
+        time.sleep(0.02)
+
+    thread = rig.start(handler, concurrency=2)
+    try:
+        wait_for(lambda: behind)
+    finally:
+        rig.stop(immediately=True)
+        thread.join(60)
+    assert behind[0] > 100
+
+
+def test_trouble_with_one_queue_does_not_stop_the_renewals_of_another(
+    microqueue_database: Any,
+) -> None:
+    settings = QueueSettings(visibility_timeout=2, retry_deadline=0)
+    bad, good = (
+        Queue[Any](microqueue_database[name], settings=settings) for name in ("bad", "good")
+    )
+    for queue in (bad, good):
+        queue.enqueue({})
+    go = threading.Event()
+    worker = Worker([bad, good], lambda _payload: go.wait(60), concurrency=2)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_for(lambda: bad.stats().processing and good.stats().processing)
+    try:
+        with failing(microqueue_database, "bad", 999, failCommands=["update"], errorCode=50):
+            wait_for(lambda: bad.stats().overdue)
+            time.sleep(0.5)
+            assert good.stats().overdue == 0
+    finally:
+        go.set()
+        worker.stop()
+        thread.join(60)
+    assert good.stats().done == 1
+
+
+def test_progress_in_words_that_cannot_be_stored_reaches_people_and_stops_nothing(
+    rig: Rig,
+) -> None:
+    task = rig.queue.enqueue({})
+    cancelled = threading.Event()
+
+    def handler(_payload: Any, context: Any) -> None:
+        context.progress(0.5, "half \ud800 way")
+        while not context.cancelled:
+            time.sleep(0.01)
+        cancelled.set()
+
+    thread = rig.start(handler, poll_interval=0.2)
+    try:
+        wait_for(lambda: stored(rig, task).progress)
+        assert stored(rig, task).progress.message == "half \\ud800 way"
+        rig.queue.cancel(task.id)
+        assert cancelled.wait(20)
+    finally:
+        rig.stop(immediately=True)
+        thread.join(60)
+
+
+class Exiting(Hooks):
+    """Does what no hook should, in the thread that keeps the leases."""
+
+    def on_cancel(self, task: Any) -> None:
+        raise SystemExit(3)
+
+
+def test_hook_that_exits_leaves_the_leases_kept(microqueue_database: Any) -> None:
+    queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(visibility_timeout=2))
+    first, second = queue.enqueue_many([{}, {}]).tasks
+    go = threading.Event()
+    worker = Worker(queue, lambda _payload: go.wait(60), hooks=[Exiting()])
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        wait_for(lambda: queue.stats().processing == 2)
+        queue.cancel(first.id)
+        lease = queue.get(second.id).lease  # type: ignore[union-attr]  # It is there.
+        assert lease is not None
+        wait_for(lambda: queue.now() > lease.expires_at)
+        assert queue.stats().overdue == 0
+    finally:
+        go.set()
+        worker.stop()
+        thread.join(60)
+
+
+def test_a_child_that_a_handler_forked_is_no_worker(
+    microqueue_database: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    queue.enqueue_many([{"n": n} for n in range(50)])
+    children: list[int] = []
+
+    def handler(payload: Any) -> None:
+        if payload["n"] == 0:
+            child = os.fork()
+            if not child:
+                raise SystemExit(0)
+            children.append(child)
+        os.write(1, b"ran\n")
+
+    assert Worker(queue, handler, concurrency=1).run(burst=True) == 50
+    os.waitpid(children[0], 0)
+    assert capfd.readouterr().out.count("ran") == 50
+
+
+@pytest.mark.filterwarnings("ignore:.*MongoClient:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("make_client", [AsyncMongoClient, AsyncIOMotorClient])
+def test_worker_whose_loop_ends_hands_back_what_it_holds(
+    database_uri: str, microqueue_database: Any, make_client: Any
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    queue.enqueue_many([{"n": n} for n in range(12)])
+    running: list[int] = []
+
+    async def handler(payload: Any) -> None:
+        running.append(payload["n"])
+        if payload["n"] > 3:
+            await asyncio.sleep(60)
+
+    async def application() -> None:
+        client = make_client(database_uri)
+        worker = AsyncWorker(
+            AsyncQueue(client[microqueue_database.name]), handler, concurrency=3, flush_interval=30
+        )
+        task = asyncio.create_task(worker.run())
+        while len(running) < 7:
+            assert not task.done()
+            await asyncio.sleep(0.01)
+
+    asyncio.run(application())  # It cancels all that is left in its loop.
+    found = queue.stats()
+    assert (found.done, found.ready, found.processing) == (4, 8, 0)
+    assert {task.attempts for task in queue.peek(12, status="pending")} == {0}
+    assert queue.workers() == []
+
+
+def test_worker_cancelled_twice_leaves_no_thread_that_keeps_its_leases(
+    database_uri: str, microqueue_database: Any
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    queue.enqueue({})
+    started = asyncio.Event()
+
+    async def handler(_payload: Any) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.3)
+
+    async def application() -> None:
+        client: AsyncMongoClient[Any]
+        async with AsyncMongoClient(database_uri) as client:
+            worker = AsyncWorker(AsyncQueue(client[microqueue_database.name]), handler)
+            task = asyncio.create_task(worker.run())
+            await started.wait()
+            task.cancel()
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(application())
+    wait_for(lambda: not [one for one in threading.enumerate() if "leases" in one.name])
