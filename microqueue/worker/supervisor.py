@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 # Not MICROQUEUE_...: those are settings.
 LIFELINE_VARIABLE = "_MICROQUEUE_LIFELINE"
@@ -241,12 +242,12 @@ def describe_end(status: int) -> str:
 
 def own_name() -> str | None:
     """Give the name that a supervisor gave to this process, if there is one."""
-    return os.environ.get(NAME_VARIABLE)
+    return _inherited()[0]
 
 
 def end_with_supervisor(stop: Callable[[], None]) -> None:
     """Call ``stop`` when the supervisor is gone, however it ended."""
-    lifeline = os.environ.get(LIFELINE_VARIABLE)
+    _, lifeline = _inherited()
     if lifeline is None:
         return
 
@@ -255,3 +256,12 @@ def end_with_supervisor(stop: Callable[[], None]) -> None:
         stop()
 
     threading.Thread(target=watch, name="microqueue-lifeline", daemon=True).start()
+
+
+@cache
+def _inherited() -> tuple[str | None, str | None]:
+    """Take the name and the lifeline out of the environment, before handlers are imported.
+
+    What handlers start is no process of the supervisor, and has another file by that number.
+    """
+    return os.environ.pop(NAME_VARIABLE, None), os.environ.pop(LIFELINE_VARIABLE, None)

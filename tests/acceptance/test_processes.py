@@ -26,7 +26,7 @@ import microqueue
 from microqueue import Outcome, Queue, Sweeper, TaskStatus
 from microqueue.testing import FakeClock
 from microqueue.worker import supervisor as supervising
-from microqueue.worker.supervisor import NAME_VARIABLE, Supervisor
+from microqueue.worker.supervisor import LIFELINE_VARIABLE, NAME_VARIABLE, Supervisor
 from tests.waiting import wait_for
 
 PROGRAM = [sys.executable, "-m", "microqueue.cli"]
@@ -61,6 +61,9 @@ def stop_dead(payload):
 def leave_an_orphan(payload):
     subprocess.run(["sh", "-c", "(sleep 0.1; touch orphan-ended) & true"], check=True)
     handle(payload)
+
+def pass_the_environment_on(payload):
+    subprocess.run(["sh", "-c", "env > environment"], check=True)
 """
 
 
@@ -380,6 +383,20 @@ def test_processes_end_by_themselves_when_their_supervisor_is_killed(
     assert (queue.stats().done, queue.stats().ready) == (4, 8)
 
 
+def test_what_handlers_start_is_no_process_of_the_supervisor(
+    program: Program, queue: Queue[Any]
+) -> None:
+    fill(queue, 1)
+    options = ("--processes", "2", "--burst")
+    program.start("worker", "app:pass_the_environment_on", *options)
+    assert program.status() == 0
+    assert queue.stats().done == 1
+    environment = program.path("environment").read_text(encoding="utf-8")
+    assert "MICROQUEUE_BACKOFF=" in environment  # Settings are for all.
+    for name in (NAME_VARIABLE, LIFELINE_VARIABLE):
+        assert name not in environment
+
+
 # Failing to start
 
 
@@ -403,7 +420,8 @@ def test_handler_that_cannot_be_imported_is_told_once(
 def test_supervisor_gives_up_on_processes_that_end_as_soon_as_they_start(
     program: Program, queue: Queue[Any]
 ) -> None:
-    code = f"import os\nif {NAME_VARIABLE!r} in os.environ:\n    os._exit(7)\n"
+    given = f"{NAME_VARIABLE!r} in open('/proc/self/environ').read()"
+    code = f"import os\nif {given}:\n    os._exit(7)\n"
     with program.path("app.py").open("a", encoding="utf-8") as module:
         module.write(code)
     quick = patched(MOST_SHORT_LIVES=2, SHORT_LIFE_SEC=600.0, LONGEST_WAIT_SEC=0.05)
