@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -585,9 +586,36 @@ def test_processes_are_numbered_under_the_name_that_was_given(
     program: Program, queue: Queue[Any]
 ) -> None:
     program.start("worker", "app:handle", "--processes", "2", "--worker-id", "anna")
-    wait_for(lambda: {one.id for one in queue.workers()} == {"anna.1.1", "anna.2.1"})
+    wait_for(lambda: len(queue.workers()) == 2)
+    found = [re.fullmatch(r"anna:([0-9a-f]{6})\.([12])\.1", one.id) for one in queue.workers()]
+    names = [one.groups() for one in found if one is not None]
+    assert {number for _, number in names} == {"1", "2"}
+    assert len({life for life, _ in names}) == 1  # That of their supervisor.
     program.signal(signal.SIGTERM)
     assert program.status() == 0
+
+
+def test_worker_that_is_started_again_under_its_name_does_not_hide_its_death(
+    program: Program, queue: Queue[Any]
+) -> None:
+    task = queue.enqueue({"n": 1})
+    command = ("worker", "app:handle", "--worker-id", "anna")
+    program.start(*command)
+    wait_for(lambda: len(program.started()) == 1 and queue.workers())
+    (former,) = holders(queue)
+    program.end()
+    program.start(*command)
+
+    def history() -> list[tuple[Outcome, str | None]]:
+        Sweeper(queue).reclaim_orphaned()
+        found = queue.get(task.id)
+        assert found is not None
+        return [(one.outcome, one.worker_id) for one in found.history]
+
+    wait_for(lambda: history() == [(Outcome.CRASHED, former)])  # Its lease lasts ten minutes.
+    (living,) = queue.workers()
+    assert living.id != former
+    assert {one.partition(":")[0] for one in (living.id, former)} == {"anna"}
 
 
 def test_timeout_of_the_command_line_reaches_the_handler(
