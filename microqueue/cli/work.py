@@ -246,7 +246,7 @@ def _supervise(
             f"{formats.count(processes, 'process', 'processes')}. Ctrl-C ends it."
         )
 
-        def take_back(name: str) -> None:
+        def take_back(name: str) -> int | None:
             try:
                 # It stays on the list until the sweeper has looked once more: a claim of its
                 # last moment may reach the server only now.
@@ -255,8 +255,10 @@ def _supervise(
                 )
             except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
                 session.out.error(exc)
-            else:
-                session.out.remark(f"{name} is gone; {sum(found)} of its tasks were taken back.")
+                return None
+            if count := sum(found):
+                session.out.remark(f"{name} is gone; {count} of its tasks were taken back.")
+            return count
 
         supervisor = Supervisor(
             [sys.executable, "-m", "microqueue.cli", *sys.argv[1:]],
