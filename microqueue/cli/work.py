@@ -281,5 +281,7 @@ def _supervise(
             if reload:
                 reloading.watch_code(supervisor.restart)
             status = supervisor.run()
+            if status == 0:
+                watchdog.succeeded()
     if status:
         raise typer.Exit(status)
