@@ -47,12 +47,13 @@ class ServerClock:
     def __init__(self) -> None:
         # One tuple, replaced whole, so that threads never see half of a new reading.
         self._reading: tuple[datetime, float, float] | None = None
+        self._forgotten = False
 
     @property
     def stale(self) -> bool:
         """Whether the server's time was never read, is a minute old, or the machine slept."""
         reading = self._reading
-        if reading is None:
+        if reading is None or self._forgotten:
             return True
         _, monotonic, wall = reading
         elapsed = time.monotonic() - monotonic
@@ -64,10 +65,14 @@ class ServerClock:
         monotonic = (sent + received) / 2
         wall = time.time() - (time.monotonic() - monotonic)
         self._reading = (as_utc(server_time), monotonic, wall)
+        self._forgotten = False
 
     def forget(self) -> None:
-        """Read the server's time again before the next use."""
-        self._reading = None
+        """Read the server's time again before the next use.
+
+        Until there is a server to ask, the last reading tells better than this machine's clock.
+        """
+        self._forgotten = True
 
     def now(self) -> datetime:
         """Give the server's current time; this machine's, before the server was asked."""

@@ -16,7 +16,10 @@ logger = logging.getLogger("microqueue.worker")
 
 
 class Watchdog:
-    """Ends the process if the block that it guards takes too long after a stop.
+    """Ends the process if it takes too long after a stop in the block that this guards.
+
+    Once there was a stop, it goes on after the block until the process is gone: the interpreter
+    waits for threads that handlers have started.
 
     It waits in a thread of its own from the beginning, and is told through a pipe: a signal
     handler may interrupt anything, so it must take no lock and start no thread.
@@ -33,7 +36,7 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._left = True
+        self._left = self._end_at == float("inf")
         os.write(self._writer, b"x")
 
     def succeeded(self) -> None:

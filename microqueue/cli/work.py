@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Callable
@@ -111,7 +112,10 @@ def worker(
     ] = serving.LOCAL,
     worker_id: Annotated[
         str | None,
-        typer.Option(help="The name under which tasks are claimed; processes add a number."),
+        typer.Option(
+            help="The name under which tasks are claimed. Each start adds some letters of its "
+            "own, and processes their number."
+        ),
     ] = None,
 ) -> None:
     """Work off queues until Ctrl-C or SIGTERM: in threads, or with asyncio for coroutines.
@@ -128,7 +132,7 @@ def worker(
         "grace": grace,
         "keep_result": keep_result,
         "weights": values.read_weights(weight, names),
-        "worker_id": own_name() or worker_id,
+        "worker_id": own_name() or _name_life(worker_id),
     }
     # The first process of a container has to bury orphans, which a supervisor does.
     if own_name() is None and (processes > 1 or reload or os.getpid() == INIT_PID):
@@ -141,7 +145,7 @@ def worker(
             grace=grace,
             reload=reload,
             burst=burst,
-            name=worker_id or worker_name(),
+            name=_name_life(worker_id),
         )
         return
     with Watchdog() as watchdog, serving.metrics(metrics_host, metrics_port, own_name()) as hooks:
@@ -150,6 +154,14 @@ def worker(
         session.out.json({"handled": handled})
     else:
         session.out.say(f"Handled {formats.count(handled, 'task')}.")
+
+
+def _name_life(worker_id: str | None) -> str:
+    """Name this life of a worker: one under a former name would pass for the one that died.
+
+    Its heartbeat would hide that the former one's has ended, and with it the tasks that it held.
+    """
+    return f"{worker_id}:{secrets.token_hex(3)}" if worker_id else worker_name()
 
 
 def _run(job: Job) -> int:
@@ -234,7 +246,7 @@ def _supervise(
             f"{formats.count(processes, 'process', 'processes')}. Ctrl-C ends it."
         )
 
-        def take_back(name: str) -> None:
+        def take_back(name: str) -> int | None:
             try:
                 # It stays on the list until the sweeper has looked once more: a claim of its
                 # last moment may reach the server only now.
@@ -243,8 +255,10 @@ def _supervise(
                 )
             except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
                 session.out.error(exc)
-            else:
-                session.out.remark(f"{name} is gone; {sum(found)} of its tasks were taken back.")
+                return None
+            if count := sum(found):
+                session.out.remark(f"{name} is gone; {count} of its tasks were taken back.")
+            return count
 
         supervisor = Supervisor(
             [sys.executable, "-m", "microqueue.cli", *sys.argv[1:]],
@@ -267,5 +281,7 @@ def _supervise(
             if reload:
                 reloading.watch_code(supervisor.restart)
             status = supervisor.run()
+            if status == 0:
+                watchdog.succeeded()
     if status:
         raise typer.Exit(status)

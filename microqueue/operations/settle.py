@@ -223,16 +223,18 @@ def _confirm(
     task: Task[Any], outcome: Outcome, *, settings: QueueSettings, session: Any
 ) -> Operation[None]:
     """Accept that nothing matched only if this very settlement is already in the history."""
-    targets = [Target.TASKS]
-    if settings.letters_apart:
-        targets.append(Target.DEAD_LETTERS)
-    for target in targets:
+    for target in places(settings):
         document = yield Call(
             "find_one", {"_id": task.id}, {"history": 1}, target=target, session=session
         )
         if document and settled_as(task, outcome, document):
             return
     raise (yield from explain_loss(task, session=session))
+
+
+def places(settings: QueueSettings) -> list[Target]:
+    """Give where a task that was settled may be, in the order in which it moves."""
+    return [Target.TASKS, Target.DEAD_LETTERS] if settings.letters_apart else [Target.TASKS]
 
 
 def settled_as(task: Claim, outcome: Outcome, document: Document) -> bool:

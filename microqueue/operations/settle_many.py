@@ -37,7 +37,7 @@ def settle_batch(
     if others:
         ended = [Ending(task, settlement, filters.claimed(task)) for task, settlement in others]
         if (yield from endings.write(ended, now=now, settings=settings)) != len(others):
-            lost += yield from _find_lost(others)
+            lost += yield from _find_lost(others, settings)
         if settings.letters_apart:
             for task, settlement in others:
                 if settlement.changes["status"] == filters.FAILED:
@@ -78,17 +78,25 @@ def mark_all_done(
     matched += yield from endings.write(ended, now=now, settings=settings)
     if matched == len({(task.id, task.lease and task.lease.token) for task in tasks}):
         return []
-    return (yield from _find_lost([(task, settlement) for task in tasks]))
+    return (yield from _find_lost([(task, settlement) for task in tasks], settings))
 
 
-def _find_lost(settled: Sequence[tuple[Claim, Settlement]]) -> Operation[list[LeaseLost]]:
+def _find_lost(
+    settled: Sequence[tuple[Claim, Settlement]], settings: QueueSettings
+) -> Operation[list[LeaseLost]]:
     """Find the settlements that are in no history: they were refused."""
-    ids = filters.any_of({task.id: None for task, _ in settled})
-    stored = yield Call("find", ids, {"history": 1})
-    documents = {document["_id"]: document for document in stored}
+    unproven = list(settled)
+    for target in settle.places(settings):
+        if unproven:
+            ids = filters.any_of({task.id: None for task, _ in unproven})
+            stored = yield Call("find", ids, {"history": 1}, target=target)
+            documents = {document["_id"]: document for document in stored}
+            unproven = [
+                (task, settlement)
+                for task, settlement in unproven
+                if not settle.settled_as(task, settlement.outcome, documents.get(task.id, {}))
+            ]
     lost = []
-    for task, settlement in settled:
-        document = documents.get(task.id, {})
-        if not settle.settled_as(task, settlement.outcome, document):
-            lost.append((yield from settle.explain_loss(task)))
+    for task, _ in unproven:
+        lost.append((yield from settle.explain_loss(task)))
     return lost

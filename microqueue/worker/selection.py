@@ -32,23 +32,38 @@ class StrictOrder:
 class Weighted:
     """Each queue gets its share of the room; what one leaves goes to the others.
 
-    Who is asked first is drawn by weight, so that also a room of one is shared fairly.
+    A share is seldom whole. It is rounded at random, so that it is right over many rounds.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
 
     def shares(self, queues: Sequence[Any], room: int) -> Iterator[tuple[Any, int]]:
-        """Draw an order; those asked later may have what the earlier ones were offered."""
-        left = list(queues)
+        """Draw an order; those asked later may have what the earlier ones were offered.
+
+        Queues whose share is nothing this time are asked for all if the others have nothing.
+        """
         total = sum(self._weights[queue.name] for queue in queues)
-        offered = 0.0
+        without: list[Any] = []
+        # One draw for all: what one share is rounded up by, another is rounded down by.
+        exact, offered = _random.random(), 0
+        for queue in self._draw(queues):
+            exact += room * self._weights[queue.name] / total
+            former, offered = offered, min(int(exact), room)
+            if offered > former:
+                yield queue, offered
+            else:
+                without.append(queue)
+        for queue in without:
+            yield queue, room
+
+    def _draw(self, queues: Sequence[Any]) -> Iterator[Any]:
+        """Give the queues in an order drawn by weight, as they share what one leaves."""
+        left = list(queues)
         while left:
-            weights = [self._weights[queue.name] for queue in left]
-            (queue,) = _random.choices(left, weights)
+            (queue,) = _random.choices(left, [self._weights[queue.name] for queue in left])
             left.remove(queue)
-            offered += room * self._weights[queue.name] / total
-            yield queue, room if not left else max(round(offered), 1)
+            yield queue
 
 
 def make_selection(queues: Iterable[Any], weights: Mapping[str, float] | None) -> Selection:

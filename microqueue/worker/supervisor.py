@@ -1,8 +1,8 @@
 """Run a worker in several processes: start them, start anew those that die, end them together.
 
 For CPU-bound handlers, which threads of one interpreter cannot run side by side. A process
-that is killed outright costs one attempt of the tasks that it started: its end is seen at once,
-and ``on_death`` takes them back. The supervisor itself holds no task. If it is killed, its
+that ends before its tasks do costs one attempt of those that it started: its end is seen at
+once, and ``on_death`` takes them back. The supervisor itself holds no task. If it is killed, its
 processes see the end of their lifeline, a pipe, and stop as on SIGTERM.
 """
 
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 # Not MICROQUEUE_...: those are settings.
 LIFELINE_VARIABLE = "_MICROQUEUE_LIFELINE"
@@ -40,6 +41,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     born_at: float = 0.0
     short_lives: int = 0
+    failed_starts: int = 0
     start_at: float = 0.0
     lives: int = field(default=0)
     ended: bool = False
@@ -49,9 +51,10 @@ class Supervisor:
     """Keeps ``count`` processes of a command alive until it is stopped, or all have ended.
 
     Each gets its name in the environment. ``on_death`` is called with the name of one that
-    ended other than by being told to. A ``patient`` one starts what failed at the next
-    :meth:`restart` only. Where processes ``may_end`` by themselves, one that does so without an
-    error is through; else it is started anew.
+    ended other than by being told to, and gives how many tasks it held; none, if that cannot be
+    told. A ``patient`` one starts what failed at the next :meth:`restart` only. Where processes
+    ``may_end`` by themselves, one that does so without an error, and held nothing, is through;
+    else it is started anew.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Supervisor:
         count: int,
         *,
         name: str,
-        on_death: Callable[[str], None],
+        on_death: Callable[[str], int | None],
         grace_sec: float,
         patient: bool = False,
         may_end: bool = False,
@@ -103,7 +106,7 @@ class Supervisor:
                     self._attend(child)
                 self._pass_on()
                 self._reap_orphans()
-                if any(child.short_lives >= MOST_SHORT_LIVES for child in self._children):
+                if any(child.failed_starts >= MOST_SHORT_LIVES for child in self._children):
                     logger.error("processes end as soon as they start; giving up")
                     return 1
                 time.sleep(TICK_SEC)
@@ -143,24 +146,36 @@ class Supervisor:
         logger.info("process %s started with pid %d", child.name, child.process.pid)
 
     def _note_end(self, child: Child, status: int) -> None:
+        held: int | None = 0
         if status != 0:
             level = logging.INFO if self._signals else logging.WARNING
             logger.log(level, "process %s ended with %s", child.name, describe_end(status))
-            self._on_death(child.name)
-        if self._signals or (status == 0 and self._may_end and not self._restarting):
+        if status != 0 or not (self._signals or self._restarting):
+            held = self._on_death(child.name)  # A handler may end it with any status, also 0.
+            if status == 0 and held:
+                logger.warning("process %s ended in the midst of its tasks", child.name)
+        through = status == 0 and held == 0 and self._may_end
+        if self._signals or (through and not self._restarting):
             child.ended = True
         elif self._restarting:
             pass  # Which starts it, and counts nothing.
         elif status != 0 and self._patient:
             child.start_at = float("inf")  # Its code is being written: until it changes.
-        elif time.monotonic() - child.born_at >= SHORT_LIFE_SEC:
-            child.short_lives = 0
         else:
-            # A task may kill its process again and again until it is buried: that is no reason
-            # to give up, as it is if the program itself cannot start.
-            most = MOST_SHORT_LIVES if status > 0 else MOST_SHORT_LIVES - 1
-            child.short_lives = min(child.short_lives + 1, most)
-            child.start_at = time.monotonic() + min(2.0**child.short_lives / 4, LONGEST_WAIT_SEC)
+            self._put_off(child, failed=status > 0 and not held)
+
+    def _put_off(self, child: Child, *, failed: bool) -> None:
+        """Decide when a process is started again, and whether it could start at all.
+
+        A task may end its process again and again until it is buried: that is no reason to
+        give up, as it is if the program itself has ``failed``, with no task to blame.
+        """
+        short = time.monotonic() - child.born_at < SHORT_LIFE_SEC
+        child.failed_starts = child.failed_starts + 1 if short and failed else 0
+        child.short_lives = min(child.short_lives + 1, MOST_SHORT_LIVES - 1) if short else 0
+        if short:
+            wait_sec = min(2.0**child.short_lives / 4, LONGEST_WAIT_SEC)
+            child.start_at = time.monotonic() + wait_sec
 
     def _pass_on(self) -> None:
         """Forward what signals asked for since the last look."""
@@ -171,7 +186,7 @@ class Supervisor:
                 self._tell(signal.SIGKILL)  # What has not ended by now does not react.
             self._restarting = False
             for child in self._children:
-                child.start_at, child.short_lives = 0.0, 0
+                child.start_at, child.short_lives, child.failed_starts = 0.0, 0, 0
         while self._forwarded < self._signals:
             self._forwarded += 1
             self._tell(signal.SIGTERM)
@@ -226,6 +241,7 @@ class Supervisor:
                 except subprocess.TimeoutExpired:
                     child.process.kill()
                     child.process.wait()
+                if child.process.returncode != 0:
                     self._on_death(child.name)
 
 
@@ -241,12 +257,12 @@ def describe_end(status: int) -> str:
 
 def own_name() -> str | None:
     """Give the name that a supervisor gave to this process, if there is one."""
-    return os.environ.get(NAME_VARIABLE)
+    return _inherited()[0]
 
 
 def end_with_supervisor(stop: Callable[[], None]) -> None:
     """Call ``stop`` when the supervisor is gone, however it ended."""
-    lifeline = os.environ.get(LIFELINE_VARIABLE)
+    _, lifeline = _inherited()
     if lifeline is None:
         return
 
@@ -255,3 +271,12 @@ def end_with_supervisor(stop: Callable[[], None]) -> None:
         stop()
 
     threading.Thread(target=watch, name="microqueue-lifeline", daemon=True).start()
+
+
+@cache
+def _inherited() -> tuple[str | None, str | None]:
+    """Take the name and the lifeline out of the environment, before handlers are imported.
+
+    What handlers start is no process of the supervisor, and has another file by that number.
+    """
+    return os.environ.pop(NAME_VARIABLE, None), os.environ.pop(LIFELINE_VARIABLE, None)

@@ -450,7 +450,9 @@ def test_worker_works_off_the_queue_with_a_handler_of_the_current_directory(
     assert done is not None
     assert failed is not None
     assert done.result == {"half": 0.5}
-    assert done.history[0].worker_id == "anna"
+    worker_id = done.history[0].worker_id
+    assert worker_id is not None
+    assert worker_id.startswith("anna:")
     assert failed.error is not None
     assert failed.error.code == "ZeroDivisionError"
     cli("worker", "shop_handlers:missing", status=1)

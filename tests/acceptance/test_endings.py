@@ -26,6 +26,12 @@ LIMIT_SEC = 25
 
 HANDLERS = """
 import asyncio, time
+from concurrent.futures import ThreadPoolExecutor
+
+pool = ThreadPoolExecutor(1)
+
+def leave_work(payload):
+    pool.submit(time.sleep, 100)
 
 def plain(payload): pass
 
@@ -112,6 +118,20 @@ def test_coroutine_that_swallows_its_cancellation_does_not_keep_the_process(
     program.signal(signal.SIGTERM)
     assert ends(program) == 0
     assert (queue.stats().ready, queue.workers()) == (1, [])
+
+
+@pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=repr)
+def test_work_that_a_handler_left_in_a_pool_does_not_keep_the_process(
+    program: Program, queue: Queue[Any], options: tuple[str, ...]
+) -> None:
+    queue.enqueue({})
+    program.start("worker", "app:leave_work", "--grace", "1s", *options)
+    wait_for(lambda: queue.stats().done == 1)
+    program.signal(signal.SIGTERM)
+    assert ends(program) == 0
+    assert "Handled 1 task." in program.said()
+    assert any("it is ended now" in line for line in program.errors())
+    assert queue.workers() == []
 
 
 def test_second_signal_ends_a_process_whose_loop_is_blocked(

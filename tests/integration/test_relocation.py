@@ -32,7 +32,10 @@ from microqueue import (
     Sweeper,
 )
 from microqueue.embedded import EmbeddedServer
+from microqueue.operations import settle
 from microqueue.operations.call import Call
+from microqueue.operations.settle_many import settle_batch
+from microqueue.task import TaskError
 from microqueue.testing import FakeClock, memory_database, memory_queue
 from tests.integration.model import EFFORT, Steps, operation_of, perform
 from tests.integration.queues import popped
@@ -473,6 +476,20 @@ def test_a_view_taken_while_a_letter_moves_counts_it_once(view: str) -> None:
             if over:
                 break
             before_step += 1
+
+
+def test_batch_that_is_written_again_finds_its_dead_letters_wherever_they_are() -> None:
+    queue = memory_queue(clock=FakeClock(START), settings=COLLECTION)
+    queue.enqueue_many([{"n": n} for n in range(3)])
+    *buried, stolen = queue.pop_many(3)
+    queue.release(stolen)
+    settlement = settle.failed(START, TaskError(message="no", at=START))
+    others = [(task, settlement) for task in (*buried, stolen)]
+    for _ in range(2):  # The reply of the first was lost, or a move after it failed.
+        lost = queue.run(settle_batch([], others, now=START, settings=COLLECTION))
+        assert [one.task_id for one in lost] == [stolen.id]
+    assert queue.collections.tasks.count_documents({}) == 1
+    assert len(queue.dead_letters.list()) == 2
 
 
 @pytest.mark.parametrize("mode", ["status", "collection"])

@@ -71,6 +71,17 @@ def test_time_is_read_again_after_a_minute_or_when_told(dials: Dials) -> None:
     assert clock.stale
 
 
+def test_time_goes_on_from_the_last_reading_while_no_server_can_be_asked(dials: Dials) -> None:
+    clock = synchronised(dials)
+    clock.forget()
+    dials.pass_time(2.5)
+    assert clock.stale
+    assert clock.now() == datetime(2031, 5, 6, 7, 8, 11, 623000, tzinfo=UTC)
+    clock.observe(SERVER_TIME, sent=dials.monotonic, received=dials.monotonic)
+    assert not clock.stale
+    assert clock.now() == SERVER_TIME.replace(microsecond=123000)
+
+
 def test_naive_time_from_the_driver_is_utc(dials: Dials) -> None:
     clock = ServerClock()
     naive = SERVER_TIME.replace(tzinfo=None)
