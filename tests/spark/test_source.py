@@ -257,7 +257,7 @@ def test_empty_address_is_refused_instead_of_using_another_server(
 ) -> None:
     monkeypatch.setenv("MICROQUEUE_URI", database_uri)
     nobody: Any = None
-    with pytest.raises(InvalidArgument, match="^uri=''"):
+    with pytest.raises(InvalidArgument, match=r"^uri=''"):
         read_tasks(nobody, uri="")
 
 
