@@ -241,7 +241,8 @@ def test_empty_address_is_refused_instead_of_using_another_server(
 
 def test_up_takes_no_empty_uri_either(tmp_path: Path) -> None:
     cli = Cli()
-    cli("up", "--uri", "", "--directory", str(tmp_path / "home"), status=1)
+    later = ["--every", "0"]  # This would be refused later on.
+    cli("up", "--uri", "", "--directory", str(tmp_path / "home"), *later, status=1)
     assert "takes no --uri" in cli.stderr
     assert not (tmp_path / "home").exists()
 
