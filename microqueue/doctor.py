@@ -193,7 +193,7 @@ def check_retention(findings: IndexFindings, *, told: bool) -> Check:
 def check_sweeper(last: SweepReport | None, *, overdue: int, now: datetime) -> Check:
     """Tell whether somebody sweeps, so that what crashes leave behind is taken up again."""
     name = "sweeper"
-    ago_sec = None if last is None else (now - last.at).total_seconds()
+    ago_sec = None if last is None else max((now - last.at).total_seconds(), 0.0)
     detail = "nothing has swept yet" if ago_sec is None else f"swept {ago_sec:,.0f} s ago"
     if overdue:
         detail += f", and leases have expired: {overdue:,}"

@@ -16,12 +16,12 @@ from microqueue.cli import formats, tasks
 from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
-from microqueue.insights import Insights, MinuteCounts, Overview, QueueOverview
+from microqueue.insights import MOST_RUNNING, Insights, MinuteCounts, Overview, QueueOverview
 from microqueue.sweeper import COUNTERS, SweepReport
 
 RATE_MINUTES = 5
-MOST_RUNNING = 15
-MOST_WORKERS = 15
+RUNNING_SHOWN = 15
+WORKERS_SHOWN = 15
 RATE_NAMES = ("done_per_minute", "failed_per_minute")
 
 
@@ -55,11 +55,18 @@ def _seen(session: Session, insights: Insights) -> Overview:
     overview, wanted = insights.overview(), session.options.queue
     if wanted is None:
         return overview
+    minutes = overview.minutes
+    counts = {
+        name: {wanted: row[wanted]} if wanted in row else {}
+        for name, row in (("done", minutes.done), ("failed", minutes.failed))
+    }
     return overview.model_copy(
         update={
             "queues": [one for one in overview.queues if one.queue == wanted],
+            "minutes": minutes.model_copy(update=counts),
             "workers": [one for one in overview.workers if wanted in one.queues],
-            "running": [one for one in overview.running if one.queue == wanted],
+            # Asked for anew: the overview has the first ones of all queues, maybe of others only.
+            "running": insights.running(wanted, limit=MOST_RUNNING),
         }
     )
 
@@ -136,7 +143,7 @@ def _queue_row(overview: Overview, one: QueueOverview) -> list[Cell]:
 def _workers(session: Session, overview: Overview) -> list[RenderableType]:
     now = overview.at
     rows: list[list[Cell]] = []
-    for one in overview.workers[:MOST_WORKERS]:
+    for one in overview.workers[:WORKERS_SHOWN]:
         alive = Text("alive", style="green")
         gone = Text(f"gone {formats.since(one.gone_at, now)}", style="red")
         busy = f"{len(one.holds)} of {one.concurrency}"
@@ -155,7 +162,7 @@ def _running(session: Session, overview: Overview) -> list[RenderableType]:
     now = overview.at
     total = sum(one.processing for one in overview.queues)
     rows: list[list[Cell]] = []
-    for one in overview.running[:MOST_RUNNING]:
+    for one in overview.running[:RUNNING_SHOWN]:
         lasted = "-" if one.started_at is None else _elapsed(one.started_at, now)
         ends = Text("overdue", style="red") if one.overdue else _left(one.lease_expires_at, now)
         attempt = f"{one.attempt} of {one.max_attempts}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import threading
+import time
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +30,8 @@ from microqueue.sweeper import Sweeper, SweepReport, check_every
 if TYPE_CHECKING:
     from microqueue.dashboard.serving import DashboardServer
 
+LOOK_SEC = 1.0
+"""How often to look whether the server is still there."""
 NEXT_STEPS = (
     ('microqueue enqueue \'{"hello": "world"}\'', "add a task"),
     ("microqueue worker module:function", "work tasks off"),
@@ -105,13 +108,23 @@ def _sweep_until(
             adopt(queue)
             sweeper.run_once()
         except MicroqueueError as exc:  # The next sweep may find all well.
-            if not server.is_alive():
-                raise EmbeddedServerError(
-                    f"the MongoDB of {server.directory} has ended; its log is there. The tasks "
-                    "are kept: run microqueue up again"
-                ) from exc
-            session.out.error(exc)
-        stop.wait(pause)
+            if server.is_alive():
+                session.out.error(exc)
+        _rest(stop, server, pause)
+
+
+def _rest(stop: threading.Event, server: EmbeddedServer, pause: float) -> None:
+    """Wait for the next sweep, but not for a server that has ended."""
+    until = time.monotonic() + pause
+    while not stop.is_set():
+        if not server.is_alive():
+            raise EmbeddedServerError(
+                f"the MongoDB of {server.directory} has ended; its log is there. The tasks "
+                "are kept: run microqueue up again"
+            )
+        if (left := until - time.monotonic()) <= 0:
+            return
+        stop.wait(min(left, LOOK_SEC))
 
 
 def _tell(session: Session, report: SweepReport) -> None:

@@ -261,12 +261,10 @@ class EmbeddedServer:
         return cls(home, state, reused=reused, temporary=temporary, users_lock=users_lock)
 
     def is_alive(self) -> bool:
-        """Tell whether the process of the server is there."""
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+        """Tell whether this very process still serves the directory."""
+        state = keeper.read_state(self.directory)
+        locked = keeper.is_locked(self.directory / keeper.SERVER_LOCK)
+        return locked and state is not None and state.pid == self.pid
 
     def stop(self) -> None:
         """Stop using the server; the last user's call returns when it has ended."""

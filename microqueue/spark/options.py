@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from microqueue.arguments import check_collection, check_name, check_status
+from microqueue.arguments import check_collection, check_name, check_status, check_uri
 from microqueue.connection import URI_VARIABLE
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import NonNegativeDuration
@@ -205,6 +205,7 @@ def read_query(text: str) -> dict[str, Any]:
 
 def resolve_uri(uri: str | None) -> str:
     """Give the address for all executors: that given, the environment's, or the server's here."""
+    check_uri(uri)
     address = uri or os.environ.get(URI_VARIABLE) or running(default_directory())
     if not address:
         raise InvalidArgument(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -11,6 +12,7 @@ from playwright.sync_api import Browser, Page
 from microqueue import Queue
 from microqueue.dashboard import dashboard
 from tests.acceptance.browser import Served, Watched, is_live, open_browser
+from tests.acceptance.command_line import Cli
 
 # The page reads itself anew now and then. Here it must not: what it shows has to come by events.
 WITHOUT_POLLING = """
@@ -82,6 +84,26 @@ def visit(serve: Callable[..., Served], new_page: Callable[..., Page]) -> Callab
         return page
 
     return open_view
+
+
+@pytest.fixture
+def cli(database_uri: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("MICROQUEUE_URI", database_uri)
+    return Cli()
+
+
+@pytest.fixture
+def queue(microqueue_database: Any) -> Queue[Any]:
+    return Queue(microqueue_database)
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address, with a password, of a server that is not there."""
+    monkeypatch.setenv("MICROQUEUE_SERVER_TIMEOUT", "0.3")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"mongodb://anna:sesame@127.0.0.1:{probe.getsockname()[1]}/shop"
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from uuid import UUID
 import pytest
 import typer
 from bson import Decimal128, ObjectId
-from typer.testing import CliRunner
 
 import microqueue
 from microqueue import Queue, QueueSettings, Sweeper, TaskStatus
@@ -27,57 +25,7 @@ from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
 from microqueue.embedded import running
 from microqueue.operations.call import Operation
 from microqueue.sweeper import core as sweeper_core
-
-PROGRAM = [sys.executable, "-m", "microqueue.cli"]
-
-
-class Cli:
-    """Runs the command line in this process, without a terminal."""
-
-    def __init__(self) -> None:
-        self.stderr = ""
-
-    def __call__(self, *arguments: str, stdin: str | None = None, status: int = 0) -> str:
-        result = CliRunner().invoke(cli_app.app, list(arguments), input=stdin)
-        self.stderr = result.stderr
-        assert result.exit_code == status, (result.output, result.exception)
-        return result.stdout
-
-    def json(self, *arguments: str, stdin: str | None = None, status: int = 0) -> Any:
-        return json.loads(self(*arguments, "--json", stdin=stdin, status=status))
-
-
-@pytest.fixture
-def cli(database_uri: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.setenv("MICROQUEUE_URI", database_uri)
-    return Cli()
-
-
-@pytest.fixture
-def queue(microqueue_database: Any) -> Queue[Any]:
-    return Queue(microqueue_database)
-
-
-@pytest.fixture
-def absent(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address, with a password, of a server that is not there."""
-    monkeypatch.setenv("MICROQUEUE_SERVER_TIMEOUT", "0.3")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"mongodb://anna:sesame@127.0.0.1:{probe.getsockname()[1]}/shop"
-
-
-def bury(
-    queue: Queue[Any], message: str = "broken", code: str | None = None, **options: Any
-) -> Any:
-    """Put a dead letter into the queue, and give its id."""
-    task = queue.enqueue({"n": 1}, **options)
-    popped = queue.pop()
-    assert popped is not None
-    assert popped.id == task.id
-    queue.mark_failure(popped, message, code=code)
-    return task.id
-
+from tests.acceptance.command_line import PROGRAM, Cli, bury
 
 # Producing and looking
 
@@ -168,6 +116,8 @@ def test_value_that_cannot_be_accepted_is_one_line_and_status_1(
         (["dlq", "replay", "1", "--code", "x"], "say which"),
         (["dlq", "discard", "--all", "--code", "x"], "say which"),
         (["sweep", "--once", "--every", "5"], "not both"),
+        (["sweep", "--metrics-port", "9"], "--metrics-port is of use with --every only"),
+        (["stats", "--every", "5"], "--every is of use with --watch only"),
     ],
 )
 def test_wrong_usage_is_told_before_connecting_with_status_2(
@@ -294,7 +244,7 @@ def test_unknown_id_is_an_error(cli: Cli) -> None:
 
 
 def test_no_dead_letters_is_good_news(cli: Cli, queue: Queue[Any]) -> None:
-    assert cli("dlq", "list") == "No dead letters. Nice.\n"
+    assert cli("dlq", "list") == "No dead letters in queue 'default'.\n"
     bury(queue, code="timeout")
     assert cli("dlq", "list", "--code", "other") == "None of the 1 dead letters match.\n"
 
@@ -539,6 +489,7 @@ def test_doctor_is_green_or_says_what_to_do(
     cli: Cli, queue: Queue[Any], microqueue_database: Any
 ) -> None:
     queue.ensure_indexes()
+    Sweeper(queue).run_once()
     healthy = cli("doctor")
     assert {line[0] for line in healthy.splitlines()} == {"✓"}
     microqueue_database.tasks.drop_index("ready")

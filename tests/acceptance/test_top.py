@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from microqueue import Queue, Sweeper
+from microqueue import Queue, QueueSettings, Sweeper
 from microqueue.cli import app as cli_app
 from microqueue.operations.workers import WorkerInfo, beat
 
@@ -36,13 +36,16 @@ def queue(microqueue_database: Any, uri: str) -> Queue[Any]:
     dead = queue.pop()
     assert dead is not None
     queue.mark_failure(dead, "boom")
+    queue.run(beat(worker_info(queue, "host:1:abc", ["mail"])))
+    return queue
+
+
+def worker_info(queue: Queue[Any], worker_id: str, queues: list[str]) -> WorkerInfo:
     now = queue.now()
-    info = WorkerInfo(
-        id="host:1:abc", collection="tasks", host="host", pid=1, queues=["mail"], concurrency=4,
+    return WorkerInfo(
+        id=worker_id, collection="tasks", host="host", pid=1, queues=queues, concurrency=4,
         running=1, handled=17, started_at=now, heartbeat_at=now, heartbeat_sec=30.0,
     )  # fmt: skip
-    queue.run(beat(info))
-    return queue
 
 
 def run(*arguments: str) -> str:
@@ -78,6 +81,55 @@ def test_top_as_json_has_queues_rates_workers_and_what_runs(queue: Queue[Any]) -
     assert {"done_per_minute", "failed_per_minute"} <= set(mail)
     assert document["workers"][0]["holds"][0]["queue"] == "mail"
     assert document["running"][0]["worker_id"] == "host:1:abc"
+
+
+@pytest.fixture
+def other(queue: Queue[Any]) -> Queue[Any]:
+    """A queue beside the one of mails, in which something runs, is done and has failed."""
+    soonest = QueueSettings(visibility_timeout=20)
+    other: Queue[Any] = Queue(queue.collections.tasks, "other", settings=soonest)
+    other.enqueue_many([{"n": n} for n in range(3)])
+    for settle in (other.mark_done, lambda task: other.mark_failure(task, "boom")):
+        task = other.pop()
+        assert task is not None
+        settle(task)
+    assert other.pop(worker_id="host:2:def") is not None
+    other.run(beat(worker_info(other, "host:2:def", ["other"])))
+    other.run(beat(worker_info(other, "host:3:ghi", ["mail", "other"])))
+    return other
+
+
+def test_top_of_one_queue_shows_that_queue_alone(other: Queue[Any]) -> None:
+    everything = run("top", "--once")
+    assert "other" in everything
+    assert "host:2:def" in everything
+    printed = run("top", "--once", "-q", "mail")
+    assert [line.split()[0] for line in printed.splitlines()[:2]] == ["queue", "mail"]
+    assert "Workers: 2" in printed
+    assert "Running: 1" in printed
+    assert "host:1:abc" in printed
+    assert "mail, other" in printed  # A worker of both is one of this queue, too.
+    assert "host:2:def" not in printed
+    assert not [line for line in printed.splitlines() if line.startswith("other")]
+
+
+def test_top_of_one_queue_as_json_has_nothing_of_others(other: Queue[Any]) -> None:
+    document = json.loads(run("top", "--once", "-q", "mail", "--json"))
+    assert [one["queue"] for one in document["queues"]] == ["mail"]
+    assert {one["id"] for one in document["workers"]} == {"host:1:abc", "host:3:ghi"}
+    assert [one["queue"] for one in document["running"]] == ["mail"]
+    assert list(document["minutes"]["done"]) == []
+    assert list(document["minutes"]["failed"]) == ["mail"]
+    assert document["queues"][0]["failed_last_hour"] == 1
+
+
+def test_top_of_one_queue_shows_what_runs_there_however_much_runs_elsewhere(
+    other: Queue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("microqueue.insights.MOST_RUNNING", 1)
+    assert [one["queue"] for one in json.loads(run("top", "--json"))["running"]] == ["other"]
+    running = json.loads(run("top", "-q", "mail", "--json"))["running"]
+    assert [one["worker_id"] for one in running] == ["host:1:abc"]
 
 
 def test_top_refuses_to_look_without_a_pause(uri: str) -> None:

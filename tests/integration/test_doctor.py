@@ -6,16 +6,19 @@ from typing import Any
 import pytest
 from pymongo import WriteConcern
 
-from microqueue import Queue, QueueSettings
+from microqueue import Queue, QueueSettings, Sweeper
 from microqueue.doctor import (
     Check,
     check_clock,
+    check_sweeper,
     check_topology,
     check_version,
     check_write_concern,
     examine,
 )
 from microqueue.operations.examine import winning_plan
+from microqueue.sweeper import SweepReport
+from microqueue.testing import FakeClock
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
@@ -31,6 +34,7 @@ def unhealthy(queue: Queue[Any]) -> set[str]:
 def test_healthy_queue_passes_every_check(microqueue_database: Any) -> None:
     queue = Queue[Any](microqueue_database)
     queue.ensure_indexes()
+    Sweeper(queue).run_once()
     checks = by_name(queue)
     assert all(check.ok and check.advice is None for check in checks.values()), checks
     assert list(checks) == [
@@ -40,6 +44,7 @@ def test_healthy_queue_passes_every_check(microqueue_database: Any) -> None:
         "indexes of tasks",
         "index of a pop",
         "retention",
+        "sweeper",
         "write concern",
     ]
     assert checks["index of a pop"].detail == "ready"
@@ -104,6 +109,71 @@ def test_indexes_of_the_dead_letters_are_examined_where_they_are_used(
     assert unhealthy(queue) == set()
     microqueue_database.tasks_dlq.drop_index("retired")
     assert unhealthy(queue) == {"indexes of tasks_dlq"}
+
+
+def test_queue_that_nobody_has_swept_gets_an_advice_until_a_lease_expires(
+    microqueue_queue: Queue[Any], microqueue_clock: FakeClock
+) -> None:
+    for number in range(3):
+        microqueue_queue.enqueue({"n": number})
+    microqueue_queue.pop()
+    waiting = by_name(microqueue_queue)["sweeper"]
+    assert (waiting.ok, waiting.detail) == (True, "nothing has swept yet")
+    assert "microqueue sweep --every 30s" in str(waiting.advice)
+    microqueue_clock.advance(3600)
+    overdue = by_name(microqueue_queue)["sweeper"]
+    assert overdue.detail == "nothing has swept yet, and leases have expired: 1"
+    assert "microqueue sweep --every 30s" in str(overdue.advice)
+    assert unhealthy(microqueue_queue) == {"sweeper"}
+
+
+def test_lease_that_expires_in_any_queue_is_told(
+    microqueue_queue: Queue[Any], microqueue_clock: FakeClock
+) -> None:
+    other: Queue[Any] = Queue(microqueue_queue.collections.tasks, "other", clock=microqueue_clock)
+    other.enqueue({})
+    other.pop()
+    microqueue_clock.advance(3600)
+    assert unhealthy(microqueue_queue) == {"sweeper"}
+
+
+def test_queue_that_was_swept_lately_needs_no_advice(
+    microqueue_queue: Queue[Any], microqueue_clock: FakeClock
+) -> None:
+    microqueue_queue.ensure_indexes()
+    Sweeper(microqueue_queue).run_once()
+    microqueue_clock.advance(60)
+    lately = by_name(microqueue_queue)["sweeper"]
+    assert (lately.ok, lately.detail, lately.advice) == (True, "swept 60 s ago", None)
+    microqueue_clock.advance(3600)
+    long_ago = by_name(microqueue_queue)["sweeper"]
+    assert (long_ago.ok, long_ago.detail) == (True, "swept 3,660 s ago")
+    assert long_ago.advice is not None
+
+
+@pytest.mark.parametrize(
+    ("ago_sec", "overdue", "ok", "detail", "advises"),
+    [
+        (None, 0, True, "nothing has swept yet", True),
+        (None, 1, False, "nothing has swept yet, and leases have expired: 1", True),
+        (5, 0, True, "swept 5 s ago", False),
+        (5, 2000, True, "swept 5 s ago, and leases have expired: 2,000", False),
+        (599, 1, True, "swept 599 s ago, and leases have expired: 1", False),
+        (600, 0, True, "swept 600 s ago", True),
+        (600, 1, False, "swept 600 s ago, and leases have expired: 1", True),
+        (-0.4, 0, True, "swept 0 s ago", False),  # By a clock that is a little ahead.
+    ],
+)
+def test_missing_sweeper_fails_only_where_something_waits_for_it(
+    ago_sec: float | None, overdue: int, ok: bool, detail: str, advises: bool
+) -> None:
+    last = (
+        None
+        if ago_sec is None
+        else SweepReport(sweeper_id="anna", at=NOON - timedelta(seconds=ago_sec))
+    )
+    check = check_sweeper(last, overdue=overdue, now=NOON)
+    assert (check.ok, check.detail, check.advice is not None) == (ok, detail, advises)
 
 
 @pytest.mark.parametrize(

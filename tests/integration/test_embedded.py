@@ -252,8 +252,9 @@ def test_state_with_the_port_of_a_foreign_server_is_not_reused(
         assert server.port != foreign.port
 
 
-def test_killed_mongod_recovers_with_its_data(directory: Path) -> None:
+def test_killed_mongod_has_ended_and_recovers_with_its_data(directory: Path) -> None:
     server = EmbeddedServer.start(directory)
+    assert server.is_alive()
     write_note(server, "kept")
     keeper_pid = state_of(directory).keeper_pid
     os.kill(server.pid, signal.SIGKILL)
@@ -261,6 +262,7 @@ def test_killed_mongod_recovers_with_its_data(directory: Path) -> None:
     assert running(directory) is None
     again = EmbeddedServer.start(directory)
     assert (again.reused, again.uri) == (False, server.uri)
+    assert (server.is_alive(), again.is_alive()) == (False, True)
     assert notes(again.uri) == ["kept"]
 
 

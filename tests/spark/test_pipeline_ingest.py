@@ -164,7 +164,7 @@ def test_bad_input_is_refused_before_anything_is_added(
         ingest(spark, "notes.txt", **options)
     with pytest.raises(InvalidArgument, match="Spark cannot read it"):
         ingest(spark, tmp_path / "missing.csv", **options)
-    with pytest.raises(InvalidArgument, match=r"tests\.nowhere"):
+    with pytest.raises(InvalidArgument, match=r"^model='tests\.nowhere:Order'"):
         ingest(spark, source, **options, model="tests.nowhere:Order")
     with pytest.raises(InvalidArgument, match="key"):
         ingest(spark, source, **options, key="b")

@@ -317,7 +317,7 @@ def test_a_model_sees_what_the_columns_hold(database_uri: str, make_queue: Any) 
         ({"priority": "300"}, "priority=300"),
         ({"delay": "-1"}, "negative"),
         ({"colour": "red"}, "no option 'colour'"),
-        ({"model": "nowhere:Model"}, "nowhere"),
+        ({"model": "nowhere:Model"}, "^model='nowhere:Model'"),
     ],
 )
 def test_a_write_that_means_nothing_is_refused_in_the_driver(

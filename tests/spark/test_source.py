@@ -252,6 +252,15 @@ def test_without_an_address_it_says_what_to_give(
         read_tasks(nobody)
 
 
+def test_empty_address_is_refused_instead_of_using_another_server(
+    monkeypatch: pytest.MonkeyPatch, database_uri: str
+) -> None:
+    monkeypatch.setenv("MICROQUEUE_URI", database_uri)
+    nobody: Any = None
+    with pytest.raises(InvalidArgument, match=r"^uri=''"):
+        read_tasks(nobody, uri="")
+
+
 def test_parts_together_are_the_whole_for_ids_of_all_types(
     spark: SparkSession, database_uri: str, microqueue_database: Any
 ) -> None:

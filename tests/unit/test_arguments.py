@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from microqueue import AsyncSweeper, InvalidArgument, Queue, Sweeper
+from microqueue import AsyncQueue, AsyncSweeper, InvalidArgument, Queue, Sweeper
 from microqueue.arguments import check_collection
 from microqueue.testing import FakeClock, memory_async_queue, memory_queue
 
 
-def test_uri_that_is_no_text_is_refused() -> None:
-    uri: Any = 5
-    with pytest.raises(InvalidArgument, match="uri=5"):
-        Queue.from_uri(uri)
+@pytest.mark.parametrize("queue_class", [Queue, AsyncQueue])
+@pytest.mark.parametrize("uri", [5, "", b"mongodb://127.0.0.1"], ids=repr)
+def test_uri_that_is_no_text_or_empty_is_refused(queue_class: Any, uri: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        queue_class.from_uri(uri)
+    assert str(caught.value).startswith(f"uri={uri!r} is not valid: give a string")
 
 
 @pytest.mark.parametrize("name", ["a$b", 5, "", "a..b", ".a", "a.", "system.x", "a\0b", "x" * 121])

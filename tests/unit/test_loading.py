@@ -8,6 +8,7 @@ import pytest
 
 from microqueue import InvalidArgument
 from microqueue.worker import load_handler
+from microqueue.worker.loading import load_model
 
 
 @pytest.fixture
@@ -55,3 +56,26 @@ def test_handler_that_cannot_be_used_is_refused_by_name(
         load_handler(reference)
     assert repr(reference) in str(caught.value)
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        ("nowhere:Model", "No module named 'nowhere'"),
+        ("shop_tasks", "give module:name, for example shop.tasks:Mail"),
+        ("shop_tasks:Missing", "has no 'Missing'"),
+        ("shop_tasks:number", "is int, which cannot be called"),
+    ],
+)
+def test_model_that_cannot_be_used_is_refused_as_a_model(
+    project: Path, reference: str, reason: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        load_model(reference)
+    assert caught.value.argument == "model"
+    assert str(caught.value).startswith(f"model={reference!r} is not valid: ")
+    assert reason in str(caught.value)
+
+
+def test_model_is_found_in_the_current_directory(project: Path) -> None:
+    assert load_model("shop_tasks:Shop").__name__ == "Shop"

@@ -371,6 +371,22 @@ def test_task_without_a_known_name_is_a_dead_letter_at_once(
     assert "registered: send" in found.error.message
 
 
+def test_task_without_a_name_is_buried_with_how_to_give_one(tasks: Tasks) -> None:
+    @tasks.task()
+    def send() -> None:
+        pytest.fail("it must not run")
+
+    queue = memory_queue()
+    nameless, strange = queue.enqueue({}), queue.enqueue({}, headers={"task": "sent"})
+    Worker(queue, tasks).run(burst=True)
+    hint = "--header task=NAME"
+    found = stored(queue, nameless)
+    assert (found.status, found.error.code) == ("failed", "unknown_task")
+    assert hint in found.error.message
+    assert "registered: send" in found.error.message
+    assert stored(queue, strange).error.message == "no handler for task 'sent'; registered: send"
+
+
 @pytest.mark.parametrize(
     ("payload", "says"),
     [
