@@ -170,7 +170,7 @@ def _validate(adapter: TypeAdapter[PayloadT], value: Any, **options: Any) -> Pay
     try:
         return adapter.validate_python(value, **options)
     except ValidationError as exc:
-        message = str(refusal("payload", exc))
+        message = str(refusal(exc, subject="payload"))
         raise InvalidPayload(message, argument="payload", value=value) from exc
     except Exception as exc:
         # A validator of the caller's may raise anything.

@@ -10,29 +10,20 @@ from typing import Any, NoReturn
 
 import typer
 
-from microqueue.durations import to_timedelta
+from microqueue import durations
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.model import shorten
 from microqueue.operations.indexes import NEVER_SEC
-
-UNITS_SEC = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)"
 
 
 def read_duration(text: str | timedelta) -> timedelta:
     """Read seconds, or ``30s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
     if isinstance(text, timedelta):  # A default value.
         return text
-    wanted = text.strip().lower()
     try:
-        if re.fullmatch(r"\d+(\.\d+)?|\.\d+", wanted):
-            return to_timedelta(float(wanted))
-        if re.fullmatch(rf"({PART}\s*)+", wanted):
-            parts = re.findall(PART, wanted)
-            return to_timedelta(sum(float(number) * UNITS_SEC[unit] for number, unit in parts))
+        return durations.read_duration(text)
     except ValueError as exc:
-        raise typer.BadParameter(f"{text!r}: {exc}.") from exc
-    raise typer.BadParameter(f"{text!r} is not a duration: give seconds, or 30s, 5m, 2h, 1d.")
+        raise typer.BadParameter(f"{text!r} is not a duration: {exc}.") from exc
 
 
 def read_retention(text: str | timedelta) -> timedelta:
