@@ -28,6 +28,25 @@ def shell(database_uri: str, monkeypatch: pytest.MonkeyPatch) -> Shell:
     return Shell()
 
 
+LAST_PORT = ["--metrics-port", "65535"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["worker", "json:loads", "--metrics-port", "99999"], "--metrics-port 99999 cannot"),
+        (["worker", "json:loads", "--metrics-port", "-1"], "--metrics-port -1 cannot"),
+        (["worker", "json:loads", *LAST_PORT, "--processes", "2"], "1 to 65534, for each of 2"),
+        (["sweep", "--every", "1", "--metrics-port", "99999"], "--metrics-port 99999 cannot"),
+        (["up", "--port", "99999"], "port=99999 is not valid"),
+        (["up", "--port", "-1"], "port=-1 is not valid"),
+        (["dashboard", "--port", "99999"], "port=99999 is not valid"),
+    ],
+)
+def test_port_that_does_not_exist_is_named(shell: Shell, arguments: list[str], told: str) -> None:
+    assert told in shell.refuse(*arguments)
+
+
 def test_options_that_exclude_each_other_are_told_without_the_task(shell: Shell) -> None:
     said = shell.refuse("enqueue", '{"a": 1}', "--eta", "2100-01-01T00:00:00Z", "--delay", "5")
     assert said == "Error: give delay or eta, not both "
