@@ -28,6 +28,31 @@ def shell(database_uri: str, monkeypatch: pytest.MonkeyPatch) -> Shell:
     return Shell()
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1" + "0" * 400 + ".0"])
+def test_number_that_would_become_infinite_is_refused(shell: Shell, number: str) -> None:
+    said = shell.refuse("enqueue", f'{{"n": {number}}}')
+    assert f"the payload is not JSON: {number:.40} is too large a number" in said
+    said = shell.refuse("enqueue", "--many", stdin=f'{{"n": 1}}\n{{"n": [{number}]}}\n')
+    assert "line 2 is not JSON" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"n": 99999999999999999999}', "payload.n=99999999999999999999: "),
+        ('{"a": [{"b": 1}, {"b": "\\ud800"}]}', "payload.a.1.b='\\ud800': "),
+        ('{"a": {"b\\u0000": {"c": 1}}}', "payload.a.b\\x00={'c': 1}: "),
+    ],
+)
+def test_value_that_cannot_be_stored_is_named_with_its_place_and_line(
+    shell: Shell, line: str, told: str
+) -> None:
+    prefix = "MongoDB cannot store this task: "
+    assert shell.refuse("enqueue", line).startswith(f"Error: {prefix}{told}")
+    said = shell.refuse("enqueue", "--many", stdin=f'{{"n": 1}}\n\n{line}\n')
+    assert said.startswith(f"Error: line 3: {prefix}{told}")
+
+
 LAST_PORT = ["--metrics-port", "65535"]
 
 

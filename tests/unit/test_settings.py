@@ -93,7 +93,7 @@ def test_bad_value_in_the_environment_is_refused_by_the_name_of_its_variable(
 
 
 def test_bad_value_from_code_is_not_blamed_on_the_environment() -> None:
-    with pytest.raises(InvalidArgument, match="^max_attempts=0"):
+    with pytest.raises(InvalidArgument, match=r"^max_attempts=0"):
         QueueSettings.from_environment({"MICROQUEUE_MAX_ATTEMPTS": "3"}, max_attempts=0)
 
 
