@@ -25,6 +25,7 @@ from microqueue.cli import (
     work,
 )
 from microqueue.cli.session import SharedOptions, with_session, with_shared_options
+from microqueue.cli.usage import Command
 from microqueue.redaction import without_fragments
 
 HELP = """A task queue that lives in the MongoDB you already run.
@@ -110,12 +111,12 @@ def _keep(context: typer.Context, given: SharedOptions, **_: object) -> None:
 app.callback(help=HELP)(with_shared_options(_keep, like=_options))
 for panel, commands in COMMANDS.items():
     for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(with_session(command))
+        app.command(name, cls=Command, rich_help_panel=panel)(with_session(command))
 for name, command in DEAD_LETTER_COMMANDS.items():
-    letters.command(name)(with_session(command))
+    letters.command(name, cls=Command)(with_session(command))
 app.add_typer(letters, name="dlq", rich_help_panel="Tasks")
 for name, command in PIPELINE_COMMANDS.items():
-    pipelines.command(name)(with_session(command))
+    pipelines.command(name, cls=Command)(with_session(command))
 app.add_typer(pipelines, name="pipeline", rich_help_panel="Running")
 
 

@@ -165,8 +165,8 @@ def test_value_that_cannot_be_accepted_is_one_line_and_status_1(
         (["peek", "--status", "lost"], "lost"),
         (["peek", "--no-such-option"], "No such option"),
         (["dlq", "replay"], "say which"),
-        (["dlq", "replay", "1", "--code", "x"], "say which"),
-        (["dlq", "discard", "--all", "--code", "x"], "say which"),
+        (["dlq", "replay", "1", "--code", "x"], "give only one of"),
+        (["dlq", "discard", "--all", "--code", "x"], "give only one of"),
         (["sweep", "--once", "--every", "5"], "not both"),
     ],
 )
