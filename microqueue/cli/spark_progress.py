@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.status import Status
 
 from microqueue.cli.session import Session
+from microqueue.cli.spark_master import check_master
 from microqueue.errors import MicroqueueError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Runner:
 @contextmanager
 def running(session: Session, master: str | None) -> Iterator[Runner]:
     """Start Spark, or join it, show progress, and tell Spark's errors in one sentence."""
+    check_master(master)
     try:
         from microqueue.spark import session as spark_session  # noqa: PLC0415 (optional, slow)
     except ImportError as exc:

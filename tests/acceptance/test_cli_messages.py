@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from microqueue.cli import app as cli_app
+from microqueue.cli.spark_master import check_master
 
 
 class Shell:
@@ -70,6 +71,43 @@ LAST_PORT = ["--metrics-port", "65535"]
 )
 def test_port_that_does_not_exist_is_named(shell: Shell, arguments: list[str], told: str) -> None:
     assert told in shell.refuse(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["enqueue", "{}", "--priority", "x"], "for '--priority': 'x' is not valid: Input should"),
+        (["worker", "json:loads", "--processes", "0"], "for '--processes': '0' is not valid: "),
+        (["dlq", "list", "--limit", "1.5"], "for '--limit' / '-n': '1.5' is not valid: "),
+        (["pipeline", "triage", "--top", "few"], "for '--top': 'few' is not valid: "),
+        (["enqueue", "{}", "--delay", "5x"], "'5x' is not a duration: give seconds"),
+    ],
+)
+def test_wrong_usage_names_what_was_typed(shell: Shell, arguments: list[str], told: str) -> None:
+    assert told in shell.refuse(*arguments, status=2)
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["nonsense", "", "local[0]", "local[]", "local[x]", "spark://", "spark://host", "mesos://h:1"],
+)
+def test_master_that_spark_does_not_know_is_refused_before_spark_starts(
+    shell: Shell, master: str
+) -> None:
+    said = shell.refuse("pipeline", "triage", "--master", master)
+    assert said.startswith(f"Error: master={master!r} is not valid: give local[4] for four cores")
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        *("local", "local[4]", "local[*]", "local[2,3]", "local[*, 3]", "local-cluster[2,1,1024]"),
+        *("spark://host:7077", "spark://a:7077,b:7077", "spark://[::1]:7077", "yarn"),
+        *("k8s://https://host:443", None),
+    ],
+)
+def test_masters_that_spark_knows_are_taken(master: str | None) -> None:
+    check_master(master)
 
 
 def test_options_that_exclude_each_other_are_told_without_the_task(shell: Shell) -> None:
