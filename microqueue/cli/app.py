@@ -24,6 +24,7 @@ from microqueue.cli import (
     up,
     work,
 )
+from microqueue.cli.ending import telling_how_it_ends
 from microqueue.cli.session import SharedOptions, with_session, with_shared_options
 from microqueue.cli.usage import Command
 from microqueue.redaction import without_fragments
@@ -122,11 +123,14 @@ app.add_typer(pipelines, name="pipeline", rich_help_panel="Running")
 
 def run() -> None:
     """Run the command line of this process."""
-    sys.excepthook = _tell_unexpected
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # Not every terminal knows every character.
             stream.reconfigure(errors="backslashreplace")
-    app(prog_name="microqueue")
+    try:
+        with telling_how_it_ends():
+            app(prog_name="microqueue")
+    finally:
+        sys.excepthook = _tell_unexpected  # Not before: typer has put its own one there.
 
 
 def _tell_unexpected(
