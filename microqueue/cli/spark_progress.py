@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.status import Status
 
 from microqueue.cli.session import Session
+from microqueue.cli.spark_interrupts import Interrupts
 from microqueue.cli.spark_master import check_master
 from microqueue.errors import MicroqueueError
 
@@ -71,12 +72,15 @@ def running(session: Session, master: str | None) -> Iterator[Runner]:
         status.start()
     stop = threading.Event()
     try:
-        spark = spark_session(master=master, config={"spark.log.level": "ERROR"})
-        runner = Runner(session, spark, status)
-        thread = threading.Thread(target=_refresh, args=(runner, stop), daemon=True)
-        if status is not None:
-            thread.start()
-        yield runner
+        with Interrupts() as interrupts:
+            with interrupts.postponed():
+                spark = spark_session(master=master, config={"spark.log.level": "ERROR"})
+                interrupts.silence_at_end(spark)
+            runner = Runner(session, spark, status)
+            thread = threading.Thread(target=_refresh, args=(runner, stop), daemon=True)
+            if status is not None:
+                thread.start()
+            yield runner
     except (PySparkException, Py4JError) as exc:
         raise MicroqueueError(explain(exc)) from exc
     except OSError as exc:  # A path that cannot be written, for one.
