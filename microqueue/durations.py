@@ -1,8 +1,9 @@
-"""Durations: a ``timedelta`` or a number of seconds, checked once and the same everywhere."""
+"""Durations: a ``timedelta`` or a number of seconds, checked, read and told the same everywhere."""
 
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeAlias
 
@@ -16,6 +17,19 @@ Duration: TypeAlias = timedelta | float
 LONGEST = timedelta(days=36_500)
 """A century: longer is a mistake, and would run past the last date that a datetime can hold."""
 
+UNITS = {
+    "w": timedelta(weeks=1),
+    "d": timedelta(days=1),
+    "h": timedelta(hours=1),
+    "m": timedelta(minutes=1),
+    "s": timedelta(seconds=1),
+    "ms": timedelta(milliseconds=1),
+}
+FORMS = "give seconds, or 30s, 5m, 2h, 1d"
+NOT_A_DURATION = "give a timedelta or a number of seconds"
+_NUMBER = r"\d+(?:\.\d+)?|\.\d+"
+_PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)"
+
 EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 """Instants that can be rounded, and told in any timezone, without running out of dates."""
@@ -28,12 +42,37 @@ def to_timedelta(value: Any) -> timedelta:
             raise ValueError(f"give a duration of at most {LONGEST.days} days")
         value = timedelta(seconds=value)
     if not isinstance(value, timedelta):
-        raise ValueError("give a timedelta or a number of seconds")  # noqa: TRY004 (pydantic reads ValueError)
+        raise ValueError(NOT_A_DURATION)  # noqa: TRY004 (pydantic reads ValueError)
     if value < timedelta(0):
         raise ValueError("a duration cannot be negative")
     if value > LONGEST:
         raise ValueError(f"give a duration of at most {LONGEST.days} days")
     return value
+
+
+def read_duration(text: str) -> timedelta:
+    """Read what people write: seconds, or ``30s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
+    wanted = text.strip().lower()
+    if re.fullmatch(_NUMBER, wanted):
+        return to_timedelta(float(wanted))
+    if not re.fullmatch(rf"({_PART}\s*)+", wanted):
+        raise ValueError(FORMS)
+    parts = re.findall(_PART, wanted)
+    return to_timedelta(sum(float(number) * UNITS[unit].total_seconds() for number, unit in parts))
+
+
+def write_duration(value: timedelta) -> str:
+    """Write a duration exactly, as people do: ``0 s``, ``1.5 s``, ``1 h 30 m``."""
+    if value < timedelta(0):
+        return f"-{write_duration(-value)}"
+    parts, rest = [], value
+    for unit in ("d", "h", "m"):
+        number, rest = divmod(rest, UNITS[unit])
+        if number:
+            parts.append(f"{number} {unit}")
+    if rest or not parts:
+        parts.append(f"{rest.total_seconds():.6f}".rstrip("0").rstrip(".") + " s")
+    return " ".join(parts)
 
 
 def to_positive_timedelta(value: Any) -> timedelta:
@@ -70,6 +109,7 @@ def check_duration(name: str, value: Duration) -> timedelta:
     try:
         return to_timedelta(value)
     except ValueError as exc:
+        told = write_duration(value) if isinstance(value, timedelta) else repr(value)
         raise InvalidArgument(
-            f"{name}={value!r} is not valid: {exc}", argument=name, value=value
+            f"{name}={told} is not valid: {exc}", argument=name, value=value
         ) from exc

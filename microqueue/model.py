@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from microqueue.durations import write_duration
 from microqueue.errors import InvalidArgument
 
 
@@ -26,7 +28,8 @@ class Model(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as exc:
-            raise refusal(type(self).__name__, exc) from exc
+            name = type(self).__name__.partition("[")[0]
+            raise refusal(exc, model=name) from exc
 
     @classmethod
     def trusted(cls, **fields: Any) -> Self:
@@ -44,20 +47,31 @@ class Model(BaseModel):
         return instance
 
 
-def refusal(subject: str, exc: ValidationError) -> InvalidArgument:
-    """Turn the first problem that pydantic found into one sentence that names the value."""
+def refusal(
+    exc: ValidationError, *, model: str | None = None, subject: str | None = None
+) -> InvalidArgument:
+    """Turn the first problem that pydantic found into one sentence that names the value.
+
+    ``model`` is the class that refuses. What concerns all of its fields, or the whole of a
+    value, is told of the ``subject``; without one, only the reason is.
+    """
     first = exc.errors(include_url=False)[0]
     argument = ".".join(str(part) for part in first["loc"]) or subject
     value = first.get("input")
+    message = reason_of(exc)
     if first["type"] == "extra_forbidden":
-        message = f"{subject} has no option {argument!r}"
-    else:
-        reason = first["msg"].removeprefix("Value error, ")
-        message = f"{argument}={shorten(value)} is not valid: {reason}"
+        message = f"{model or subject} has no option {argument!r}"
+    elif argument is not None:
+        message = f"{argument}={shorten(value)} is not valid: {message}"
     return InvalidArgument(message, argument=argument, value=value)
 
 
+def reason_of(exc: ValidationError) -> str:
+    """Say why pydantic refused the first value that it refused."""
+    return exc.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+
+
 def shorten(value: Any, limit: int = 200) -> str:
-    """Give a value's repr, cut so that a message stays readable."""
-    text = repr(value)
+    """Give a value's repr, or a duration as people write it, cut so that it stays readable."""
+    text = write_duration(value) if isinstance(value, timedelta) else repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -12,7 +13,6 @@ from uuid import UUID
 import bson
 from bson import Binary, Code, DBRef, Decimal128, Int64, ObjectId, Regex, Timestamp
 from bson.codec_options import CodecOptions
-from bson.errors import BSONError
 from bson.max_key import MaxKey
 from bson.min_key import MinKey
 from bson.raw_bson import RawBSONDocument
@@ -20,6 +20,7 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr, TypeAdapter, Val
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from microqueue import unstorable
 from microqueue.clock import as_utc, whole_milliseconds
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.model import refusal, shorten
@@ -101,6 +102,14 @@ def codec_of(payload_model: Any) -> PayloadCodec[Any]:
         ) from exc
 
 
+def finite_number(text: str) -> float:
+    """Read a number of JSON, for ``parse_float``; refuse one that would become infinite."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text:.40} is too large a number")
+    return number
+
+
 def check_encodable(document: Mapping[str, Any], codec_options: CodecOptions[Any]) -> None:
     """Refuse a document that BSON cannot hold, before any part of it is written."""
     encode_all([document], codec_options)
@@ -114,11 +123,13 @@ def encode_all(
     try:
         for document in documents:
             encoded.append(RawBSONDocument(bson.encode(document, codec_options=codec_options)))  # noqa: PERF401 (its length tells which one failed)
-    except (BSONError, OverflowError, TypeError, ValueError, RecursionError) as exc:
+    except unstorable.REFUSALS as exc:
+        document = documents[len(encoded)]
+        reason = unstorable.explain(document, codec_options, exc)
         raise InvalidPayload(
-            f"MongoDB cannot store this task: {_reason(exc)}",
+            f"MongoDB cannot store this task: {reason}",
             argument="payload",
-            value=documents[len(encoded)].get("payload"),
+            value=document.get("payload"),
         ) from exc
     for document, raw in zip(documents, encoded, strict=True):
         if len(raw.raw) > LARGEST_DOCUMENT:
@@ -131,12 +142,6 @@ def encode_all(
         if _may_be_too_deep(bytes(raw.raw)):
             _check_depth(document)
     return encoded
-
-
-def _reason(exc: Exception) -> str:
-    """Say what the encoder said; of text that is none, which characters are at fault."""
-    whole = isinstance(exc, UnicodeError) or not exc.args
-    return shorten(str(exc) if whole else exc.args[0])
 
 
 def _may_be_too_deep(raw: bytes) -> bool:
@@ -170,7 +175,7 @@ def _validate(adapter: TypeAdapter[PayloadT], value: Any, **options: Any) -> Pay
     try:
         return adapter.validate_python(value, **options)
     except ValidationError as exc:
-        message = str(refusal("payload", exc))
+        message = str(refusal(exc, subject="payload"))
         raise InvalidPayload(message, argument="payload", value=value) from exc
     except Exception as exc:
         # A validator of the caller's may raise anything.

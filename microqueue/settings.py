@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from microqueue.backoff import BackoffPolicy
-from microqueue.durations import NonNegativeDuration, PositiveDuration
-from microqueue.model import Model
+from microqueue.durations import (
+    NOT_A_DURATION,
+    NonNegativeDuration,
+    PositiveDuration,
+    read_duration,
+)
+from microqueue.errors import InvalidArgument
+from microqueue.model import Model, reason_of, shorten
 
 PREFIX = "MICROQUEUE_"
 OTHER_VARIABLES = frozenset({"URI", "MONGOD", "HOME", "DASHBOARD_TOKEN"})
@@ -66,24 +72,50 @@ class QueueSettings(Model):
     def from_environment(
         cls, environment: Mapping[str, str] | None = None, **overrides: Any
     ) -> Self:
-        """Read ``MICROQUEUE_*``; values given here win over the environment."""
+        """Read ``MICROQUEUE_*``; values given here win over the environment.
+
+        Durations may have units there, as in ``90s`` or ``5m``. An empty variable is none.
+        """
         values: dict[str, Any] = {}
+        variables: dict[str, tuple[str, str]] = {}
         for variable, text in (os.environ if environment is None else environment).items():
             name = variable.removeprefix(PREFIX)
-            if name == variable or name in OTHER_VARIABLES:
+            if name == variable or name in OTHER_VARIABLES or not text.strip():
                 continue
             if name.lower() in cls.model_fields:
                 values[name.lower()] = _read_value(text)
+                variables[name.lower()] = (variable, text)
             else:
                 # Not an error: container platforms set variables after a service's name.
                 logger.warning("%s is not a setting of microqueue, and is ignored", variable)
-        return cls(**{**values, **overrides})
+        try:
+            return cls(**{**values, **overrides})
+        except InvalidArgument as exc:
+            name = exc.argument or ""
+            if name in overrides or name not in variables:
+                raise
+            raise _refused(*variables[name], exc) from exc
 
 
 def _read_value(text: str) -> Any:
-    if text.strip().lower() in {"", "none", "null"}:
+    if text.strip().lower() in {"none", "null"}:
         return None
-    for read in (int, float, json.loads):
+    readers: tuple[Callable[[str], Any], ...] = (int, float, json.loads, read_duration)
+    for read in readers:
         with suppress(ValueError):
             return read(text)
-    return text  # A word, or what the field refuses and names.
+    return text  # A word, or what the field refuses.
+
+
+def _refused(variable: str, text: str, exc: InvalidArgument) -> InvalidArgument:
+    """Tell of the variable, which is what somebody can change, what was told of the setting."""
+    cause = exc.__cause__
+    reason = reason_of(cause) if isinstance(cause, ValidationError) else str(exc)
+    if reason == NOT_A_DURATION:
+        try:
+            read_duration(text)
+        except ValueError as wrong:  # It says how durations are written here.
+            reason = str(wrong)
+    return InvalidArgument(
+        f"{variable}={shorten(text)} is not valid: {reason}", argument=exc.argument, value=exc.value
+    )

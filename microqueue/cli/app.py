@@ -24,7 +24,9 @@ from microqueue.cli import (
     up,
     work,
 )
+from microqueue.cli.ending import telling_how_it_ends
 from microqueue.cli.session import SharedOptions, with_session, with_shared_options
+from microqueue.cli.usage import Command
 from microqueue.redaction import without_fragments
 
 HELP = """A task queue that lives in the MongoDB you already run.
@@ -110,22 +112,25 @@ def _keep(context: typer.Context, given: SharedOptions, **_: object) -> None:
 app.callback(help=HELP)(with_shared_options(_keep, like=_options))
 for panel, commands in COMMANDS.items():
     for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(with_session(command))
+        app.command(name, cls=Command, rich_help_panel=panel)(with_session(command))
 for name, command in DEAD_LETTER_COMMANDS.items():
-    letters.command(name)(with_session(command))
+    letters.command(name, cls=Command)(with_session(command))
 app.add_typer(letters, name="dlq", rich_help_panel="Tasks")
 for name, command in PIPELINE_COMMANDS.items():
-    pipelines.command(name)(with_session(command))
+    pipelines.command(name, cls=Command)(with_session(command))
 app.add_typer(pipelines, name="pipeline", rich_help_panel="Running")
 
 
 def run() -> None:
     """Run the command line of this process."""
-    sys.excepthook = _tell_unexpected
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # Not every terminal knows every character.
             stream.reconfigure(errors="backslashreplace")
-    app(prog_name="microqueue")
+    try:
+        with telling_how_it_ends():
+            app(prog_name="microqueue")
+    finally:
+        sys.excepthook = _tell_unexpected  # Not before: typer has put its own one there.
 
 
 def _tell_unexpected(

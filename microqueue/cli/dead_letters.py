@@ -199,10 +199,10 @@ def discard(
 def check_choice(ids: list[str] | None, given: dict[str, Any], *, everything: bool) -> None:
     """Refuse to guess when no way of choosing was given, or several."""
     filtered = any(value is not None for value in given.values())
-    if [bool(ids), filtered, everything].count(True) != 1:
-        raise typer.BadParameter(
-            "say which: ids, or a filter (--code, --text, --since, --until), or --all."
-        )
+    number = [bool(ids), filtered, everything].count(True)
+    if number != 1:
+        ways = "ids, or a filter (--code, --text, --since, --until), or --all"
+        raise typer.BadParameter(f"{'give only one of' if number else 'say which'}: {ways}.")
 
 
 class Choice:

@@ -6,11 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from microqueue.embedded.probe import LARGEST_PORT
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.queue import Queue
 
 LOCAL = "127.0.0.1"
 MISSING = "--metrics-port needs prometheus-client: run pip install 'microqueue[metrics]'"
+
+
+def check_ports(port: int | None, processes: int = 1) -> None:
+    """Refuse a port that does not exist, or after which there are too few for the processes."""
+    last = LARGEST_PORT - processes + 1
+    if port is None or 0 <= port <= last:
+        return
+    needed = "" if processes == 1 else f", for each of {processes} processes has one of its own"
+    raise InvalidArgument(
+        f"--metrics-port {port} cannot be used: give one of 1 to {last}{needed}",
+        argument="metrics_port",
+        value=port,
+    )
 
 
 @contextmanager
@@ -34,6 +48,7 @@ def metrics(host: str, port: int | None, process: str | None = None) -> Iterator
 @contextmanager
 def sweep_metrics(host: str, port: int | None, queue: Queue[Any]) -> Iterator[Any]:
     """Serve how the queue stands and what sweeps do; give what takes their reports."""
+    check_ports(port)
     if port is None:
         yield None
         return

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich.status import Status
 
 from microqueue.cli.session import Session
+from microqueue.cli.spark_interrupts import Interrupts
+from microqueue.cli.spark_master import check_master
 from microqueue.errors import MicroqueueError
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Runner:
 @contextmanager
 def running(session: Session, master: str | None) -> Iterator[Runner]:
     """Start Spark, or join it, show progress, and tell Spark's errors in one sentence."""
+    check_master(master)
     try:
         from microqueue.spark import session as spark_session  # noqa: PLC0415 (optional, slow)
     except ImportError as exc:
@@ -69,12 +72,15 @@ def running(session: Session, master: str | None) -> Iterator[Runner]:
         status.start()
     stop = threading.Event()
     try:
-        spark = spark_session(master=master, config={"spark.log.level": "ERROR"})
-        runner = Runner(session, spark, status)
-        thread = threading.Thread(target=_refresh, args=(runner, stop), daemon=True)
-        if status is not None:
-            thread.start()
-        yield runner
+        with Interrupts() as interrupts:
+            with interrupts.postponed():
+                spark = spark_session(master=master, config={"spark.log.level": "ERROR"})
+                interrupts.silence_at_end(spark)
+            runner = Runner(session, spark, status)
+            thread = threading.Thread(target=_refresh, args=(runner, stop), daemon=True)
+            if status is not None:
+                thread.start()
+            yield runner
     except (PySparkException, Py4JError) as exc:
         raise MicroqueueError(explain(exc)) from exc
     except OSError as exc:  # A path that cannot be written, for one.

@@ -9,30 +9,23 @@ from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
 import typer
+from bson.codec_options import DEFAULT_CODEC_OPTIONS
 
-from microqueue.durations import to_timedelta
+from microqueue import durations
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.model import shorten
 from microqueue.operations.indexes import NEVER_SEC
-
-UNITS_SEC = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)"
+from microqueue.payload import check_encodable, finite_number
 
 
 def read_duration(text: str | timedelta) -> timedelta:
     """Read seconds, or ``30s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
     if isinstance(text, timedelta):  # A default value.
         return text
-    wanted = text.strip().lower()
     try:
-        if re.fullmatch(r"\d+(\.\d+)?|\.\d+", wanted):
-            return to_timedelta(float(wanted))
-        if re.fullmatch(rf"({PART}\s*)+", wanted):
-            parts = re.findall(PART, wanted)
-            return to_timedelta(sum(float(number) * UNITS_SEC[unit] for number, unit in parts))
+        return durations.read_duration(text)
     except ValueError as exc:
-        raise typer.BadParameter(f"{text!r}: {exc}.") from exc
-    raise typer.BadParameter(f"{text!r} is not a duration: give seconds, or 30s, 5m, 2h, 1d.")
+        raise typer.BadParameter(f"{text!r} is not a duration: {exc}.") from exc
 
 
 def read_retention(text: str | timedelta) -> timedelta:
@@ -85,7 +78,7 @@ def before(now: datetime, past: timedelta | datetime | None) -> datetime | None:
 def read_payload(text: str, *, where: str = "the payload") -> dict[str, Any]:
     """Read a JSON object, or raise :class:`InvalidPayload` that says where it is wrong."""
     try:
-        payload = json.loads(text, parse_constant=_refuse_constant)
+        payload = json.loads(text, parse_constant=_refuse_constant, parse_float=finite_number)
     except ValueError as exc:
         raise InvalidPayload(
             f"{where} is not JSON: {exc}; found {shorten(text, 60)}", argument="payload", value=text
@@ -102,12 +95,22 @@ def read_payload(text: str, *, where: str = "the payload") -> dict[str, Any]:
 
 
 def read_payloads(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """Read one JSON object per line; empty lines are left out."""
-    return [
-        read_payload(line, where=f"line {number}")
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
+    """Read one JSON object per line; empty lines are left out.
+
+    What cannot be stored is refused here: the queue would not know the number of its line.
+    """
+    payloads = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            payload = read_payload(line, where=f"line {number}")
+            try:
+                check_encodable({"payload": payload}, DEFAULT_CODEC_OPTIONS)
+            except InvalidPayload as exc:
+                raise InvalidPayload(
+                    f"line {number}: {exc}", argument=exc.argument, value=exc.value
+                ) from exc
+            payloads.append(payload)
+    return payloads
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -124,6 +124,7 @@ def worker(
     second one hands everything back at once.
     """
     session.log(LogLevel.INFO)
+    serving.check_ports(metrics_port, processes)
     names = queues or [session.queue_name]
     options: dict[str, Any] = {
         "concurrency": concurrency,

@@ -21,6 +21,7 @@ from microqueue.errors import (
     TaskNotFound,
     WrongStatus,
 )
+from microqueue.model import shorten
 from microqueue.redaction import without_fragments
 
 STATUSES: dict[type[MicroqueueError], HTTPStatus] = {
@@ -116,5 +117,14 @@ def log_failure(request: Request, error: Exception) -> None:
 
 def _first_problem(exc: Exception) -> str:
     first: dict[str, Any] = exc.errors()[0] if isinstance(exc, RequestValidationError) else {}
+    reason = str(first.get("msg", exc)).removeprefix("Value error, ")
+    if first.get("type") == "json_invalid":
+        *_, character = first["loc"]
+        reason = first.get("ctx", {}).get("error", reason)
+        return f"the body is not JSON: {reason} at character {character}"
     place = ".".join(str(part) for part in first.get("loc", ()) if part not in {"body", "query"})
-    return f"{place or 'the request'} is not valid: {first.get('msg', exc)}"
+    value = first.get("input")
+    # Of what is missing, that is all the rest; and a document would hide the reason.
+    told = place and first.get("type") != "missing" and isinstance(value, str | int | float)
+    subject = f"{place}={shorten(value)}" if told else place or "the request"
+    return f"{subject} is not valid: {reason}"

@@ -11,11 +11,12 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from microqueue.embedded import keeper
-from microqueue.errors import EmbeddedServerError
+from microqueue.errors import EmbeddedServerError, InvalidArgument
 
 POLL_SECONDS = 0.01
 PROBE_MILLISECONDS = 1000  # A server of ours answers within a few; a foreign port may never.
 COMMAND_MILLISECONDS = 10_000
+LARGEST_PORT = 65_535
 
 
 def running(directory: Path | str) -> str | None:
@@ -100,6 +101,16 @@ def await_writable(home: Path, deadline: float) -> keeper.ServerState | None:
                     trouble = error
         time.sleep(POLL_SECONDS)
     return None
+
+
+def check_port(port: int | None) -> None:
+    """Refuse a port that no server could have; None and 0 are any."""
+    if port is not None and not 0 <= port <= LARGEST_PORT:
+        raise InvalidArgument(
+            f"port={port} is not valid: give one of 1 to {LARGEST_PORT}, or none for a free one",
+            argument="port",
+            value=port,
+        )
 
 
 def is_free(port: int) -> bool:

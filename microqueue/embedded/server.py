@@ -221,9 +221,11 @@ class EmbeddedServer:
             startup_timeout: seconds to wait.
 
         Raises:
+            InvalidArgument: there is no such port.
             EmbeddedServerError: there is no mongod, it did not start, the port is taken, or the
                 running server is not as asked for. No process is left behind.
         """
+        probe.check_port(port)
         deadline = time.monotonic() + startup_timeout
         temporary = directory is None
         if directory is None:

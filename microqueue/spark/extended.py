@@ -10,6 +10,8 @@ from bson import json_util
 from bson.binary import UuidRepresentation
 from bson.json_util import JSONMode, JSONOptions
 
+from microqueue.payload import finite_number
+
 RELAXED: JSONOptions = JSONOptions(
     json_mode=JSONMode.RELAXED,
     tz_aware=True,
@@ -39,10 +41,10 @@ def to_exact_json(value: Any) -> str:
 
 
 def from_json(text: str) -> Any:
-    """Read either of them, or any other JSON."""
+    """Read either of them, or any other JSON; a number that is too large is a ValueError."""
     if MARK_OF_EXTENDED not in text:
-        return json.loads(text)
-    return json_util.loads(text, json_options=RELAXED)
+        return json.loads(text, parse_float=finite_number)
+    return json_util.loads(text, json_options=RELAXED, parse_float=finite_number)
 
 
 def _extended(value: Any) -> Any:

@@ -128,6 +128,9 @@ def test_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: where='selekt' is not valid: give a SQL condition")
     assert result.stderr.count("\n") == 1
+    result = shell.run("replay", "--where", "status = ", "--dry-run")
+    assert "over columns; [PARSE_SYNTAX_ERROR] Syntax error" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -79,3 +79,14 @@ def test_files_may_lie_at_the_top_of_a_file_system(spark: SparkSession) -> None:
     assert (top.root, top.path(name)) == ("file:/", "file:/bad.jsonl")
     here, name = Storage.of_file(spark, "bad.jsonl")
     assert here.path(name) == f"file:{Path.cwd()}/bad.jsonl"
+
+
+def test_a_number_that_would_become_infinite_is_rejected(
+    spark: SparkSession, microqueue_database: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    source, rejects = tmp_path / "rows.jsonl", tmp_path / "bad.jsonl"
+    source.write_text('{"n": 1}\n{"n": 1e400}\n')
+    summary = ingest(spark, source, **options, source_format="json", rejects=rejects)
+    assert (summary.added, summary.rejected) == (1, 1)
+    assert [task["payload"] for task in microqueue_database.tasks.find()] == [{"n": 1}]
+    assert "1e400 is too large a number" in rejects.read_text()

@@ -69,9 +69,44 @@ def test_bad_settings_are_refused_by_name(options: dict[str, Any], says: str) ->
     assert says in str(caught.value)
 
 
-def test_bad_value_in_the_environment_is_refused_by_name() -> None:
-    with pytest.raises(InvalidArgument, match="backoff="):
-        QueueSettings.from_environment({"MICROQUEUE_BACKOFF": "{broken"})
+@pytest.mark.parametrize(
+    ("variable", "text", "reason"),
+    [
+        ("MICROQUEUE_MAX_ATTEMPTS", "abc", "Input should be a valid integer"),
+        ("MICROQUEUE_MAX_ATTEMPTS", "0", "Input should be greater than or equal to 1"),
+        ("MICROQUEUE_MAX_ATTEMPTS", "5m", "Input should be a valid integer"),
+        ("MICROQUEUE_MAX_ATTEMPTS", "none", "Input should be a valid integer"),
+        ("MICROQUEUE_VISIBILITY_TIMEOUT", "5x", "give seconds, or 30s, 5m, 2h, 1d"),
+        ("MICROQUEUE_VISIBILITY_TIMEOUT", "99999d", "give a duration of at most 36500 days"),
+        ("MICROQUEUE_VISIBILITY_TIMEOUT", "0", "give a duration of at least a millisecond"),
+        ("MICROQUEUE_BACKOFF", "{broken", "Input should be a valid dictionary"),
+        ("MICROQUEUE_BACKOFF", '{"factor": 0}', "factor=0 is not valid"),
+        ("MICROQUEUE_BACKOFF", '{"base_sec": 9, "max_sec": 1}', "base_sec 9.0 is greater than"),
+    ],
+)
+def test_bad_value_in_the_environment_is_refused_by_the_name_of_its_variable(
+    variable: str, text: str, reason: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        QueueSettings.from_environment({variable: text})
+    assert str(caught.value).startswith(f"{variable}={text!r} is not valid: {reason}")
+
+
+def test_bad_value_from_code_is_not_blamed_on_the_environment() -> None:
+    with pytest.raises(InvalidArgument, match=r"^max_attempts=0"):
+        QueueSettings.from_environment({"MICROQUEUE_MAX_ATTEMPTS": "3"}, max_attempts=0)
+
+
+def test_durations_in_the_environment_may_have_units() -> None:
+    environment = {"MICROQUEUE_VISIBILITY_TIMEOUT": "5m", "MICROQUEUE_RETENTION": "1d 12h"}
+    settings = QueueSettings.from_environment(environment)
+    assert settings.visibility_timeout == timedelta(minutes=5)
+    assert settings.retention == timedelta(hours=36)
+
+
+def test_empty_variable_is_as_good_as_none() -> None:
+    environment = {"MICROQUEUE_MAX_ATTEMPTS": "", "MICROQUEUE_RETENTION": " "}
+    assert QueueSettings.from_environment(environment) == QueueSettings()
 
 
 def test_settings_cannot_be_changed_under_the_queue() -> None:

@@ -48,7 +48,7 @@ def choose(
     try:
         return whole.where(where)
     except (AnalysisException, ParseException) as exc:
-        reason = str(exc).partition("\n")[0]
+        reason = str(exc).strip().partition("\n")[0]
         raise refused("where", where, f"give a SQL condition over columns; {reason}") from exc
 
 

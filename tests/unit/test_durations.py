@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from microqueue import InvalidArgument
+from microqueue.durations import check_duration, read_duration, write_duration
+from microqueue.model import shorten
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (timedelta(0), "0 s"),
+        (timedelta(seconds=1.5), "1.5 s"),
+        (timedelta(seconds=20), "20 s"),
+        (timedelta(microseconds=1), "0.000001 s"),
+        (timedelta(minutes=90), "1 h 30 m"),
+        (timedelta(days=36_501, seconds=1), "36501 d 1 s"),
+        (timedelta(seconds=-5), "-5 s"),
+    ],
+)
+def test_durations_are_told_exactly_and_as_people_write_them(
+    duration: timedelta, text: str
+) -> None:
+    assert write_duration(duration) == shorten(duration) == text
+    if duration >= timedelta(0) and duration.days < 36_500:
+        assert read_duration(text) == duration
+
+
+def test_refused_duration_is_told_as_people_write_it() -> None:
+    with pytest.raises(InvalidArgument, match="delay=-5 s is not valid: a duration cannot be"):
+        check_duration("delay", timedelta(seconds=-5))
+
+
+@pytest.mark.parametrize(("text", "says"), [("5x", "give seconds, or 30s"), ("99999d", "36500")])
+def test_text_that_is_no_duration_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        read_duration(text)
