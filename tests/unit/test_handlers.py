@@ -118,7 +118,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("function", ACCEPTED, ids=repr)
+@pytest.mark.parametrize("function", ACCEPTED)
 def test_function_that_can_be_called_with_a_payload_is_a_handler(function: Any) -> None:
     queue = memory_queue()
     task = queue.enqueue({"n": 1})
@@ -128,7 +128,7 @@ def test_function_that_can_be_called_with_a_payload_is_a_handler(function: Any) 
     assert (found.status, seen) == (TaskStatus.DONE, [{"n": 1}])
 
 
-@pytest.mark.parametrize(("function", "reason"), REFUSED, ids=repr)
+@pytest.mark.parametrize(("function", "reason"), REFUSED)
 def test_function_that_cannot_be_called_with_a_payload_alone_is_refused(
     function: Any, reason: str
 ) -> None:
