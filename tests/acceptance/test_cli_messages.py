@@ -124,7 +124,7 @@ def test_options_that_exclude_each_other_are_told_without_the_task(shell: Shell)
         (["top", "--interval", "0"], "interval=0 s"),
         (["up", "--every", "0"], "every=0 s"),
         (["indexes", "--retention", "0"], "retention=0 s"),
-        (["stats", "--every", "0s"], "every=0 s"),
+        (["stats", "--watch", "--every", "0s"], "every=0 s"),
     ],
 )
 def test_refused_durations_are_told_as_people_write_them(

@@ -273,7 +273,7 @@ def test_claim_that_was_under_way_when_its_process_was_killed_is_found_too(
     program: Program, queue: Queue[Any], slow_claims: Callable[[], None]
 ) -> None:
     queue.ensure_indexes()
-    program.start("worker", "app:handle", "--processes", "2")
+    program.start("worker", "app:handle", "--processes", "2", "--grace", "1s")
     wait_for(lambda: len(queue.workers()) == 2)
     slow_claims()
     task = queue.enqueue({"n": 1})

@@ -184,6 +184,8 @@ def test_viewer_hears_of_workers_and_pauses(queue: Queue[Any], live: str) -> Non
         assert viewer.of("worker.left")[0]["workers"] == ["stays"]
         time.sleep(1)  # Three heartbeats of a tenth of a second are missed, and seen to be.
         Sweeper(queue).run_once()
+        time.sleep(0.2)
+        Sweeper(queue).run_once()
         viewer.wait_for_types("worker.gone")
         assert viewer.of("worker.gone")[0]["workers"] == ["dies"]
         queue.pause()

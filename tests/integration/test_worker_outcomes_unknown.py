@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ from microqueue.worker import AsyncWorker, Hooks, Worker
 from tests.integration.rig import Rig, stored
 from tests.waiting import wait_for
 
-STEPPED_DOWN = {"code": 91, "errmsg": "interrupted by a step-down"}
+UNCONFIRMED = {"code": 64, "errmsg": "waiting for replication timed out"}
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def failing(database: Any, collection: str, times: int, **how: Any) -> Iterator[
 def test_claim_that_was_written_and_not_confirmed_is_worked_off(rig: Rig, count: int) -> None:
     rig.queue.enqueue_many([{}] * count)
     commands = ["update", "findAndModify"]
-    with failing(rig.database, "tasks", 1, failCommands=commands, writeConcernError=STEPPED_DOWN):
+    with failing(rig.database, "tasks", 1, failCommands=commands, writeConcernError=UNCONFIRMED):
         assert rig.run(lambda _payload: None) == count
     assert rig.queue.stats().done == count
     assert {task.attempts for task in rig.queue.peek(9, status="done")} == {1}
@@ -194,7 +195,6 @@ def test_a_child_that_a_handler_forked_is_no_worker(
     assert capfd.readouterr().out.count("ran") == 50
 
 
-@pytest.mark.filterwarnings("ignore:.*MongoClient:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("make_client", [AsyncMongoClient, AsyncIOMotorClient])
 def test_worker_whose_loop_ends_hands_back_what_it_holds(
     database_uri: str, microqueue_database: Any, make_client: Any
@@ -214,10 +214,21 @@ def test_worker_whose_loop_ends_hands_back_what_it_holds(
             AsyncQueue(client[microqueue_database.name]), handler, concurrency=3, flush_interval=30
         )
         task = asyncio.create_task(worker.run())
+        closers.append(asyncio.create_task(close_after(task, client)))
         while len(running) < 7:
             assert not task.done()
             await asyncio.sleep(0.01)
 
+    async def close_after(task: asyncio.Task[int], client: Any) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.wait([task])
+            closing = client.close()
+            if inspect.isawaitable(closing):
+                await closing
+
+    closers: list[asyncio.Task[None]] = []
     asyncio.run(application())  # It cancels all that is left in its loop.
     found = queue.stats()
     assert (found.done, found.ready, found.processing) == (4, 8, 0)

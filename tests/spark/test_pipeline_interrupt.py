@@ -34,12 +34,12 @@ def interrupt() -> None:
 
 
 def test_interrupt_is_heard_when_spark_has_started() -> None:
-    started = False
+    started, usual = False, signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts, interrupts.postponed():
         interrupt()
         started = True
     assert started
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is usual
 
 
 def test_second_interrupt_is_heard_at_once() -> None:
