@@ -84,10 +84,14 @@ def ends(program: Program) -> int:
     return status
 
 
-@pytest.mark.parametrize("handler", ["plain", "awaited"])
 @pytest.mark.parametrize(
-    ("how", "grace", "signals"),
-    [(signal.SIGSTOP, "1s", 1), (signal.SIGKILL, "1s", 1), (signal.SIGSTOP, "5m", 2)],
+    ("handler", "how", "grace", "signals"),
+    [
+        ("plain", signal.SIGSTOP, "1s", 1),
+        ("awaited", signal.SIGSTOP, "1s", 1),
+        ("plain", signal.SIGKILL, "1s", 1),
+        ("awaited", signal.SIGSTOP, "5m", 2),
+    ],
 )
 def test_idle_worker_ends_in_time_although_its_server_is_away(
     program: Program,
