@@ -151,7 +151,14 @@ def test_progress_in_words_that_cannot_be_stored_reaches_people_and_stops_nothin
 class Exiting(Hooks):
     """Does what no hook should, in the thread that keeps the leases."""
 
+    def __init__(self) -> None:
+        self.ran = threading.Event()
+
     def on_cancel(self, task: Any) -> None:
+        self.on_lease_lost(task)
+
+    def on_lease_lost(self, task: Any) -> None:  # Told by whichever look comes first.
+        self.ran.set()
         raise SystemExit(3)
 
 
@@ -159,12 +166,14 @@ def test_hook_that_exits_leaves_the_leases_kept(microqueue_database: Any) -> Non
     queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(visibility_timeout=2))
     first, second = queue.enqueue_many([{}, {}]).tasks
     go = threading.Event()
-    worker = Worker(queue, lambda _payload: go.wait(60), hooks=[Exiting()])
+    hooks = Exiting()
+    worker = Worker(queue, lambda _payload: go.wait(60), hooks=[hooks])
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
         wait_for(lambda: queue.stats().processing == 2)
         queue.cancel(first.id)
+        assert hooks.ran.wait(20)
         lease = queue.get(second.id).lease  # type: ignore[union-attr]  # It is there.
         assert lease is not None
         wait_for(lambda: queue.now() > lease.expires_at)
