@@ -25,8 +25,13 @@ def pause(
         since = formats.since(found.paused_at, queue.now())
         session.out.say(
             f"Queue {queue.name!r} is paused (since {since}). "
-            f"`microqueue resume -q {shlex.quote(queue.name)}` ends it."
+            f"`{resume_command(queue.name)}` ends it."
         )
+
+
+def resume_command(queue: str) -> str:
+    """Write the command that ends a pause, as it is typed."""
+    return f"microqueue resume -q {shlex.quote(queue)}"
 
 
 def resume(session: Session) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
-import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
@@ -17,6 +15,7 @@ import typer
 
 from microqueue.async_queue import AsyncQueue
 from microqueue.cli import formats, reloading, serving, tasks, values
+from microqueue.cli.control import resume_command
 from microqueue.cli.logs import LogLevel
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stopping_by_signal
@@ -133,7 +132,7 @@ def worker(
         "grace": grace,
         "keep_result": keep_result,
         "weights": values.read_weights(weight, names),
-        "worker_id": own_name() or _name_life(worker_id),
+        "worker_id": own_name() or worker_name(worker_id),
     }
     # The first process of a container has to bury orphans, which a supervisor does.
     if own_name() is None and (processes > 1 or reload or os.getpid() == INIT_PID):
@@ -146,7 +145,7 @@ def worker(
             grace=grace,
             reload=reload,
             burst=burst,
-            name=_name_life(worker_id),
+            name=worker_name(worker_id),
         )
         return
     with Watchdog() as watchdog, serving.metrics(metrics_host, metrics_port, own_name()) as hooks:
@@ -155,14 +154,6 @@ def worker(
         session.out.json({"handled": handled})
     else:
         session.out.say(f"Handled {formats.count(handled, 'task')}.")
-
-
-def _name_life(worker_id: str | None) -> str:
-    """Name this life of a worker: one under a former name would pass for the one that died.
-
-    Its heartbeat would hide that the former one's has ended, and with it the tasks that it held.
-    """
-    return f"{worker_id}:{secrets.token_hex(3)}" if worker_id else worker_name()
 
 
 def _run(job: Job) -> int:
@@ -198,7 +189,7 @@ def _tell_pauses(session: Session, queue: Queue[Any], names: list[str]) -> None:
     for one in queue.run(list_paused(queue.collections.name)):
         if one.queue in names:
             reason = f" ({one.reason})" if one.reason else ""
-            ends = f"microqueue resume -q {shlex.quote(one.queue)}"
+            ends = resume_command(one.queue)
             session.out.remark(f"Queue {one.queue!r} is paused{reason}; `{ends}` ends that.")
 
 

@@ -258,9 +258,13 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
         return None if due_at is None else max((due_at - now).total_seconds(), 0.0)
 
 
-def worker_name() -> str:
-    """Name a worker so that people know where it runs, and no two are the same."""
-    return f"{_HOST}:{os.getpid()}:{secrets.token_hex(3)}"
+def worker_name(given: str | None = None) -> str:
+    """Name one life of a worker: as it is called, or where it runs, and no two are the same.
+
+    One under a former name would pass for the one that died: its heartbeat would hide that the
+    former one's has ended, and with it the tasks that it held.
+    """
+    return f"{given or f'{_HOST}:{os.getpid()}'}:{secrets.token_hex(3)}"
 
 
 def clearly_deliverable(document: Document) -> bool:

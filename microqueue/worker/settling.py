@@ -68,7 +68,7 @@ class Settling:
                     logger.warning("cannot settle; trying again in %g s: %s", PAUSE_SEC, exc)
                     yield Step(Do.PAUSE, seconds=PAUSE_SEC)
                     continue
-                logger.error("%d settlements are given up: %s", len(batch), exc)  # noqa: TRY400
+                logger.error("%d settlements are given up: %s", len(batch), exc)  # noqa: TRY400 (one line)
             self._account(batch, lost)
             return
 

@@ -4,6 +4,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +105,14 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"mongodb://anna:sesame@127.0.0.1:{probe.getsockname()[1]}/shop"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where commands of this test, and of what it starts, have their embedded server."""
+    directory = tmp_path / "home"
+    monkeypatch.setenv("MICROQUEUE_HOME", str(directory))
+    return directory
 
 
 @pytest.fixture(autouse=True)

@@ -592,11 +592,7 @@ def test_version_is_told() -> None:
 # As a process of its own
 
 
-def test_up_serves_the_other_commands_until_sigterm_and_keeps_the_tasks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home"
-    monkeypatch.setenv("MICROQUEUE_HOME", str(home))
+def test_up_serves_the_other_commands_until_sigterm_and_keeps_the_tasks(home: Path) -> None:
     cli = Cli()
     process = subprocess.Popen(
         [*PROGRAM, "up", "--every", "100ms"], stdout=subprocess.PIPE, text=True

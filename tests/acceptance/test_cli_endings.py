@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 
 import pytest
 
@@ -110,20 +111,27 @@ def test_unexpected_error_of_a_command_is_shown_without_a_password() -> None:
     assert "sesame" not in ended.stderr
 
 
+def run_into(
+    output: IO[str] | int, arguments: list[str], unbuffered: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command whose output goes where it cannot be written."""
+    return subprocess.run(
+        [*PROGRAM, *arguments],
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [["backoff"], ["backoff", "--json"], ["--version"], ["-h"]])
 def test_output_that_cannot_be_written_is_told_in_one_sentence(
     arguments: list[str], unbuffered: str
 ) -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123 (no file, but a device)
-        ended = subprocess.run(
-            [*PROGRAM, *arguments],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
-        )
+        ended = run_into(full, arguments, unbuffered)
     assert ended.stderr == "Error: cannot write the output: No space left on device\n"
     assert ended.returncode == 1
 
@@ -136,14 +144,7 @@ def test_reader_that_has_seen_enough_is_not_told_anything(
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        ended = subprocess.run(
-            [*PROGRAM, *arguments],
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
-        )
+        ended = run_into(writing, arguments, unbuffered)
     finally:
         os.close(writing)
     assert (ended.returncode, ended.stderr) == (1, "")

@@ -291,11 +291,7 @@ def test_package_can_be_run_as_a_module() -> None:
     assert result.stdout == f"microqueue {microqueue.__version__}\n"
 
 
-def test_up_ends_with_an_error_when_its_server_is_killed_and_keeps_the_tasks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home"
-    monkeypatch.setenv("MICROQUEUE_HOME", str(home))
+def test_up_ends_with_an_error_when_its_server_is_killed_and_keeps_the_tasks(home: Path) -> None:
     cli = Cli()
     process = subprocess.Popen(
         [*PROGRAM, "up", "--every", "1h", "--dashboard-port", "0", "--json"],
