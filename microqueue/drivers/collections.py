@@ -7,7 +7,7 @@ from typing import Any
 
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions, DatetimeConversion
-from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
+from pymongo import MongoClient, ReadPreference, WriteConcern
 from pymongo.read_concern import ReadConcern
 
 from microqueue.drivers import memory
@@ -67,21 +67,17 @@ class Collections:
         """Give the collection, or the database, that a call is for."""
         return getattr(self, target.value)
 
-    def blocking(self, twin: MongoClient[Any] | None = None) -> tuple[Any, MongoClient[Any] | None]:
-        """Give the same collection through a blocking client, and the client if it is new.
+    def second_client(self) -> MongoClient[Any] | None:
+        """Make a blocking client like the one in use, with connections of its own.
 
-        ``twin`` is one that was made before.
+        None for a database in memory, which has no connections.
         """
         if self.in_memory:
-            return self.tasks, None
-        if not isinstance(self.client, AsyncMongoClient):
-            # Motor wraps a blocking client.
-            return self.client.delegate[self.database.name][self.name], None
-        if twin is not None:
-            return twin[self.database.name][self.name], None
-        # There is no public way to make a second client like a first one.
-        client: MongoClient[Any] = MongoClient(**self.client._init_kwargs)  # noqa: SLF001 (as above)
-        return client[self.database.name][self.name], client
+            return None
+        # Motor wraps a blocking client. There is no public way to make a second client like a
+        # first one.
+        first = self.client if hasattr(self.client, "_init_kwargs") else self.client.delegate
+        return MongoClient(**first._init_kwargs)  # noqa: SLF001 (as above)
 
 
 def codec_options_for(given: CodecOptions[Any]) -> CodecOptions[Any]:

@@ -6,12 +6,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from microqueue.async_queue import AsyncQueue
-from microqueue.queue import Queue
 from microqueue.worker.background import Background
 from microqueue.worker.base import WorkerCore
 from microqueue.worker.calling import call_in_thread
@@ -19,13 +17,12 @@ from microqueue.worker.context import AsyncContext
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import Hooks
 from microqueue.worker.inflight import Held, now_sec, split
-from microqueue.worker.keeper import LeaseKeepers
 from microqueue.worker.offload import run_in_thread
 from microqueue.worker.outbox import AsyncOutbox, Finished
 from microqueue.worker.sleeping import AsyncSleeper
 from microqueue.worker.steps import Do, Step, perform_async
 from microqueue.worker.stopping import CLOSING_WAIT_SEC, join_task
-from microqueue.worker.twin import blocking_twin
+from microqueue.worker.upkeep import Upkeep
 
 logger = logging.getLogger("microqueue.worker")
 
@@ -56,8 +53,6 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sleeper: AsyncSleeper | None = None
-        # Blocking queues for the thread of the leases, and for plain functions.
-        self._twins: dict[AsyncQueue[Any], Queue[Any]] = {}
 
     async def run(self, *, burst: bool = False) -> int:
         """Work until :meth:`stop`; give how many tasks were handled.
@@ -70,42 +65,38 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         self._outbox = self._new_outbox()
         self._settling.handled = 0
         self._stop_by = float("inf")
-        with ExitStack() as opened:
-            self._twins = {
-                queue: opened.enter_context(blocking_twin(queue)) for queue in self._queues
-            }
-            keeper = await run_in_thread(
-                partial(
-                    self._keeper,
-                    self._twins,
-                    on_timeout=lambda held: self._from_thread(self._end_overdue, held),
-                    on_lost=lambda held: self._from_thread(self._judge.lose, held),
-                )
-            )
-            keeper.start()
-            settler = asyncio.create_task(self._settle_forever())
-            sleeper = self._sleeper = AsyncSleeper(self._twins)
-            # A task of its own: an answer that does not come must not hold up the end.
-            claimer = asyncio.create_task(self._claim_forever(sleeper, burst=burst))
+        upkeep = self._upkeep = self._new_upkeep(
+            on_timeout=lambda held: self._from_thread(self._end_overdue, held),
+            on_lost=lambda held: self._from_thread(self._judge.lose, held),
+        )
+        try:
+            await run_in_thread(upkeep.register)
+        except asyncio.CancelledError:
+            upkeep.close()
+            raise
+        upkeep.start()
+        settler = asyncio.create_task(self._settle_forever())
+        sleeper = self._sleeper = AsyncSleeper(upkeep.twins)
+        # A task of its own: an answer that does not come must not hold up the end.
+        claimer = asyncio.create_task(self._claim_forever(sleeper, burst=burst))
+        try:
+            await self._await_stop(claimer)
+        except asyncio.CancelledError:
+            self._stop_by = now_sec()
+            raise
+        finally:
+            self.stop()
             try:
-                await self._await_stop(claimer)
-            except asyncio.CancelledError:
-                self._stop_by = now_sec()
+                await self._finish_running()
+                await self._end(claimer, settler, upkeep)
+            except asyncio.CancelledError:  # Once more: nothing is waited for.
+                Background(partial(_let_go, upkeep), name="microqueue-end").start()
                 raise
             finally:
-                self.stop()
-                twins = opened.pop_all()
-                try:
-                    await self._finish_running()
-                    await self._end(claimer, settler, keeper, twins)
-                except asyncio.CancelledError:  # Once more: nothing is waited for.
-                    Background(partial(_let_go, keeper, twins), name="microqueue-end").start()
-                    raise
-                finally:
-                    self._forget_stop()
-                    self._told.clear()
-            if claimer.done() and not claimer.cancelled():
-                claimer.result()
+                self._forget_stop()
+                self._told.clear()
+        if claimer.done() and not claimer.cancelled():
+            claimer.result()
         return self._settling.handled
 
     def stop(self, *, immediately: bool = False) -> None:
@@ -206,14 +197,14 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         result: Any = None
         error: BaseException | None = None
         try:
-            handler = self._begin_handling(held)
+            handler, renew_by = self._begin_handling(held), self._upkeep.expect_renewal
             if handler.is_async:
                 result = await handler.call(
-                    held.claimed.payload, lambda: AsyncContext(held, held.queue, self._expect)
+                    held.claimed.payload, lambda: AsyncContext(held, held.queue, renew_by)
                 )
             else:
-                twin = self._twins[held.queue]
-                result = await call_in_thread(handler, held, twin, self._expect)
+                twin = self._upkeep.twins[held.queue]
+                result = await call_in_thread(handler, held, twin, renew_by)
             if result is not None:
                 handler.check_ran(result)
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
@@ -274,11 +265,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 held.interrupt()
 
     async def _end(
-        self,
-        claimer: asyncio.Task[None],
-        settler: asyncio.Task[None],
-        keeper: LeaseKeepers,
-        twins: ExitStack,
+        self, claimer: asyncio.Task[None], settler: asyncio.Task[None], upkeep: Upkeep
     ) -> None:
         """Wait for what is under way and say goodbye, unless the server takes too long."""
         end_by = self._end_from(now_sec())
@@ -291,13 +278,13 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             settled = await join_task(settler, end_by)
 
         async def leave() -> None:
-            await run_in_thread(keeper.stop)
+            await run_in_thread(upkeep.stop)
             if settled:
                 if not len(self._in_flight):
                     await perform_async(self._leave(end_by), self._do)
                 if self._sleeper is not None:
                     await run_in_thread(self._sleeper.wait_closed)
-            await run_in_thread(twins.close)
+            await run_in_thread(upkeep.close)
 
         if not settled:
             logger.error("ending without an answer; leases are left to expire")
@@ -309,6 +296,6 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             logger.warning("the end of this worker could not be told: there is no answer")
 
 
-def _let_go(keeper: LeaseKeepers, twins: ExitStack) -> None:
-    keeper.stop()
-    twins.close()
+def _let_go(upkeep: Upkeep) -> None:
+    upkeep.stop()
+    upkeep.close()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from microqueue.core import QueueCore, worker_name
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations import workers
-from microqueue.operations.workers import WorkerInfo
-from microqueue.queue import Queue
 from microqueue.task import Claimed, Lease
 from microqueue.worker.caution import Caution
 from microqueue.worker.claiming import Claiming, Sight
@@ -21,20 +16,23 @@ from microqueue.worker.handlers import Handler, SingleHandler, router_for
 from microqueue.worker.hooks import HookList, Hooks
 from microqueue.worker.inflight import RENEWALS_PER_LEASE, Held, InFlight, Pace, now_sec
 from microqueue.worker.judging import Judge
-from microqueue.worker.keeper import LeaseKeeper, LeaseKeepers
 from microqueue.worker.log import logger
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outbox import Finished
+from microqueue.worker.registration import Registration, by_collection
 from microqueue.worker.selection import make_selection
 from microqueue.worker.settling import Settling
 from microqueue.worker.steps import Steps, run_on
 from microqueue.worker.stopping import Stopping
+from microqueue.worker.upkeep import Upkeep
 
 QueueT = TypeVar("QueueT", bound=QueueCore[Any])
 
 
 class WorkerCore(Stopping, Generic[QueueT]):
     """A worker's queues, options and hooks, and what it holds."""
+
+    _upkeep: Upkeep  # Of the latest run.
 
     def __init__(
         self,
@@ -80,58 +78,22 @@ class WorkerCore(Stopping, Generic[QueueT]):
         )
         self._claimed_last: datetime | None = None
         self._uncertain: dict[QueueT, list[Lease]] = {}  # Of claims that ended in an error.
-        self._expect: Callable[[float], None] = lambda _due: None
 
-    def _keeper(
-        self,
-        twins: Mapping[Any, Queue[Any]],
-        *,
-        on_timeout: Callable[[Held], None],
-        on_lost: Callable[[Held], None],
-    ) -> LeaseKeepers:
-        """Register this worker; make the threads that keep its leases and beat on."""
-        started_at = twins[self._queues[0]].now()
-
-        def beat(queues: Sequence[QueueT]) -> None:
-            held = self._in_flight.snapshot()
-            for names, group in self._by_collection(queues):
-                if not names:
-                    continue  # It is on another server.
-                first = twins[group[0]]
-                info = WorkerInfo(
-                    id=self.worker_id,
-                    collection=first.collections.name,
-                    host=socket.gethostname(),
-                    pid=os.getpid(),
-                    queues=names,
-                    concurrency=self.options.concurrency,
-                    running=sum(one.started is not None and one.queue in group for one in held),
-                    handled=self._settling.handled,
-                    started_at=started_at,
-                    heartbeat_at=first.now(),
-                    heartbeat_sec=self.options.heartbeat.total_seconds(),
-                )
-                first.run(workers.beat(info))
-
-        beat(self._queues)  # Before the first claim: its death is noticed however soon it comes.
-        by_client: dict[int, list[QueueT]] = {}
-        for queue in self._queues:
-            by_client.setdefault(id(queue.collections.client), []).append(queue)
-        keepers = LeaseKeepers(
-            [
-                LeaseKeeper(
-                    self._in_flight,
-                    {queue: twins[queue] for queue in group},
-                    on_timeout=on_timeout,
-                    on_lost=on_lost,
-                    beat=partial(beat, group),
-                    heartbeat_sec=self.options.heartbeat.total_seconds(),
-                )
-                for group in by_client.values()
-            ]
+    def _new_upkeep(
+        self, *, on_timeout: Callable[[Held], None], on_lost: Callable[[Held], None]
+    ) -> Upkeep:
+        """Make what looks after the tasks of one run."""
+        registration = Registration(
+            self.worker_id, self.options, self._in_flight, handled=lambda: self._settling.handled
         )
-        self._expect = keepers.expect
-        return keepers
+        return Upkeep(
+            self._queues,
+            self._in_flight,
+            registration,
+            heartbeat_sec=self.options.heartbeat.total_seconds(),
+            on_timeout=on_timeout,
+            on_lost=on_lost,
+        )
 
     def _claiming(
         self,
@@ -163,13 +125,6 @@ class WorkerCore(Stopping, Generic[QueueT]):
             burst=burst,
         ).steps()
 
-    def _by_collection(self, opened: Sequence[QueueT]) -> list[tuple[list[str], list[QueueT]]]:
-        """Sort the queues by collection, with the names of those that are open."""
-        groups: dict[Any, list[QueueT]] = {}
-        for queue in self._queues:
-            groups.setdefault(place_of(queue), []).append(queue)
-        return [([one.name for one in group if one in opened], group) for group in groups.values()]
-
     def _claim(self, queue: QueueT, limit: int) -> Steps[list[Held]]:
         """Claim up to ``limit`` tasks; give what there was, not started yet.
 
@@ -192,7 +147,8 @@ class WorkerCore(Stopping, Generic[QueueT]):
     def _look(self, opened: Sequence[QueueT]) -> Steps[Sight]:
         """Look at the queues that are open, as far as is known."""
         seen = []
-        for names, group in self._by_collection(opened):
+        for group in by_collection(self._queues):
+            names = [one.name for one in group if one in opened]
             seen.append(((yield from run_on(group[0], group[0].look(names))), group))
         return Sight.of(seen)
 
@@ -204,7 +160,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
         if any(self._uncertain.values()):
             return
         try:
-            for _, group in self._by_collection(self._queues):
+            for group in by_collection(self._queues):
                 left = workers.leave(self.worker_id, group[0].collections.name)
                 yield from run_on(group[0], left)
         except MicroqueueError as exc:
@@ -221,7 +177,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
             self._claimed_last = lease.started_at if lease else None
             own = [one.own_timeout_sec for one in claimed if one.own_timeout_sec is not None]
             shortest_sec = min([self._shortest_lease_sec, *own])
-            self._expect(now + shortest_sec / RENEWALS_PER_LEASE)
+            self._upkeep.expect_renewal(now + shortest_sec / RENEWALS_PER_LEASE)
         return held
 
     def _begin_handling(self, held: Held) -> Handler:
@@ -234,10 +190,5 @@ class WorkerCore(Stopping, Generic[QueueT]):
         limit_sec = self._timeout_sec if handler.timeout_sec is None else handler.timeout_sec
         if limit_sec is not None:
             held.deadline = started + limit_sec
-            self._expect(held.deadline)
+            self._upkeep.expect_deadline(held.deadline)
         return handler
-
-
-def place_of(queue: QueueCore[Any]) -> Any:
-    """Tell one collection from another."""
-    return id(queue.collections.client), queue.collections.database.name, queue.collections.name

@@ -4,9 +4,6 @@ The thread sleeps most of the time and needs the interpreter for a moment only, 
 that computes in Python delays it by the GIL's switch interval, some milliseconds, and a
 blocked event loop not at all. A C extension that holds the GIL for longer than a lease does
 starve it; such work belongs into a process of its own.
-
-There is a thread for each client, so that a server that does not answer delays no lease on
-another one.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +21,7 @@ from microqueue.operations.renew import Taken, find_taken, renew, report_progres
 from microqueue.queue import Queue
 from microqueue.task import Progress
 from microqueue.worker.inflight import Held, InFlight, now_sec
+from microqueue.worker.registration import Registration
 
 LONGEST_PAUSE_SEC = 1.0
 SHORTEST_PAUSE_SEC = 0.01
@@ -34,7 +32,7 @@ logger = logging.getLogger("microqueue.worker")
 
 
 class LeaseKeeper:
-    """Renews the leases in flight, beats, and speaks up when a lease or the time has run out.
+    """Renews the leases in flight, beats, and speaks up when a task was taken away.
 
     ``twins`` are the queues that it looks after, each with the blocking one that stands for it.
     """
@@ -43,17 +41,15 @@ class LeaseKeeper:
         self,
         in_flight: InFlight,
         twins: Mapping[Any, Queue[Any]],
+        registration: Registration,
         *,
-        on_timeout: Callable[[Held], None],
-        on_lost: Callable[[Held], None],
-        beat: Callable[[], None],
         heartbeat_sec: float,
+        on_lost: Callable[[Held], None],
     ) -> None:
         self._in_flight = in_flight
         self._twins = twins
-        self._on_timeout = on_timeout
+        self._registration = registration
         self._on_lost = on_lost
-        self._beat = beat
         self._heartbeat_sec = heartbeat_sec
         self._beat_due = now_sec() + heartbeat_sec
         self._look_due = 0.0
@@ -88,7 +84,7 @@ class LeaseKeeper:
             self._troubled = False
             held = [one for one in self._in_flight.snapshot() if one.queue in self._twins]
             # First of all the heartbeat: after a time without a server, it shows who is alive.
-            for duty in (self._interrupt_overdue, self._say_alive, self._renew, self._look_after):
+            for duty in (self._say_alive, self._renew, self._look_after):
                 with self._undisturbed():
                     duty(held)
             pause_sec = self._pause_sec(held)
@@ -112,7 +108,6 @@ class LeaseKeeper:
         if self._troubled:
             return LONGEST_PAUSE_SEC
         due = [one.renewal_due for one in held]
-        due += [one.deadline for one in held if one.deadline is not None and not one.timed_out]
         due.append(self._beat_due)
         if held:
             due.append(self._look_due)
@@ -122,13 +117,7 @@ class LeaseKeeper:
     def _say_alive(self, _held: list[Held]) -> None:
         if self._beat_due <= now_sec():
             self._beat_due = now_sec() + self._heartbeat_sec
-            self._beat()
-
-    def _interrupt_overdue(self, held: list[Held]) -> None:
-        for one in held:
-            if one.deadline is not None and one.deadline <= now_sec() and not one.timed_out:
-                one.timed_out = True
-                self._on_timeout(one)
+            self._registration.beat(self._twins)
 
     def _renew(self, held: list[Held]) -> None:
         due = [one for one in held if one.renewal_due <= now_sec()]
@@ -148,9 +137,10 @@ class LeaseKeeper:
         lost_claims = {filters.claim_of(task) for task in lost}
         for one in group:
             one.renew(started)
-            # What was settled in the meantime is gone, not lost.
-            if not one.concluded and filters.claim_of(one.claimed) in lost_claims:
-                self._on_lost(one)
+        if lost_claims:
+            self._tell_taken(
+                blocking, [one for one in group if filters.claim_of(one.claimed) in lost_claims]
+            )
 
     def _look_after(self, held: list[Held]) -> None:
         """Store progress, and find out which tasks were cancelled or reclaimed.
@@ -171,11 +161,15 @@ class LeaseKeeper:
                 with self._undisturbed():
                     blocking.run(report_progress(reports))
             with self._undisturbed():
-                taken = blocking.run(find_taken([one.claimed for one in group]))
-                for one, how in zip(group, taken, strict=True):
-                    if how is not Taken.NOT and not one.concluded:
-                        one.was_cancelled = how is Taken.CANCELLED
-                        self._on_lost(one)
+                self._tell_taken(blocking, group)
+
+    def _tell_taken(self, blocking: Queue[Any], held: list[Held]) -> None:
+        """Find out which were taken away, and how; what was settled meanwhile is gone, not lost."""
+        taken = blocking.run(find_taken([one.claimed for one in held]))
+        for one, how in zip(held, taken, strict=True):
+            if how is not Taken.NOT and not one.concluded:
+                one.was_cancelled = how is Taken.CANCELLED
+                self._on_lost(one)
 
     def _by_queue(self, held: Iterable[Held]) -> Iterator[tuple[Any, Queue[Any], list[Held]]]:
         groups: dict[Any, list[Held]] = defaultdict(list)
@@ -183,27 +177,3 @@ class LeaseKeeper:
             groups[one.queue].append(one)
         for queue, group in groups.items():
             yield queue, self._twins[queue], group
-
-
-class LeaseKeepers:
-    """The keepers of a worker, one for each client."""
-
-    def __init__(self, keepers: Sequence[LeaseKeeper]) -> None:
-        self._keepers = keepers
-
-    def start(self) -> None:
-        """Begin to renew."""
-        for keeper in self._keepers:
-            keeper.start()
-
-    def expect(self, due: float) -> None:
-        """Be awake by then."""
-        for keeper in self._keepers:
-            keeper.expect(due)
-
-    def stop(self) -> None:
-        """End, and wait for renewals under way."""
-        for keeper in self._keepers:
-            keeper.stop()
-        for keeper in self._keepers:
-            keeper.join()

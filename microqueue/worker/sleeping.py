@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
@@ -18,9 +18,10 @@ SLICE_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this o
 
 
 class _Sleeper:
-    """Joins the listener of each collection while it sleeps."""
+    """Joins the listener of each collection while it sleeps, on the blocking queues."""
 
-    def __init__(self, queues: Sequence[Queue[Any]]) -> None:
+    def __init__(self, twins: Mapping[Any, Queue[Any]]) -> None:
+        queues = list(twins.values())
         self._in_memory = queues[0].collections.in_memory
         self._opened: list[tuple[Any, Listener]] = []
         self._listeners: dict[Listener, list[str]] = {}
@@ -54,8 +55,8 @@ class _Sleeper:
 class SyncSleeper(_Sleeper):
     """For threads."""
 
-    def __init__(self, queues: Sequence[Queue[Any]]) -> None:
-        super().__init__(queues)
+    def __init__(self, twins: Mapping[Any, Queue[Any]]) -> None:
+        super().__init__(twins)
         self._news = threading.Event()
 
     def __enter__(self) -> Self:
@@ -85,10 +86,10 @@ class SyncSleeper(_Sleeper):
 
 
 class AsyncSleeper(_Sleeper):
-    """For coroutines; the listener has a thread of its own, on the blocking queues."""
+    """For coroutines; the listener has a thread of its own."""
 
     def __init__(self, twins: Mapping[Any, Queue[Any]]) -> None:
-        super().__init__(list(twins.values()))
+        super().__init__(twins)
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 

@@ -6,6 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
+from contextvars import Context as Variables
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -17,12 +19,12 @@ from microqueue.worker.context import Context
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import Hooks
 from microqueue.worker.inflight import Held, now_sec
-from microqueue.worker.keeper import LeaseKeepers
 from microqueue.worker.line import Line
 from microqueue.worker.outbox import Finished, Outbox
 from microqueue.worker.sleeping import SyncSleeper
 from microqueue.worker.steps import Do, Step, perform
 from microqueue.worker.stopping import CLOSING_WAIT_SEC, join_thread
+from microqueue.worker.upkeep import Upkeep
 
 STOP_WAIT_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this often.
 
@@ -64,13 +66,13 @@ class Worker(WorkerCore[Queue[Any]]):
         self._pid = os.getpid()
         self._settling.handled = 0
         self._stop_by = float("inf")
-        keeper = self._keeper(
-            {queue: queue for queue in self._queues},
+        upkeep = self._upkeep = self._new_upkeep(
             on_timeout=lambda held: self._settle_later(self._judge.timed_out(held)),
             on_lost=self._judge.lose,
         )
+        upkeep.register()
         self._line, self._outbox = Line(), self._new_outbox()
-        sleeper = SyncSleeper(self._queues)
+        sleeper = SyncSleeper(upkeep.twins)
         # Daemons: a handler that never returns, or a server that never answers, must not keep
         # the process alive, nor hold up the end.
         claimer = Background(
@@ -78,10 +80,12 @@ class Worker(WorkerCore[Queue[Any]]):
         )
         settler = Background(self._settle_forever, name="microqueue-settler")
         handlers = [
-            Background(partial(self._handle_forever, self._line), name=f"microqueue-{n}")
+            Background(
+                partial(self._handle_forever, self._line, copy_context()), name=f"microqueue-{n}"
+            )
             for n in range(self.options.concurrency)
         ]
-        keeper.start()
+        upkeep.start()
         try:
             for thread in (settler, *handlers, claimer):
                 thread.start()
@@ -90,7 +94,7 @@ class Worker(WorkerCore[Queue[Any]]):
         finally:
             self.stop()
             self._finish_running()
-            self._end(claimer, settler, keeper, sleeper)
+            self._end(claimer, settler, upkeep, sleeper)
             self._forget_stop()
         if claimer.error is not None:
             raise claimer.error
@@ -142,10 +146,11 @@ class Worker(WorkerCore[Queue[Any]]):
 
     # Run
 
-    def _handle_forever(self, line: Line) -> None:
+    def _handle_forever(self, line: Line, variables: Variables) -> None:
         while (held := line.take()) is not None:
             if not held.concluded:  # Its lease may have been lost while it waited.
-                self._handle(held)
+                # What a handler sets in its context variables is not for the next one to see.
+                variables.copy().run(self._handle, held)
 
     def _handle(self, held: Held) -> None:
         handler: Handler | None = None
@@ -154,7 +159,7 @@ class Worker(WorkerCore[Queue[Any]]):
         try:
             handler = self._begin_handling(held)
             result = handler.call(
-                held.claimed.payload, lambda: Context(held, held.queue, self._expect)
+                held.claimed.payload, lambda: Context(held, held.queue, self._upkeep.expect_renewal)
             )
             if result is not None:
                 handler.check_ran(result)
@@ -197,7 +202,7 @@ class Worker(WorkerCore[Queue[Any]]):
         self._hand_back(left)
 
     def _end(
-        self, claimer: Background, settler: Background, keeper: LeaseKeepers, sleeper: SyncSleeper
+        self, claimer: Background, settler: Background, upkeep: Upkeep, sleeper: SyncSleeper
     ) -> None:
         """Wait for what is under way and say goodbye, unless the server takes too long."""
         end_by = self._end_from(now_sec())
@@ -206,10 +211,11 @@ class Worker(WorkerCore[Queue[Any]]):
         settled = join_thread(settler, end_by) and claimed
 
         def leave() -> None:
-            keeper.stop()
+            upkeep.stop()
             if settled:
                 perform(self._leave(end_by), self._do)
             sleeper.wait_closed()
+            upkeep.close()
 
         if not settled:
             logger.error("ending without an answer; leases are left to expire")

@@ -1,4 +1,8 @@
-"""A blocking queue beside an asynchronous one, for threads beside the event loop."""
+"""A blocking queue beside another one, for threads that must not wait for anybody.
+
+It has connections of its own: neither a busy event loop nor handlers that use all connections of
+the queue's client hold it up.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +13,33 @@ from typing import Any
 
 from pymongo import MongoClient
 
-from microqueue.async_queue import AsyncQueue
+from microqueue.core import QueueCore
 from microqueue.queue import Queue
 
-# One blocking client per asynchronous one, however many queues and workers use it.
-_clients: dict[int, MongoClient[Any]] = {}
+# One client beside each that queues have, however many queues and workers use it.
+_clients: dict[int, MongoClient[Any] | None] = {}
 _users: dict[int, int] = {}
 _lock = threading.Lock()
 
 
 @contextmanager
-def blocking_twin(queue: AsyncQueue[Any]) -> Iterator[Queue[Any]]:
-    """Give a blocking queue on the same collection, which goes on while the loop is busy."""
+def blocking_twin(queue: QueueCore[Any]) -> Iterator[Queue[Any]]:
+    """Give a blocking queue on the same collection."""
     collections = queue.collections
     key = id(collections.client)
     with _lock:
-        source, made = collections.blocking(_clients.get(key))
-        if made is not None:
-            _clients[key] = made
+        if key not in _clients:
+            _clients[key] = collections.second_client()
+        client = _clients[key]
         _users[key] = _users.get(key, 0) + 1
+    source = (
+        collections.tasks if client is None else client[collections.database.name][collections.name]
+    )
     try:
         yield Queue(source, queue.name, settings=queue.settings, clock=queue.clock)
     finally:
         with _lock:
             _users[key] -= 1
-            unused = None if _users[key] else _clients.pop(key, None)
+            unused = None if _users[key] else _clients.pop(key)
         if unused is not None:
             unused.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
 
 from microqueue import AsyncQueue, BackoffPolicy, Queue, QueueSettings
 from microqueue.worker import AsyncWorker, Worker
@@ -28,6 +28,8 @@ class Rig:
         self.settings = QueueSettings(
             visibility_timeout=60, max_attempts=3, backoff=BackoffPolicy(base_sec=30, jitter="none")
         )
+        self.client_options: dict[str, Any] = {}
+        self.client: Any = None
         self.worker: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -45,19 +47,26 @@ class Rig:
     ) -> int:
         """Run a worker of this kind until it ends."""
         if self.kind == "threads":
-            queues = [Queue[Any](self.database, name, settings=self.settings) for name in names]
+            return self._run_threads(handler, burst=burst, names=names, **options)
+        return asyncio.run(self._run(handler, burst=burst, names=names, **options))
+
+    def _run_threads(
+        self, handler: Any, *, burst: bool, names: tuple[str, ...], **options: Any
+    ) -> int:
+        with MongoClient[Any](self.uri, **self.client_options) as client:
+            self.client = client
+            database = client[self.database.name]
+            queues = [Queue[Any](database, name, settings=self.settings) for name in names]
             self.worker = Worker(queues, handler, **options)
             handled: int = self.worker.run(burst=burst)
             return handled
-        return asyncio.run(self._run(handler, burst=burst, names=names, **options))
 
     async def _run(
         self, handler: Any, *, burst: bool, names: tuple[str, ...], **options: Any
     ) -> int:
         self._loop = asyncio.get_running_loop()
-        client: Any = (
-            AsyncIOMotorClient(self.uri) if self.kind == "motor" else AsyncMongoClient(self.uri)
-        )
+        client_class: Any = AsyncIOMotorClient if self.kind == "motor" else AsyncMongoClient
+        client = self.client = client_class(self.uri, **self.client_options)
         database = client[self.database.name]
         queues = [AsyncQueue[Any](database, name, settings=self.settings) for name in names]
         self.worker = AsyncWorker(queues, handler, **options)

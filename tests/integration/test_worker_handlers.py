@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -352,3 +353,17 @@ def test_end_sleeps_while_it_waits_for_a_handler(microqueue_queue: Queue[Any]) -
     go.set()
     assert not thread.is_alive()
     assert 1 <= len(looks) <= 100
+
+
+def test_what_a_handler_sets_in_its_context_no_other_sees(rig: Rig) -> None:
+    user: ContextVar[str] = ContextVar("user", default="nobody")
+    seen: list[str] = []
+
+    def handler(payload: Any) -> None:
+        seen.append(user.get())
+        user.set(f"of task {payload['n']}")
+
+    rig.queue.enqueue_many([{"n": n} for n in range(3)])
+    user.set("whoever runs the worker")
+    assert rig.run(handler, concurrency=1) == 3
+    assert seen == ["whoever runs the worker"] * 3

@@ -14,7 +14,7 @@ from pymongo import MongoClient
 
 from microqueue import BackoffPolicy, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.embedded import EmbeddedServer
-from microqueue.worker import Worker, keeper
+from microqueue.worker import Hooks, Worker, keeper
 from microqueue.worker.inflight import Held
 from tests.integration.rig import Rig, stored
 from tests.waiting import wait_for
@@ -112,30 +112,39 @@ def test_a_handler_is_told_when_its_task_comes_back_to_the_same_worker(
     assert (stored(rig, task).status, stored(rig, task).attempts) == (TaskStatus.DONE, 2)
 
 
+class Silent:
+    """Makes the server not answer the threads of the leases, for one collection, once told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, collection: str) -> None:
+        self.begun, self.asked, self.over = (threading.Event() for _ in range(3))
+        answer = Queue.run
+
+        def run(queue: Queue[Any], operation: Any) -> Any:
+            by_keeper = threading.current_thread().name == "microqueue-leases"
+            if by_keeper and queue.collections.name == collection and self.begun.is_set():
+                self.asked.set()
+                self.over.wait(30)
+            return answer(queue, operation)
+
+        monkeypatch.setattr(Queue, "run", run)
+
+
 def test_a_server_that_does_not_answer_delays_no_lease_on_another(
-    microqueue_server: EmbeddedServer, microqueue_database: Any
+    microqueue_server: EmbeddedServer, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = QueueSettings(visibility_timeout=1)
-    silent, over = threading.Event(), threading.Event()
+    silent = Silent(monkeypatch, "a")
     with (
         MongoClient[Any](microqueue_server.uri) as one,
         MongoClient[Any](microqueue_server.uri) as other,
     ):
         hanging: Queue[Any] = Queue(one[microqueue_database.name].a, settings=settings)
         healthy: Queue[Any] = Queue(other[microqueue_database.name].b, settings=settings)
-        answer = hanging.run
-
-        def run(operation: Any) -> Any:
-            if silent.is_set() and threading.current_thread().name == "microqueue-leases":
-                over.wait(30)
-            return answer(operation)
-
-        hanging.run = run  # type: ignore[method-assign]  # To come in between.
         running: list[Any] = []
 
         def handler(payload: Any) -> None:
             running.append(payload)
-            over.wait(30)
+            silent.over.wait(30)
 
         for queue in (hanging, healthy):
             queue.enqueue({})
@@ -143,7 +152,7 @@ def test_a_server_that_does_not_answer_delays_no_lease_on_another(
         thread = threading.Thread(target=worker.run)
         thread.start()
         wait_for(lambda: len(running) == 2)
-        silent.set()
+        silent.begun.set()
         try:
             sweeper = Sweeper(healthy)
             deadline = time.monotonic() + 2.5
@@ -151,7 +160,92 @@ def test_a_server_that_does_not_answer_delays_no_lease_on_another(
                 assert sweeper.reclaim_stuck() == 0
                 time.sleep(0.1)
             assert healthy.workers()[0].heartbeat_at > healthy.now() - timedelta(seconds=1)
+            assert silent.asked.is_set()
         finally:
-            over.set()
+            silent.over.set()
             worker.stop()
             thread.join(30)
+
+
+def test_a_server_that_does_not_answer_delays_no_timeout(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = Silent(monkeypatch, "tasks")
+    told: list[bool] = []
+
+    def handler(_payload: Any, context: Any) -> None:
+        silent.begun.set()
+        silent.asked.wait(30)
+        wait_for(lambda: context.cancelled or silent.over.is_set())
+        told.append(not silent.over.is_set())
+
+    rig.queue.enqueue({})
+    thread = rig.start(handler, heartbeat=0.1, timeout=1.0)
+    try:
+        wait_for(lambda: told, 20)
+    finally:
+        silent.over.set()
+        rig.stop()
+        thread.join(30)
+    assert told == [True]
+
+
+def test_handlers_that_use_all_connections_keep_their_leases(rig: Rig) -> None:
+    """The pool of the queue's client has two connections, and each handler takes one."""
+    rig.settings = QueueSettings(visibility_timeout=0.9)
+    rig.client_options = {"maxPoolSize": 2}
+    rig.queue.enqueue_many([{}, {}])
+    rig.database.slow.insert_one({})
+    slowly = {"$where": "sleep(2000) || true"}
+    begun, ended = threading.Semaphore(0), threading.Event()
+
+    def function(_payload: Any) -> None:
+        begun.release()
+        rig.client[rig.database.name].slow.find_one(slowly)
+        ended.set()
+
+    async def coroutine(_payload: Any) -> None:
+        begun.release()
+        await rig.client[rig.database.name].slow.find_one(slowly)
+        ended.set()
+
+    thread = rig.start(function if rig.kind == "threads" else coroutine, concurrency=2)
+    assert begun.acquire(timeout=30)
+    assert begun.acquire(timeout=30)
+    sweeper = Sweeper(rig.queue)
+    reclaimed = 0
+    while not ended.wait(0.1):
+        reclaimed += sweeper.reclaim_stuck()
+    rig.stop()
+    thread.join(30)
+    assert reclaimed == 0
+    assert [one.attempts for one in rig.queue.peek(status=TaskStatus.DONE)] == [1, 1]
+
+
+def test_a_renewal_that_finds_a_task_cancelled_says_so(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LOOK_EVERY_SEC", 60.0)  # So that the renewal finds it first.
+    rig.settings = QueueSettings(visibility_timeout=0.6)
+    task = rig.queue.enqueue({})
+    begun = threading.Event()
+    told: list[str] = []
+
+    class Listening(Hooks):
+        def on_cancel(self, task: Any) -> None:
+            told.append(f"cancelled {task.id}")
+
+        def on_lease_lost(self, task: Any) -> None:
+            told.append(f"lost {task.id}")
+
+    def handler(_payload: Any, context: Any) -> None:
+        begun.set()
+        wait_for(lambda: context.cancelled)
+
+    thread = rig.start(handler, hooks=[Listening()])
+    assert begun.wait(30)
+    rig.queue.cancel(task.id)
+    wait_for(lambda: told)
+    rig.stop()
+    thread.join(30)
+    assert told == [f"cancelled {task.id}"]

@@ -1,0 +1,68 @@
+"""A worker's line in ``microqueue_workers``, by which others see that it lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from microqueue.core import QueueCore
+from microqueue.operations import workers
+from microqueue.operations.workers import WorkerInfo
+from microqueue.queue import Queue
+from microqueue.worker.inflight import InFlight
+from microqueue.worker.options import WorkerOptions
+
+QueueT = TypeVar("QueueT", bound=QueueCore[Any])
+
+
+class Registration:
+    """Says that a worker lives, in the database of each of its collections."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        options: WorkerOptions,
+        in_flight: InFlight,
+        *,
+        handled: Callable[[], int],
+    ) -> None:
+        self._worker_id = worker_id
+        self._options = options
+        self._in_flight = in_flight
+        self._handled = handled
+        self._started_at: datetime | None = None
+
+    def beat(self, twins: Mapping[Any, Queue[Any]]) -> None:
+        """Say it for these queues, each by the blocking one that stands for it."""
+        held = self._in_flight.snapshot()
+        for group in by_collection(twins):
+            first = twins[group[0]]
+            now = first.now()
+            self._started_at = self._started_at or now
+            info = WorkerInfo(
+                id=self._worker_id,
+                collection=first.collections.name,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                queues=[one.name for one in group],
+                concurrency=self._options.concurrency,
+                running=sum(one.started is not None and one.queue in group for one in held),
+                handled=self._handled(),
+                started_at=self._started_at,
+                heartbeat_at=now,
+                heartbeat_sec=self._options.heartbeat.total_seconds(),
+            )
+            first.run(workers.beat(info))
+
+
+def by_collection(queues: Iterable[QueueT]) -> list[list[QueueT]]:
+    """Sort queues by the collection that they are in."""
+    groups: dict[Any, list[QueueT]] = {}
+    for queue in queues:
+        place = queue.collections
+        key = id(place.client), place.database.name, place.name
+        groups.setdefault(key, []).append(queue)
+    return list(groups.values())

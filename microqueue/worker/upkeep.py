@@ -1,0 +1,85 @@
+"""What goes on beside the handlers: leases, heartbeats and deadlines, in threads of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from microqueue.core import QueueCore
+from microqueue.worker.deadlines import Deadlines
+from microqueue.worker.inflight import Held, InFlight
+from microqueue.worker.keeper import LeaseKeeper
+from microqueue.worker.registration import Registration
+from microqueue.worker.twin import blocking_twin
+
+
+class Upkeep:
+    """Looks after what a worker holds.
+
+    ``twins`` has a blocking queue for each of the worker's own, with connections of its own. There
+    is a keeper for each client, so that a server that does not answer delays no lease on another.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[QueueCore[Any]],
+        in_flight: InFlight,
+        registration: Registration,
+        *,
+        heartbeat_sec: float,
+        on_timeout: Callable[[Held], None],
+        on_lost: Callable[[Held], None],
+    ) -> None:
+        self._registration = registration
+        self._opened = ExitStack()
+        self.twins = {queue: self._opened.enter_context(blocking_twin(queue)) for queue in queues}
+        self._deadlines = Deadlines(in_flight, on_timeout)
+        by_client: dict[int, list[QueueCore[Any]]] = {}
+        for queue in queues:
+            by_client.setdefault(id(queue.collections.client), []).append(queue)
+        self._keepers = [
+            LeaseKeeper(
+                in_flight,
+                {queue: self.twins[queue] for queue in group},
+                registration,
+                heartbeat_sec=heartbeat_sec,
+                on_lost=on_lost,
+            )
+            for group in by_client.values()
+        ]
+
+    def register(self) -> None:
+        """Say that the worker lives. Before its first claim: its death may come soon."""
+        try:
+            self._registration.beat(self.twins)
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        """Begin to look after what is held."""
+        for keeper in self._keepers:
+            keeper.start()
+        self._deadlines.start()
+
+    def expect_renewal(self, due: float) -> None:
+        """Be awake by then: a lease wants to be renewed."""
+        for keeper in self._keepers:
+            keeper.expect(due)
+
+    def expect_deadline(self, due: float) -> None:
+        """Be awake by then: the time of a handler is up."""
+        self._deadlines.expect(due)
+
+    def stop(self) -> None:
+        """End, and wait for renewals under way."""
+        for keeper in self._keepers:
+            keeper.stop()
+        for keeper in self._keepers:
+            keeper.join()
+        self._deadlines.stop()
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._opened.close()
