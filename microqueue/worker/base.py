@@ -14,11 +14,12 @@ from microqueue.worker.caution import Caution
 from microqueue.worker.claiming import Claiming, Sight
 from microqueue.worker.handlers import Handler, SingleHandler, router_for
 from microqueue.worker.hooks import HookList, Hooks
-from microqueue.worker.inflight import RENEWALS_PER_LEASE, Held, InFlight, Pace, now_sec
+from microqueue.worker.inflight import RENEWALS_PER_LEASE, Held, InFlight, now_sec
 from microqueue.worker.judging import Judge
 from microqueue.worker.log import logger
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outbox import Finished
+from microqueue.worker.pace import Pace
 from microqueue.worker.registration import Registration, by_collection
 from microqueue.worker.selection import make_selection
 from microqueue.worker.settling import Settling
@@ -173,6 +174,8 @@ class WorkerCore(Stopping, Generic[QueueT]):
         held = [Held(queue, one, now) for one in claimed]
         self._in_flight.add(held)
         if held:
+            for sample in {claimed[0], claimed[-1]}:  # All would take long, and these will do.
+                self._pace.weigh(sample.document, queue.collections.codec_options)
             lease = claimed[0].lease
             self._claimed_last = lease.started_at if lease else None
             own = [one.own_timeout_sec for one in claimed if one.own_timeout_sec is not None]

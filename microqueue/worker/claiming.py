@@ -16,8 +16,9 @@ from typing import Any
 from microqueue.errors import MicroqueueError
 from microqueue.operations.glance import Glance
 from microqueue.worker.caution import Caution
-from microqueue.worker.inflight import PAUSE_SEC, Held, InFlight, Pace, now_sec
+from microqueue.worker.inflight import PAUSE_SEC, Held, InFlight, now_sec
 from microqueue.worker.options import WorkerOptions
+from microqueue.worker.pace import Pace
 from microqueue.worker.selection import Selection
 from microqueue.worker.steps import Do, Step, Steps, run_on
 
@@ -142,7 +143,7 @@ class Claiming:
         """Say what to wait for, if there is no room for more."""
         # Room for a good part of a batch, or for an idle handler, is worth a claim.
         enough = max(most * 3 // 4, self._concurrency)
-        too_many = most + UNSETTLED_BATCHES * self._batch
+        too_many = most + int(min(UNSETTLED_BATCHES * self._batch, self._pace.affordable))
         if with_care is not None and held >= with_care:
             return self._await_room(unfinished + 1, with_care)
         if unfinished >= enough or held >= too_many:

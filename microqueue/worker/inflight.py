@@ -9,6 +9,7 @@ from typing import Any
 
 from microqueue.task import Claimed, Progress, Task
 from microqueue.worker.outcomes import Judgement
+from microqueue.worker.pace import Pace
 
 RENEWALS_PER_LEASE = 3
 PAUSE_SEC = 1.0  # Between two tries while the server is away.
@@ -189,47 +190,3 @@ class InFlight:
         """Wait until nothing is held, but not for long."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held, timeout_sec)
-
-
-class Pace:
-    """How many tasks to hold: enough to keep handlers busy, few enough to start them in time.
-
-    What is claimed must start within a fraction of its lease, and within about a second, judged
-    by how long tasks took so far: what waits here is out of reach of idle workers, and goes
-    before what is more urgent. Without experience, one task per handler is held, and one more;
-    then no more than twice as many as were seen, as the first ones may have been the quick ones.
-    Handlers that are ``busy`` for longer than a task may wait start nothing.
-    """
-
-    FRACTION = 0.25
-    LONGEST_SEC = 1.0
-    # What takes long is believed at once, what is quick only after a while.
-    SLOWER = 0.5
-    QUICKER = 0.05
-
-    def __init__(self, *, concurrency: int, prefetch: int, lease_sec: float) -> None:
-        self._concurrency = concurrency
-        self._prefetch = prefetch
-        self._lease_sec = lease_sec
-        self._mean_sec: float | None = None
-        self._seen = 0
-        self.busy = 0
-
-    def learn(self, took_sec: float) -> None:
-        """Take into account how long one task took."""
-        self._seen += 1
-        mean = took_sec if self._mean_sec is None else self._mean_sec
-        weight = self.SLOWER if took_sec > mean else self.QUICKER
-        self._mean_sec = mean + weight * (took_sec - mean)
-
-    def most(self) -> int:
-        """Give how many tasks may be held at once, those that run included."""
-        least = self._concurrency
-        if self._prefetch <= 1:
-            return least
-        free = max(self._concurrency - self.busy, 0)
-        if self._mean_sec is None:
-            return least + min(free, self._prefetch)
-        within_sec = min(self._lease_sec * self.FRACTION, self.LONGEST_SEC)
-        startable = free * within_sec / max(self._mean_sec, 1e-6)
-        return least + int(min(self._prefetch, startable, 2 * self._seen))

@@ -12,11 +12,12 @@ from microqueue.payload import check_encodable
 from microqueue.task import Outcome, TaskStatus
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import HookList
-from microqueue.worker.inflight import Held, InFlight, Pace, now_sec
+from microqueue.worker.inflight import Held, InFlight, now_sec
 from microqueue.worker.log import logger, tell
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outbox import Finished
 from microqueue.worker.outcomes import Fail, plain_retry, settlement_for
+from microqueue.worker.pace import Pace
 
 
 class Judge:

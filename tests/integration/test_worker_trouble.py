@@ -17,7 +17,7 @@ from microqueue.operations.call import Call
 from microqueue.operations.renew import renew
 from microqueue.testing import FakeClock
 from microqueue.worker import Fail, Retry, Worker, settling
-from microqueue.worker.inflight import Pace
+from microqueue.worker.pace import Pace
 from tests.integration.rig import Rig
 from tests.waiting import wait_for
 
@@ -312,58 +312,6 @@ def test_a_dead_worker_of_two_collections_is_found_in_both(
     assert [queue.workers() for queue in queues] == [[], []]
 
 
-# How much is held
-
-
-@pytest.mark.parametrize(
-    ("prefetch", "took_sec", "most"),
-    [
-        (1, 0.001, 4),  # Nothing beyond what runs.
-        (500, None, 8),  # Without experience: one more for each.
-        (500, 0.001, 504),
-        (500, 0.25, 20),  # A second: four each, of a quarter.
-        (500, 1.0, 8),
-        (500, 1000.0, 4),
-    ],
-)
-def test_the_prefetch_is_what_can_start_within_a_second(
-    prefetch: int, took_sec: float | None, most: int
-) -> None:
-    pace = Pace(concurrency=4, prefetch=prefetch, lease_sec=60)
-    if took_sec is not None:
-        for _ in range(250):
-            pace.learn(took_sec)
-    assert pace.most() == most
-
-
-def test_the_prefetch_is_what_can_start_within_a_quarter_of_a_short_lease() -> None:
-    pace = Pace(concurrency=4, prefetch=500, lease_sec=2)
-    for _ in range(250):
-        pace.learn(0.25)
-    assert pace.most() == 4 + 8
-
-
-def test_a_quick_task_does_not_make_a_worker_hoard() -> None:
-    pace = Pace(concurrency=4, prefetch=500, lease_sec=600)
-    pace.learn(0.0001)
-    assert pace.most() == 4 + 2
-    for _ in range(500):
-        pace.learn(0.0001)
-    assert pace.most() == 504
-    for _ in range(4):
-        pace.learn(1.0)
-    assert pace.most() < 4 + 6
-
-
-@pytest.mark.parametrize(("busy", "most"), [(0, 20), (1, 16), (4, 4)])
-def test_handlers_that_are_busy_for_long_start_nothing(busy: int, most: int) -> None:
-    pace = Pace(concurrency=4, prefetch=500, lease_sec=60)
-    for _ in range(250):
-        pace.learn(0.25)
-    pace.busy = busy
-    assert pace.most() == most
-
-
 @pytest.mark.parametrize(
     ("options", "largest"),
     [({"flush_interval": 0}, 1), ({"flush_limit": 4}, 4), ({}, 12)],
@@ -386,3 +334,16 @@ def test_settlements_share_as_many_writes_as_the_options_say(
     rig.run(lambda _payload: together.wait(30), concurrency=12, prefetch=1, **options)
     assert sum(sizes) == 12
     assert max(sizes) == largest
+
+
+def test_large_tasks_are_not_hoarded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pace, "LARGEST_BYTES", 6_000)
+    held: list[int] = []
+
+    def handler(_payload: Any) -> None:
+        held.append(rig.queue.stats().processing)
+
+    rig.queue.enqueue_many([{"text": "x" * 2_000} for _ in range(60)])
+    assert rig.run(handler, concurrency=1) == 60
+    # One that runs, two that wait for it, and two that wait for their settlement.
+    assert max(held) <= 5
