@@ -9,8 +9,9 @@ from typing import Any
 from microqueue.arguments import refused
 from microqueue.async_queue import AsyncQueue
 from microqueue.durations import Duration
+from microqueue.errors import ServerUnavailable
 from microqueue.sweeper.core import SweeperCore
-from microqueue.sweeper.report import JOBS, SweepReport, Tally, check_every, logger
+from microqueue.sweeper.report import JOBS, SweepReport, Tally, check_every, log_failure
 
 
 class AsyncSweeper(SweeperCore):
@@ -64,15 +65,20 @@ class AsyncSweeper(SweeperCore):
         tally = Tally(self.sweeper_id, now)
         if not acquired:
             return self._finish(tally.report(skipped=True))
+        locked = True
         try:
             for job in self.jobs:
                 try:
                     tally.add(await self._run(self._job(job)))
                     await self._run(self._acquire())  # A long sweep keeps the lock.
+                except ServerUnavailable:
+                    locked = False  # As far as we can help it: the lock ends by itself.
+                    raise
                 except Exception as exc:  # noqa: BLE001 (one job must not stop the others)
                     tally.failed(job, exc)
         finally:
-            await self._run(self._release())
+            if locked:
+                await self._run(self._release())
         report = tally.report()
         await self._run(self._store(report))
         return self._finish(report)
@@ -83,8 +89,8 @@ class AsyncSweeper(SweeperCore):
         while not self._stopping.is_set():
             try:
                 await self.run_once()
-            except Exception:
-                logger.exception("sweep failed; the next one is in %s s", pause)
+            except Exception as exc:  # noqa: BLE001 (it is logged, and the next sweep may do)
+                log_failure(exc, pause)
             try:
                 await asyncio.wait_for(self._stopping.wait(), pause)
             except TimeoutError:

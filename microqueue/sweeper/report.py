@@ -73,14 +73,24 @@ class Tally:
 
     def failed(self, job: str, error: Exception) -> None:
         """Note that a job failed, with a traceback if it should not have."""
-        unexpected = None if isinstance(error, MicroqueueError) else error
-        logger.error("sweep job %s failed: %s", job, error, exc_info=unexpected)
+        logger.error("sweep job %s failed: %s", job, error, exc_info=_if_unexpected(error))
         self._errors[job] = str(error) or repr(error)
 
     def report(self, *, skipped: bool = False) -> SweepReport:
         """Give the report of all that was added."""
         took_sec = round(time.monotonic() - self._started, 6)
         return SweepReport(**self._values, took_sec=took_sec, errors=self._errors, skipped=skipped)
+
+
+def log_failure(error: Exception, pause_sec: float) -> None:
+    """Say that a sweep failed, and when the next one is."""
+    event = "sweep failed; the next one is in %g s: %s"
+    logger.error(event, pause_sec, error, exc_info=_if_unexpected(error))
+
+
+def _if_unexpected(error: Exception) -> Exception | None:
+    """Give an error whose traceback is worth a look."""
+    return None if isinstance(error, MicroqueueError) else error
 
 
 def check_jobs(jobs: Iterable[str]) -> tuple[str, ...]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from microqueue.arguments import refused
 from microqueue.durations import Duration
+from microqueue.errors import ServerUnavailable
 from microqueue.queue import Queue
 from microqueue.sweeper.core import SweeperCore
-from microqueue.sweeper.report import JOBS, SweepReport, Tally, check_every, logger
+from microqueue.sweeper.report import JOBS, SweepReport, Tally, check_every, log_failure
 
 
 class Sweeper(SweeperCore):
@@ -63,20 +64,28 @@ class Sweeper(SweeperCore):
         return self._run(self._job("move_dead_letters"))["moved"]
 
     def run_once(self) -> SweepReport:
-        """Run the jobs one after the other; one that fails does not stop the others."""
+        """Run the jobs one after the other; one that fails does not stop the others.
+
+        A server that is away does, as it would fail them all: that raises its error.
+        """
         now, acquired = self._run(self._acquire())
         tally = Tally(self.sweeper_id, now)
         if not acquired:
             return self._finish(tally.report(skipped=True))
+        locked = True
         try:
             for job in self.jobs:
                 try:
                     tally.add(self._run(self._job(job)))
                     self._run(self._acquire())  # A long sweep keeps the lock.
+                except ServerUnavailable:
+                    locked = False  # As far as we can help it: the lock ends by itself.
+                    raise
                 except Exception as exc:  # noqa: BLE001 (one job must not stop the others)
                     tally.failed(job, exc)
         finally:
-            self._run(self._release())
+            if locked:
+                self._run(self._release())
         report = tally.report()
         self._run(self._store(report))
         return self._finish(report)
@@ -87,8 +96,8 @@ class Sweeper(SweeperCore):
         while not self._stopping.is_set():
             try:
                 self.run_once()
-            except Exception:
-                logger.exception("sweep failed; the next one is in %s s", pause)
+            except Exception as exc:  # noqa: BLE001 (it is logged, and the next sweep may do)
+                log_failure(exc, pause)
             self._stopping.wait(pause)
         self._stopping.clear()  # At the end: a stop that came before the start must count.
 

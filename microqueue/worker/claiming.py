@@ -202,8 +202,7 @@ class Claiming:
         is ready, and nobody else may be there to put it into the line.
         """
         sight = yield from self._look(self._open)
-        still_open = [one for one in self._queues if one not in sight.paused]
-        resumed, self._open = len(still_open) > len(self._open), still_open
+        resumed = self._note_pauses(sight.paused)
         self._asleep = not (sight.ready or resumed or full)
         self._quiet = self._quiet and self._asleep
         self._looked_at = now_sec()
@@ -220,6 +219,18 @@ class Claiming:
         elif sight.due_sec is not None:
             wait_sec = min(wait_sec, max(sight.due_sec, SOON_SEC))
         self._look_at = self._looked_at + wait_sec
+
+    def _note_pauses(self, paused: Sequence[Any]) -> bool:
+        """Claim from the other queues only; give whether one of them goes on."""
+        resumed = False
+        for queue in self._queues:
+            if queue in paused and queue in self._open:
+                logger.info("queue %r is paused: nothing is claimed from it", queue.name)
+            elif queue not in paused and queue not in self._open:
+                logger.info("queue %r goes on", queue.name)
+                resumed = True
+        self._open = [one for one in self._queues if one not in paused]
+        return resumed
 
     def _give_back(self, paused: Sequence[Any]) -> None:
         """Hand back what waits in vain: in a queue that pauses, or for handlers that are busy."""

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from microqueue import BackoffPolicy, InvalidArgument, Outcome, TaskStatus
+from microqueue import BackoffPolicy, InvalidArgument, Outcome, ServerUnavailable, TaskStatus
+from microqueue.sweeper.core import SweeperCore
 from tests.contract.conftest import Harness
 
 
@@ -267,3 +268,40 @@ async def test_reclaim_waits_as_the_queue_says_whatever_the_sweeper_has(harness:
     await harness.sweeper(harness.queue("other")).run_once()
     waiting = await patient.get(task.id)
     assert waiting.next_retry_at == harness.clock.now() + timedelta(seconds=300)
+
+
+async def test_sweep_ends_with_the_first_job_that_finds_the_server_away(
+    harness: Harness, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def job(_sweeper: Any, name: str) -> Any:
+        asked.append(name)
+        raise ServerUnavailable("nobody is there")
+
+    monkeypatch.setattr(SweeperCore, "_job", job)
+    sweeper = harness.sweeper(queue)
+    with pytest.raises(ServerUnavailable):
+        await sweeper.run_once()
+    assert asked == ["reclaim_stuck"]
+
+
+async def test_sweep_that_fails_is_told_in_a_line_and_followed_by_the_next(
+    harness: Harness, queue: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweeper = harness.sweeper(queue)
+    tries = 0
+
+    def acquire(_sweeper: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            getattr(sweeper, "_blocking", sweeper).stop()
+        raise ServerUnavailable("nobody is there")
+
+    monkeypatch.setattr(SweeperCore, "_acquire", acquire)
+    await sweeper.run_forever(every=0.01)
+    assert [record.getMessage() for record in caplog.records] == [
+        "sweep failed; the next one is in 0.01 s: nobody is there"
+    ] * 2
+    assert not any(record.exc_info for record in caplog.records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import threading
 import time
@@ -93,8 +94,13 @@ def is_quiet(queue: Queue[Any]) -> bool:
     ("kind", "poll_sec"), [("threads", 0.3), ("threads", 60), ("pymongo_async", 60), ("motor", 60)]
 )
 def test_pause_reaches_a_busy_worker_and_resume_lets_it_go_on(
-    kind: str, poll_sec: float, microqueue_server: EmbeddedServer, elsewhere: Queue[Any]
+    kind: str,
+    poll_sec: float,
+    microqueue_server: EmbeddedServer,
+    elsewhere: Queue[Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "microqueue.worker")
     rig = Rig(kind, microqueue_server.uri, elsewhere.collections.database)
     rig.queue.enqueue_many([{}] * 4000)  # More than a worker could handle in the time given.
     handled = 0
@@ -112,6 +118,11 @@ def test_pause_reaches_a_busy_worker_and_resume_lets_it_go_on(
         before = handled
         assert elsewhere.resume() is True
         wait_for(lambda: handled > before + 3, 25)
+    said = [record.getMessage() for record in caplog.records]
+    assert [line for line in said if line.startswith("queue")] == [
+        "queue 'default' is paused: nothing is claimed from it",
+        "queue 'default' goes on",
+    ]
 
 
 def test_pause_reaches_a_worker_that_sleeps_before_the_next_task(
