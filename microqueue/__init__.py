@@ -3,6 +3,7 @@
 from microqueue.async_queue import AsyncQueue
 from microqueue.backoff import BackoffPolicy, compute_backoff_seconds
 from microqueue.errors import (
+    AlreadyRunning,
     DuplicatesStored,
     DuplicateTask,
     EmbeddedServerError,
@@ -33,6 +34,7 @@ from microqueue.task import Attempt, Lease, Outcome, Progress, Task, TaskError, 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AlreadyRunning",
     "AsyncQueue",
     "AsyncSweeper",
     "Attempt",

@@ -7,6 +7,7 @@
     ├── LeaseLost                the task was reclaimed, and is no longer this worker's
     ├── TaskNotFound             no task has this id
     ├── WrongStatus              the task is in a status that does not allow this
+    ├── AlreadyRunning           the worker is at work, and cannot be run a second time
     ├── IndexConflict            an index of another shape is in the way
     ├── DuplicatesStored         live tasks share a dedupe key, so its index cannot be built
     ├── OperationFailed          MongoDB refused; the cause is attached
@@ -82,6 +83,16 @@ class WrongStatus(MicroqueueError):
         self.status = status
         self.needed = needed
         super().__init__(f"task {task_id!r} is {status}, and must be {needed} for this")
+
+
+class AlreadyRunning(MicroqueueError, RuntimeError):
+    """The worker is at work already."""
+
+    def __init__(self, *, worker_id: str) -> None:
+        self.worker_id = worker_id
+        super().__init__(
+            f"worker {worker_id!r} runs already; make another one, or wait until it has ended"
+        )
 
 
 class IndexConflict(MicroqueueError):

@@ -60,11 +60,14 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         With ``burst``, end when nothing is ready and nothing is running. Cancelling the
         coroutine ends it as :meth:`stop` does, without the grace.
         """
+        with self._one_run():
+            return await self._run(burst=burst)
+
+    async def _run(self, *, burst: bool) -> int:
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._outbox = self._new_outbox()
-        self._settling.handled = 0
-        self._stop_by = float("inf")
+        self._running = {}
         upkeep = self._upkeep = self._new_upkeep(
             on_timeout=lambda held: self._from_thread(self._end_overdue, held),
             on_lost=lambda held: self._from_thread(self._judge.lose, held),
@@ -93,7 +96,6 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 Background(partial(_let_go, upkeep), name="microqueue-end").start()
                 raise
             finally:
-                self._forget_stop()
                 self._told.clear()
         if claimer.done() and not claimer.cancelled():
             claimer.result()
@@ -186,7 +188,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             running.add_done_callback(self._handler_ended)
 
     def _handler_ended(self, running: asyncio.Task[None]) -> None:
-        del self._running[running]
+        self._running.pop(running, None)  # It may be from an earlier run.
         if not self._closing:
             self._start_waiting()
         if self._has_room():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from microqueue.core import QueueCore, worker_name
-from microqueue.errors import InvalidArgument, MicroqueueError
+from microqueue.errors import AlreadyRunning, InvalidArgument, MicroqueueError
 from microqueue.operations import workers
 from microqueue.task import Claimed, Lease
 from microqueue.worker.caution import Caution
@@ -57,6 +60,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
         self._hooks = HookList(hooks)
         if (knows := getattr(self._router, "knows", None)) is not None:
             self._hooks.call("on_attach", knows)
+        self._runs = threading.Lock()
         self._in_flight = InFlight()
         self._shortest_lease_sec = min(
             one.settings.visibility_timeout.total_seconds() for one in self._queues
@@ -79,6 +83,20 @@ class WorkerCore(Stopping, Generic[QueueT]):
         )
         self._claimed_last: datetime | None = None
         self._uncertain: dict[QueueT, list[Lease]] = {}  # Of claims that ended in an error.
+
+    @contextmanager
+    def _one_run(self) -> Iterator[None]:
+        """Begin and end a run: one at a time, each with counts of its own."""
+        if not self._runs.acquire(blocking=False):
+            raise AlreadyRunning(worker_id=self.worker_id)
+        try:
+            self._settling.handled = 0
+            self._in_flight.begin()
+            self._stop_by = inf
+            yield
+        finally:
+            self._forget_stop()
+            self._runs.release()
 
     def _new_upkeep(
         self, *, on_timeout: Callable[[Held], None], on_lost: Callable[[Held], None]

@@ -28,7 +28,6 @@ class Held:
     deadline: float | None = None
     judgement = Judgement()
     concluded = False
-    counted = True
     cancelled = False
     was_cancelled = False
     timed_out = False
@@ -129,18 +128,29 @@ class InFlight:
         # In the order of their claims. Not by id: a task may come back, under another token,
         # while a handler still has it.
         self._held: dict[Held, None] = {}
+        self._unfinished: set[Held] = set()
         self._changed = threading.Condition()
         self._wanted = 0  # How few somebody waits for; 0: nobody waits.
-        self.unfinished = 0
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def unfinished(self) -> int:
+        """How many wait, or run."""
+        return len(self._unfinished)
+
+    def begin(self) -> None:
+        """Start over, with new handlers: one that goes on from an earlier run takes no place."""
+        with self._changed:
+            self._held.clear()
+            self._unfinished.clear()
 
     def add(self, held: Sequence[Held]) -> None:
         """Take tasks in that were just claimed."""
         with self._changed:
             self._held.update(dict.fromkeys(held))
-            self.unfinished += len(held)
+            self._unfinished.update(held)
 
     def conclude(self, held: Held, *, returned: bool = False) -> bool:
         """Claim the right to say how a task ended; only the first caller has it.
@@ -150,10 +160,9 @@ class InFlight:
         """
         with self._changed:
             first, held.concluded = not held.concluded, True
-            if held.counted and (returned or held.started is None):
-                held.counted = False
-                self.unfinished -= 1
-                if self.unfinished < self._wanted:
+            if returned or held.started is None:
+                self._unfinished.discard(held)
+                if len(self._unfinished) < self._wanted:
                     self._changed.notify_all()
             return first
 

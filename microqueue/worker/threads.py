@@ -63,9 +63,11 @@ class Worker(WorkerCore[Queue[Any]]):
 
         With ``burst``, end when nothing is ready and nothing is running.
         """
+        with self._one_run():
+            return self._run(burst=burst)
+
+    def _run(self, *, burst: bool) -> int:
         self._pid = os.getpid()
-        self._settling.handled = 0
-        self._stop_by = float("inf")
         upkeep = self._upkeep = self._new_upkeep(
             on_timeout=lambda held: self._settle_later(self._judge.timed_out(held)),
             on_lost=self._judge.lose,
@@ -95,7 +97,6 @@ class Worker(WorkerCore[Queue[Any]]):
             self.stop()
             self._finish_running()
             self._end(claimer, settler, upkeep, sleeper)
-            self._forget_stop()
         if claimer.error is not None:
             raise claimer.error
         return self._settling.handled

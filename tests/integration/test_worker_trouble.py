@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import re
 import threading
 import time
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from microqueue import AsyncQueue, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
-from microqueue.errors import InvalidArgument, ServerUnavailable
+from microqueue.errors import AlreadyRunning, InvalidArgument, ServerUnavailable
 from microqueue.operations.call import Call
 from microqueue.operations.renew import renew
 from microqueue.testing import FakeClock
@@ -143,6 +144,54 @@ def test_each_run_counts_its_own_tasks(microqueue_queue: Queue[Any]) -> None:
     for count in (3, 2):
         microqueue_queue.enqueue_many([{}] * count)
         assert worker.run(burst=True) == count
+
+
+def test_a_handler_that_goes_on_from_an_earlier_run_takes_no_place_in_the_next(
+    microqueue_queue: Queue[Any],
+) -> None:
+    go, ended = threading.Event(), threading.Event()
+
+    def handler(payload: Any) -> None:
+        if payload["hang"]:
+            go.wait(60)
+            ended.set()
+
+    worker = Worker(microqueue_queue, handler, concurrency=1, prefetch=1, timeout=0.2, grace=0.1)
+    microqueue_queue.enqueue({"hang": True}, max_attempts=1)
+    assert worker.run(burst=True) == 1
+    microqueue_queue.enqueue_many([{"hang": False}] * 2)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        wait_for(lambda: microqueue_queue.stats().done == 2, 20)
+        go.set()
+        assert ended.wait(30)
+        microqueue_queue.enqueue({"hang": False})
+        wait_for(lambda: microqueue_queue.stats().done == 3, 20)
+    finally:
+        go.set()
+        worker.stop()
+        thread.join(30)
+
+
+def test_a_worker_that_runs_cannot_be_run_once_more(rig: Rig) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def handler(_payload: Any) -> None:
+        begun.set()
+        go.wait(30)
+
+    rig.queue.enqueue({})
+    thread = rig.start(handler)
+    assert begun.wait(30)
+    with pytest.raises(AlreadyRunning, match=re.escape(rig.worker.worker_id)):
+        # Neither does it disturb the run that is on.
+        rig.worker.run() if rig.kind == "threads" else asyncio.run(rig.worker.run())
+    go.set()
+    wait_for(lambda: rig.queue.stats().done == 1)
+    rig.stop()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 # A server that is away
