@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from microqueue.arguments import check_count, check_id, refused
+from microqueue.arguments import check_count, refused
 from microqueue.core import QueueCore
 from microqueue.durations import Duration, duration_argument
 from microqueue.operations import dead_letters, letter_groups, letter_search, replay
@@ -139,7 +139,9 @@ class _DeadLetterOperations(Generic[PayloadT]):
             which, str | bytes | Task | Mapping
         )
         chosen: Any = which if several else [which]
-        ids = [check_id(one.id if isinstance(one, Task) else one) for one in chosen]
+        ids = yield from self._core.identify(
+            one.id if isinstance(one, Task) else one for one in chosen
+        )
         return [dead_letters.selection(self._core.name, ids)]
 
 

@@ -36,7 +36,6 @@ from microqueue.sweeper import COUNTERS, SweepReport
 from microqueue.task import Outcome, Task
 from microqueue.worker.hooks import LEASE_LOST, Hooks
 from microqueue.worker.outcomes import Snooze
-from microqueue.worker.tasks import task_name
 
 STATUSES = ("ready", "delayed", "processing", "done", "failed")
 
@@ -144,7 +143,7 @@ class PrometheusHooks(Hooks):
         self._in_progress.labels(task.queue, name).dec()
 
     def _name(self, task: Task[Any]) -> str:
-        name = task_name(task)
+        name = task.name
         return name if name and any(knows(name) for knows in list(self._knows)) else ""
 
 

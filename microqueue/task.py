@@ -96,6 +96,10 @@ class Lease(Model):
     expires_at: datetime
 
 
+NAME_HEADER = "task"
+"""The header that holds a named task's name."""
+
+
 class Task(Model, Generic[PayloadT]):
     """A task as it was when it was read. Nothing here changes under the reader's hands."""
 
@@ -125,6 +129,12 @@ class Task(Model, Generic[PayloadT]):
     result: Any = None
     progress: Progress | None = None
     position: int = 0
+
+    @property
+    def name(self) -> str | None:
+        """The name of the function of ``Tasks`` that it is for, if it has one."""
+        name = self.headers.get(NAME_HEADER)
+        return name if isinstance(name, str) else None
 
     @classmethod
     def from_document(

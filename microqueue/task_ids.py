@@ -39,6 +39,13 @@ def candidate_ids(text: str) -> list[Any]:
     return [one for one in candidates if one != ""]
 
 
+def readings(task_id: TaskId) -> list[Any]:
+    """Give what an id may stand for that a program has: itself, or what it is the text of."""
+    if not isinstance(task_id, str):
+        return [task_id]
+    return [task_id, *(one for one in candidate_ids(task_id) if not isinstance(one, str))]
+
+
 def new_id(text: str) -> ObjectId | str:
     """Read the id that a new task shall have: an ObjectId if it looks like one, else text."""
     return ObjectId(text) if ObjectId.is_valid(text) else text

@@ -30,7 +30,6 @@ from microqueue.operations.filters import claim_of
 from microqueue.task import Outcome, Task
 from microqueue.worker.hooks import LEASE_LOST, Hooks
 from microqueue.worker.outcomes import Snooze
-from microqueue.worker.tasks import task_name
 
 SYSTEM = "microqueue"
 
@@ -158,6 +157,6 @@ def describe(task: Task[Any]) -> dict[str, str | int]:
     }
     if task.lease is not None:
         attributes["messaging.client.id"] = task.lease.worker_id
-    if name := task_name(task):
+    if name := task.name:
         attributes["microqueue.task"] = name
     return attributes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from microqueue.arguments import (
@@ -21,13 +22,20 @@ from microqueue.operations import (
 )
 from microqueue.operations.call import Operation
 from microqueue.task import PayloadT, Task, TaskStatus
+from microqueue.task_ids import readings
 
 
 class Administration(QueueBase[PayloadT]):
     """Inspect and administer."""
 
+    def identify(self, task_ids: Iterable[Any]) -> Operation[list[Any]]:
+        """Check ids, and find out what those stand for that came as text, as they do in a URL."""
+        asked = [readings(check_id(one)) for one in task_ids]
+        return (yield from inspect.first_existing(asked, self.settings))
+
     def _get(self, task_id: Any) -> Operation[Task[PayloadT] | None]:
-        document = yield from inspect.get(check_id(task_id), self.settings)
+        (wanted,) = yield from self.identify([task_id])
+        document = yield from inspect.get(wanted, self.settings)
         return self.view(document) if document else None
 
     def _peek(
@@ -66,7 +74,7 @@ class Administration(QueueBase[PayloadT]):
         )
 
     def _cancel(self, task_id: Any) -> Operation[Task[PayloadT]]:
-        wanted = check_id(task_id)
+        (wanted,) = yield from self.identify([task_id])
         now = yield from self._now()
         document = yield from administer.cancel(wanted, now, self.settings)
         if self.settings.letters_apart:

@@ -256,6 +256,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
     async def _finish_running(self) -> None:
         """Hand back what has not started, let what runs finish, then hand back the rest."""
         self._hand_back_waiting()
+        self._tell_stopping()
         # A handler whose task was settled by its timeout, or taken away, is not waited for.
         while now_sec() < self._stop_by and (
             running := [one for one, held in self._running.items() if not held.concluded]

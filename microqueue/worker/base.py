@@ -90,11 +90,19 @@ class WorkerCore(Stopping, Generic[QueueT]):
         if not self._runs.acquire(blocking=False):
             raise AlreadyRunning(worker_id=self.worker_id)
         try:
-            self._settling.handled = 0
+            self._settling.begin()
             self._in_flight.begin()
             self._stop_by = inf
+            queues = ", ".join(repr(one.name) for one in self._queues)
+            handlers = ", ".join(self._router.names())
+            logger.info(
+                "worker %s begins: queues %s, handlers %s", self.worker_id, queues, handlers
+            )
             yield
         finally:
+            handled, handed_back = self._settling.handled, self._settling.handed_back
+            event = "worker %s ends: %d handled, %d handed back"
+            logger.info(event, self.worker_id, handled, handed_back)
             self._forget_stop()
             self._runs.release()
 
@@ -200,6 +208,12 @@ class WorkerCore(Stopping, Generic[QueueT]):
             shortest_sec = min([self._shortest_lease_sec, *own])
             self._upkeep.expect_renewal(now + shortest_sec / RENEWALS_PER_LEASE)
         return held
+
+    def _tell_stopping(self) -> None:
+        """Say what the end waits for."""
+        running = sum(not one.concluded for one in self._in_flight.snapshot())
+        if running and (grace_sec := self._stop_by - now_sec()) > 0:
+            logger.info("stopping: %d running, to end within %.3g s", running, grace_sec)
 
     def _begin_handling(self, held: Held) -> Handler:
         """Note the start of a handler, and find it."""

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 from microqueue.arguments import refused
 from microqueue.errors import InvalidArgument
 from microqueue.task import Task
-from microqueue.worker.outcomes import Fail, Judgement
+from microqueue.worker.outcomes import Fail, Judgement, Retry
 
 CONTEXT = "context"
+UNKNOWN_TASK = "unknown_task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,10 @@ class Router(Protocol):
     """Finds the handler of a task; the registry of named tasks is one."""
 
     def handler_for(self, task: Task[Any]) -> Handler:
-        """Give the handler, or raise :class:`Fail` if there is none."""
+        """Give the handler, or raise :class:`Retry` or :class:`Fail` if there is none."""
+
+    def names(self) -> list[str]:
+        """Name the handlers."""
 
     def coroutines(self) -> list[str]:
         """Name the handlers that only ``AsyncWorker`` can run."""
@@ -66,6 +70,10 @@ class SingleHandler:
     def handler_for(self, task: Task[Any]) -> Handler:  # noqa: ARG002 (the same for all)
         """Give the one handler that there is."""
         return self.handler
+
+    def names(self) -> list[str]:
+        """Name the function."""
+        return [self.handler.name]
 
     def coroutines(self) -> list[str]:
         """Name the function, if it is a coroutine function."""
@@ -120,10 +128,13 @@ def close_unrun(result: Any) -> None:
         result.close()
 
 
-def unknown_task(name: str | None, known: list[str]) -> Fail:
-    """Make the failure of a task that no handler is registered for."""
-    listed = ", ".join(sorted(known)) or "none"
-    said = f"no handler for task {name!r}"
+def unknown_task(name: str | None, known: list[str]) -> Fail | Retry:
+    """Make the outcome of a task that no handler is registered for.
+
+    Another worker may know its name, or this one when it is deployed next: it is tried again.
+    """
+    listed = f"registered: {', '.join(sorted(known)) or 'none'}"
     if name is None:
-        said = "the task has no name, which is in its header 'task' (--header task=NAME)"
-    return Fail(f"{said}; registered: {listed}", code="unknown_task")
+        how = "the task has no name, which is in its header 'task' (--header task=NAME)"
+        return Fail(f"{how}; {listed}", code=UNKNOWN_TASK)
+    return Retry(f"no handler for task {name!r}; {listed}", code=UNKNOWN_TASK)

@@ -16,7 +16,7 @@ from microqueue.worker.inflight import Held, InFlight, now_sec
 from microqueue.worker.log import logger, tell
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outbox import Finished
-from microqueue.worker.outcomes import Fail, plain_retry, settlement_for
+from microqueue.worker.outcomes import Fail, is_unexpected, plain_retry, settlement_for
 from microqueue.worker.pace import Pace
 
 
@@ -116,7 +116,7 @@ class Judge:
                 task.max_attempts,
                 "and it is a dead letter" if buried else "and it will be tried again",
                 error,
-                exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
+                exc_info=error if is_unexpected(error) else None,
             )
         self._hooks.call("on_failure" if buried else "on_retry", task, error, took_sec=took_sec)
         return Finished(held, settlement)

@@ -67,6 +67,11 @@ class Judgement:
         return self.retryable is not None and not isinstance(error, self.retryable)
 
 
+def is_unexpected(error: BaseException) -> bool:
+    """Tell whether the traceback of an error is worth a look: nobody raised it on purpose."""
+    return error.__traceback__ is not None and not isinstance(error, Retry | Fail | Snooze)
+
+
 def settlement_for(
     task: Task[Any],
     error: BaseException,

@@ -25,7 +25,7 @@ logger = logging.getLogger("microqueue.worker")
 
 
 class Settling:
-    """Settles for a worker, and counts what it has handled.
+    """Settles for a worker, and counts what it has handled, and handed back.
 
     ``try_until`` says how long a server that is away is waited for, after a stop.
     """
@@ -36,7 +36,11 @@ class Settling:
         self._in_flight = in_flight
         self._hooks = hooks
         self._try_until = try_until
-        self.handled = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from nothing."""
+        self.handled = self.handed_back = 0
 
     def steps(self, batch: Sequence[Finished]) -> Steps[None]:
         """Say what to do until every task of a batch is settled, or left to its lease."""
@@ -79,10 +83,12 @@ class Settling:
             for error in lost:
                 logger.warning("%s", error)
                 self._hooks.call("on_lease_lost", tasks[error.task_id])
-        self.handled += sum(
-            settlement is None or settlement.outcome is not Outcome.RELEASED
+        handed_back = sum(
+            settlement is not None and settlement.outcome is Outcome.RELEASED
             for _, settlement in batch
         )
+        self.handed_back += handed_back
+        self.handled += len(batch) - handed_back
         self._in_flight.remove(held for held, _ in batch)
 
 

@@ -39,7 +39,7 @@ from microqueue.durations import Duration
 from microqueue.errors import InvalidArgument
 from microqueue.new_task import NewTask
 from microqueue.queue import Queue
-from microqueue.task import Task, TaskId
+from microqueue.task import NAME_HEADER, Task, TaskId
 from microqueue.worker.context import AsyncContext, Context
 from microqueue.worker.handlers import Handler, unknown_task
 from microqueue.worker.signatures import (
@@ -50,7 +50,6 @@ from microqueue.worker.signatures import (
     read_arguments,
 )
 
-TASK_HEADER = "task"
 """The header that holds the name of a task."""
 
 CallP = ParamSpec("CallP")
@@ -108,9 +107,13 @@ class NamedTask(Generic[CallP, P, R]):
 
     def handler_for(self, task: Task[Any]) -> Handler:
         """Serve this task alone: a worker may be given it instead of its registry."""
-        if task_name(task) != self.name:
-            raise unknown_task(task_name(task), [self.name])
+        if task.name != self.name:
+            raise unknown_task(task.name, [self.name])
         return self.handler
+
+    def names(self) -> list[str]:
+        """Give its name, as all that a worker of it knows."""
+        return [self.name]
 
     def coroutines(self) -> list[str]:
         """Give its name, if only ``AsyncWorker`` can run it."""
@@ -160,7 +163,7 @@ class NamedTask(Generic[CallP, P, R]):
         return queue.enqueue(payload, **self._named_options())
 
     def _named_options(self) -> EnqueueOptions:
-        headers = {**self._options.get("headers", {}), TASK_HEADER: self.name}
+        headers = {**self._options.get("headers", {}), NAME_HEADER: self.name}
         return {**self._options, "headers": headers}
 
 
@@ -179,8 +182,9 @@ class Registration(Protocol):
 class Tasks:
     """A registry of named tasks, and the handler of a worker.
 
-    Tasks without a name, or with one that is not registered, are dead letters at once with
-    code ``unknown_task``; those whose payload does not fit, with code ``invalid_payload``.
+    A task whose name is not registered is tried again after the backoff, as another worker may
+    know it; its error has the code ``unknown_task``. One without a name is a dead letter at once,
+    with the same code; one whose payload does not fit, with code ``invalid_payload``.
     """
 
     def __init__(self) -> None:
@@ -260,24 +264,17 @@ class Tasks:
         return [name for name, task in self._tasks.items() if task.handler.is_async]
 
     def handler_for(self, task: Task[Any]) -> Handler:
-        """Find the handler by the task's name, or raise :class:`Fail`."""
-        name = task_name(task)
-        found = self._tasks.get(name) if name is not None else None
+        """Find the handler by the task's name, or say that there is none."""
+        found = None if task.name is None else self._tasks.get(task.name)
         if found is None:
-            raise unknown_task(name, self.names())
+            raise unknown_task(task.name, self.names())
         return found.handler
-
-
-def task_name(task: Task[Any]) -> str | None:
-    """Give the name under which a task was enqueued, if it was."""
-    name = task.headers.get(TASK_HEADER)
-    return name if isinstance(name, str) else None
 
 
 def check_options(options: EnqueueOptions) -> EnqueueOptions:
     """Refuse options that ``enqueue`` would refuse, and a header in the name's place."""
     stored: dict[str, Any] = {key: value for key, value in options.items() if key != "session"}
     headers = NewTask[Any](payload={}, **stored).headers
-    if TASK_HEADER in headers:
-        raise refused("headers", headers, f"{TASK_HEADER!r} holds the task's name")
+    if NAME_HEADER in headers:
+        raise refused("headers", headers, f"{NAME_HEADER!r} holds the task's name")
     return options

@@ -193,6 +193,7 @@ class Worker(WorkerCore[Queue[Any]]):
     def _finish_running(self) -> None:
         """Hand back what has not started, let what runs finish, then hand back the rest."""
         self._hand_back(self._line.close())
+        self._tell_stopping()
         # What is held runs, or is about to be settled. A handler that goes on although its task
         # was settled by its timeout, or taken away, is not waited for.
         while len(self._in_flight) and now_sec() < self._stop_by:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -169,3 +170,24 @@ async def test_indexes_are_created_once(queue: Any) -> None:
     }  # fmt: skip
     assert await queue.ensure_indexes() == []
     assert await queue.ensure_indexes(adjust=False) == []
+
+
+@pytest.mark.parametrize("letters", ["status", "collection"])
+@pytest.mark.parametrize("task_id", [None, UUID(int=7), 17], ids=["ObjectId", "UUID", "integer"])
+async def test_an_id_may_be_given_as_text(harness: Harness, task_id: Any, letters: str) -> None:
+    queue = harness.queue(dead_letters=letters)
+    await queue.enqueue({}, task_id="another")
+    task = await queue.enqueue({"n": 1}, task_id=task_id)
+    text = str(task.id)
+    assert (await queue.get(text)).id == task.id
+    assert (await queue.cancel(text)).id == task.id
+    assert (await queue.get(text)).error.code == "cancelled"
+    assert (await queue.dead_letters.replay(text)).replayed == 1
+    assert (await queue.get(text)).status is TaskStatus.PENDING
+
+
+async def test_text_that_is_an_id_itself_stands_for_no_other(queue: Any) -> None:
+    other = await queue.enqueue({"n": 1})
+    await queue.enqueue({"n": 2}, task_id=str(other.id))
+    assert (await queue.get(str(other.id))).payload == {"n": 2}
+    assert (await queue.get(other.id)).payload == {"n": 1}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
@@ -39,7 +38,7 @@ class Rig:
 
     def run(
         self,
-        handler: Callable[..., Any],
+        handler: Any,
         *,
         burst: bool = True,
         names: tuple[str, ...] = ("default",),
@@ -78,7 +77,7 @@ class Rig:
             if inspect.isawaitable(closing):
                 await closing
 
-    def start(self, handler: Callable[..., Any], **options: Any) -> threading.Thread:
+    def start(self, handler: Any, **options: Any) -> threading.Thread:
         """Run a worker in a thread of the test, until it is stopped."""
         thread = threading.Thread(target=lambda: self.run(handler, burst=False, **options))
         thread.start()
