@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, Self, overload
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
 from uuid import UUID
 
 from bson import ObjectId
 from pydantic import Field, SkipValidation, field_validator, model_validator
 
 from microqueue.backoff import BackoffPolicy
-from microqueue.durations import AwareDatetime, NonNegativeDuration, PositiveDuration
+from microqueue.durations import (
+    AwareDatetime,
+    Duration,
+    NonNegativeDuration,
+    PositiveDuration,
+)
 from microqueue.model import Model
 from microqueue.task import LARGEST_PRIORITY, PayloadT, Task, TaskId
 
@@ -33,6 +39,24 @@ class NewTask(Model, Generic[PayloadT]):
     expires_in: PositiveDuration | None = None
     task_id: ObjectId | UUID | str | int | None = None
     headers: dict[str, Any] = Field(default_factory=dict)
+
+    if TYPE_CHECKING:  # Type checkers would ask for what is stored, not for what may be given.
+
+        def __init__(
+            self,
+            *,
+            payload: PayloadT,
+            priority: int = 0,
+            delay: Duration | None = None,
+            eta: datetime | None = None,
+            max_attempts: int | None = None,
+            backoff: BackoffPolicy | None = None,
+            visibility_timeout: Duration | None = None,
+            dedupe_key: str | None = None,
+            expires_in: Duration | None = None,
+            task_id: TaskId | None = None,
+            headers: dict[str, Any] = ...,
+        ) -> None: ...
 
     @field_validator("task_id", mode="before")
     @classmethod

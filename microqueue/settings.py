@@ -8,13 +8,14 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
 from microqueue.backoff import BackoffPolicy
 from microqueue.durations import (
     NOT_A_DURATION,
+    Duration,
     NonNegativeDuration,
     PositiveDuration,
     read_duration,
@@ -62,6 +63,26 @@ class QueueSettings(Model):
     """How many due tasks one pop makes ready before it claims."""
     ensure_indexes: bool = True
     """Create missing indexes before the first write, or leave that to the deployment."""
+
+    if TYPE_CHECKING:  # Type checkers would ask for what is stored, not for what may be given.
+
+        def __init__(
+            self,
+            *,
+            max_attempts: int = 10,
+            visibility_timeout: Duration = ...,
+            backoff: BackoffPolicy = ...,
+            max_crashes: int = 3,
+            history_limit: int = 20,
+            retention: Duration | None = ...,
+            dead_letters: Literal["status", "collection"] = "status",
+            poll_interval: Duration = ...,
+            retry_deadline: Duration = ...,
+            server_timeout: Duration = ...,
+            batch_size: int = 1000,
+            promote_limit: int = 100,
+            ensure_indexes: bool = True,
+        ) -> None: ...
 
     @property
     def letters_apart(self) -> bool:

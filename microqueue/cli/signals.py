@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from microqueue.worker.signals import stopping_by_signal
 
 
 @contextmanager
@@ -23,21 +21,3 @@ def stop_on_signals() -> Iterator[threading.Event]:
 
     with stopping_by_signal(handle):
         yield stop
-
-
-@contextmanager
-def stopping_by_signal(stop: Callable[..., None]) -> Iterator[None]:
-    """Stop gently on the first Ctrl-C or SIGTERM, immediately on the second."""
-    received = 0
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        nonlocal received
-        received += 1
-        stop(immediately=received > 1)
-
-    former = {number: signal.signal(number, handle) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

@@ -18,7 +18,6 @@ from microqueue.cli import formats, reloading, serving, tasks, values
 from microqueue.cli.control import resume_command
 from microqueue.cli.logs import LogLevel
 from microqueue.cli.session import Session
-from microqueue.cli.signals import stopping_by_signal
 from microqueue.cli.watchdog import Watchdog
 from microqueue.core import worker_name
 from microqueue.errors import MicroqueueError
@@ -26,7 +25,7 @@ from microqueue.operations import workers
 from microqueue.operations.control import list_paused
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
-from microqueue.worker import AsyncWorker, Worker, load_handler
+from microqueue.worker import AsyncWorker, Worker, load_handler, stopping_by_signal
 from microqueue.worker.handlers import router_for
 from microqueue.worker.stopping import ENDING_SEC, HURRY_SEC
 from microqueue.worker.supervisor import (
@@ -203,12 +202,7 @@ async def _run_async(job: Job, function: Any, settings: QueueSettings) -> int:
             for name in job.names[1:]
         ]
         coroutines = AsyncWorker([first, *others], function, hooks=job.hooks, **job.options)
-        loop = asyncio.get_running_loop()
-
-        def tell(*, immediately: bool) -> None:
-            loop.call_soon_threadsafe(lambda: coroutines.stop(immediately=immediately))
-
-        stop = job.watched(tell)
+        stop = job.watched(coroutines.stop)
         with stopping_by_signal(stop):
             end_with_supervisor(stop)
             handled = await coroutines.run(burst=job.burst)

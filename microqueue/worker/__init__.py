@@ -11,6 +11,7 @@ from microqueue.worker.hooks import Hooks
 from microqueue.worker.loading import load_handler
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outcomes import Fail, Retry, Snooze
+from microqueue.worker.signals import stopping_by_signal
 from microqueue.worker.tasks import Tasks
 from microqueue.worker.threads import Worker
 
@@ -26,4 +27,5 @@ __all__ = [
     "Worker",
     "WorkerOptions",
     "load_handler",
+    "stopping_by_signal",
 ]

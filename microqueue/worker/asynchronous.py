@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -102,8 +103,13 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         return self._settling.handled
 
     def stop(self, *, immediately: bool = False) -> None:
-        """End :meth:`run`, as :meth:`Worker.stop` does. Call it from the loop's own thread."""
+        """End :meth:`run`, as :meth:`Worker.stop` does: from any thread or a signal handler."""
         self._ask_to_stop(immediately=immediately)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # It may have ended.
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
         self._told.set()
         self._changed.set()
         if self._sleeper is not None:

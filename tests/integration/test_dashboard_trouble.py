@@ -156,7 +156,7 @@ async def test_reader_that_has_ended_is_started_for_the_next_viewer(queue: Queue
 @pytest.mark.parametrize("kept", ["status", "collection"])
 @pytest.mark.parametrize("kind", ["blocking", "async"])
 async def test_tasks_with_odd_ids_are_listed_page_by_page_and_exported(
-    microqueue_database: Any, microqueue_server: EmbeddedServer, kept: str, kind: str
+    microqueue_database: Any, microqueue_server: EmbeddedServer, kept: Any, kind: str
 ) -> None:
     settings = QueueSettings(dead_letters=kept)
     ids = [*ODD_IDS, 7, "seven"]

@@ -493,7 +493,7 @@ def test_batch_that_is_written_again_finds_its_dead_letters_wherever_they_are() 
 
 
 @pytest.mark.parametrize("mode", ["status", "collection"])
-def test_the_id_of_a_dead_letter_is_taken_wherever_it_is_kept(mode: str) -> None:
+def test_the_id_of_a_dead_letter_is_taken_wherever_it_is_kept(mode: Any) -> None:
     queue = memory_queue(clock=FakeClock(START), settings=QueueSettings(dead_letters=mode))
     queue.enqueue({"life": 1}, task_id=LETTER)
     fail(queue)

@@ -70,7 +70,7 @@ def policy(backoff: Backoff) -> BackoffPolicy:
     )
 
 
-def queue_settings(mode: str) -> QueueSettings:
+def queue_settings(mode: Any) -> QueueSettings:
     return QueueSettings(
         max_attempts=RULES.max_attempts,
         visibility_timeout=RULES.visibility_sec,

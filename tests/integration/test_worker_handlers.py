@@ -111,7 +111,7 @@ def decorated_tasks() -> Tasks:
 
 def test_named_task_under_a_plain_decorator_is_awaited(loop_rig: Rig) -> None:
     task = loop_rig.queue.enqueue({"n": 1}, headers={"task": "noted"})
-    loop_rig.run(decorated_tasks())  # type: ignore[arg-type]  # Tasks will do, too.
+    loop_rig.run(decorated_tasks())
     assert (stored(loop_rig, task).status, ran) == (TaskStatus.DONE, [(1, "")])
 
 

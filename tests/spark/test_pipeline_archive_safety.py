@@ -201,7 +201,7 @@ def test_a_task_whose_id_is_an_old_uuid_is_known_again_when_it_lives_on(
     assert past.queue.get(stays) is not None
 
 
-def kept_by(dead_letters: str) -> QueueSettings:
+def kept_by(dead_letters: Any) -> QueueSettings:
     return QueueSettings(retention=None, dead_letters=dead_letters)
 
 

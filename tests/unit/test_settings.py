@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import ast
+import inspect
 import logging
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from microqueue import InvalidArgument, QueueSettings
+from microqueue import InvalidArgument, NewTask, QueueSettings
 
 
 def test_every_setting_can_come_from_the_environment() -> None:
@@ -113,3 +116,24 @@ def test_settings_cannot_be_changed_under_the_queue() -> None:
     settings: Any = QueueSettings()
     with pytest.raises(ValueError, match="frozen"):
         settings.max_attempts = 2
+
+
+# Typing: mypy reads this file, and an ignore that is not needed is an error to it.
+
+
+def test_type_checkers_take_seconds_for_durations() -> None:
+    settings = QueueSettings(visibility_timeout=60, retention=timedelta(days=1))
+    lease: timedelta = settings.visibility_timeout
+    task = NewTask(payload={"n": 1}, delay=0.5, expires_in=timedelta(hours=1))
+    assert (lease, task.delay) == (timedelta(minutes=1), timedelta(seconds=0.5))
+    with pytest.raises(InvalidArgument):
+        QueueSettings(max_attempts="3")  # type: ignore[arg-type]  # The point.
+
+
+@pytest.mark.parametrize("model", [QueueSettings, NewTask])
+def test_type_checkers_know_every_field(model: type[BaseModel]) -> None:
+    (body,) = ast.parse(inspect.getsource(model)).body
+    (init,) = [
+        one for one in ast.walk(body) if isinstance(one, ast.FunctionDef) and one.name == "__init__"
+    ]
+    assert [one.arg for one in init.args.kwonlyargs] == list(model.model_fields)
