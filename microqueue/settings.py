@@ -24,7 +24,7 @@ from microqueue.errors import InvalidArgument
 from microqueue.model import Model, reason_of, shorten
 
 PREFIX = "MICROQUEUE_"
-OTHER_VARIABLES = frozenset({"URI", "MONGOD", "HOME", "DASHBOARD_TOKEN"})
+OTHER_VARIABLES = frozenset({"URI", "TEST_URI", "MONGOD", "HOME", "DASHBOARD_TOKEN"})
 DASHBOARD_PORT = 8765
 """Where the dashboard is. Commands name it, which may lack the extra that serves it."""
 

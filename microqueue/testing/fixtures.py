@@ -1,10 +1,12 @@
 """Pytest fixtures for a real server: ``pytest_plugins = ["microqueue.testing.fixtures"]``.
 
-One embedded MongoDB serves the whole run; every test gets a database of its own.
+One MongoDB serves the whole run, embedded or that of ``MICROQUEUE_TEST_URI``; every test gets a
+database of its own.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
@@ -16,6 +18,8 @@ from microqueue.embedded import EmbeddedServer
 from microqueue.queue import Queue
 from microqueue.testing import FakeClock
 
+TEST_URI_VARIABLE = "MICROQUEUE_TEST_URI"
+
 
 @pytest.fixture(scope="session")
 def microqueue_server() -> Iterator[EmbeddedServer]:
@@ -25,9 +29,11 @@ def microqueue_server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(scope="session")
-def microqueue_client(microqueue_server: EmbeddedServer) -> Iterator[MongoClient[Any]]:
+def microqueue_client(request: pytest.FixtureRequest) -> Iterator[MongoClient[Any]]:
     """A pymongo client of the server."""
-    with MongoClient[Any](microqueue_server.uri) as client:
+    # Not of ``MICROQUEUE_URI``: tests are no guests for a database that others live from.
+    uri = os.environ.get(TEST_URI_VARIABLE)
+    with MongoClient[Any](uri or request.getfixturevalue("microqueue_server").uri) as client:
         yield client
 
 
