@@ -184,17 +184,24 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
         *,
         after: datetime | None = None,
         attempted: list[Lease] | None = None,
+        one_reply: bool = False,
     ) -> Operation[list[Claimed]]:
         """Claim up to ``limit`` ready tasks; what is due and what is paused is not looked at.
 
         The claim starts later than ``after``, the worker's last one, so that its claims are
         in order although clocks are read anew. If it ends in an error, nobody knows what it took:
-        ``attempted`` gets its lease before anything is written, for :meth:`claim_again`.
+        ``attempted`` gets its lease before anything is written, for :meth:`claim_again`. With
+        ``one_reply`` it takes no more than 16 MB.
         """
         while True:
             lease = yield from self._new_lease(worker_id, after)
             documents = yield from claim.pop_many(
-                self.name, lease, limit=limit, spread=self._spread, attempted=attempted
+                self.name,
+                lease,
+                limit=limit,
+                spread=self._spread,
+                attempted=attempted,
+                one_reply=one_reply,
             )
             claimed = yield from self._deliver(documents, lease)
             if claimed or not documents:

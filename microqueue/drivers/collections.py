@@ -68,7 +68,7 @@ class Collections:
         return getattr(self, target.value)
 
     def second_client(self) -> MongoClient[Any] | None:
-        """Make a blocking client like the one in use, with connections of its own.
+        """Make a blocking client like the one in use, with as many connections as it needs.
 
         None for a database in memory, which has no connections.
         """
@@ -77,7 +77,19 @@ class Collections:
         # Motor wraps a blocking client. There is no public way to make a second client like a
         # first one.
         first = self.client if hasattr(self.client, "_init_kwargs") else self.client.delegate
-        return MongoClient(**first._init_kwargs)  # noqa: SLF001 (as above)
+        given: dict[str, Any] = first._init_kwargs  # noqa: SLF001 (as above)
+        pool: dict[str, Any] = {"maxPoolSize": 0, "minPoolSize": 0, "waitQueueTimeoutMS": None}
+        others = {name.lower() for name in pool}
+        kept = {name: value for name, value in given.items() if name.lower() not in others}
+        return MongoClient(**kept, **pool)
+
+    def through(self, client: MongoClient[Any] | None) -> Any:
+        """Give the same collection, with the same options, through a second client."""
+        if client is None:
+            return self.tasks
+        return client[self.database.name].get_collection(
+            self.name, codec_options=self.codec_options, write_concern=self.tasks.write_concern
+        )
 
 
 def codec_options_for(given: CodecOptions[Any]) -> CodecOptions[Any]:

@@ -62,12 +62,15 @@ class Listener:
     def acquire(self) -> None:
         """Start the thread for the first user."""
         with self._changed:
-            self._users += 1
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="microqueue-listener", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="microqueue-listener", daemon=True)
+                self._thread = thread
+                try:
+                    thread.start()  # It waits for the lock.
+                except BaseException:
+                    self._thread = None
+                    raise
+            self._users += 1
 
     def release(self) -> threading.Thread | None:
         """Tell the thread to end with the last user, and give it, to wait for."""
@@ -151,8 +154,9 @@ _listeners_lock = threading.Lock()
 def acquire(collection: Any) -> Listener:
     """Give the listener of this process for a collection of a blocking client."""
     with _listeners_lock:
-        listener = _listeners.setdefault(_key(collection), Listener(collection))
+        listener = _listeners.get(_key(collection)) or Listener(collection)
         listener.acquire()
+        _listeners[_key(collection)] = listener
         return listener
 
 

@@ -123,13 +123,14 @@ def pop_many(
     limit: int,
     spread: Spread | None = None,
     attempted: list[Lease] | None = None,
+    one_reply: bool = False,
 ) -> Operation[list[Document]]:
     """Claim up to ``limit`` ready tasks under one token, with two or three round trips.
 
     Reads a window of the line, then claims it by a guarded update. When other workers won
     all of it, the next window starts further back, instead of fighting for the head. A
     single task is claimed with one write, and nothing is read before. ``attempted`` gets the lease
-    before the first write.
+    before the first write. ``one_reply`` claims no more than MongoDB puts into one reply: 16 MB.
     """
     attempted = [] if attempted is None else attempted
     if limit == 1:
@@ -143,7 +144,7 @@ def pop_many(
             "find",
             {"queue": queue, **filters.READY, **start},
             sort=filters.READY_ORDER,
-            limit=limit,
+            limit=-limit if one_reply else limit,  # Below zero, nothing is fetched later.
             batch_size=limit,  # One round trip, where the default takes one per hundred.
         )
         if not window:

@@ -7,7 +7,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from microqueue.async_queue import AsyncQueue
@@ -22,8 +21,7 @@ from microqueue.worker.offload import run_in_thread
 from microqueue.worker.outbox import AsyncOutbox, Finished
 from microqueue.worker.sleeping import AsyncSleeper
 from microqueue.worker.steps import Do, Step, perform_async
-from microqueue.worker.stopping import CLOSING_WAIT_SEC, join_task
-from microqueue.worker.upkeep import Upkeep
+from microqueue.worker.stopping import CLOSING_WAIT_SEC, join_task, join_thread
 
 logger = logging.getLogger("microqueue.worker")
 
@@ -69,18 +67,19 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         self._closing = False
         self._outbox = self._new_outbox()
         self._running = {}
+        self._sleeper = None
         upkeep = self._upkeep = self._new_upkeep(
-            on_timeout=lambda held: self._from_thread(self._end_overdue, held),
-            on_lost=lambda held: self._from_thread(self._judge.lose, held),
+            on_timeout=lambda held: self._from_thread(self._time_out, held),
+            on_lost=lambda held: self._from_thread(self._lose, held),
         )
         try:
             await run_in_thread(upkeep.register)
-        except asyncio.CancelledError:
-            upkeep.close()
+            upkeep.start()
+            sleeper = self._sleeper = AsyncSleeper(upkeep.twins)
+        except BaseException:
+            Background(upkeep.let_go, name="microqueue-end").start()
             raise
-        upkeep.start()
         settler = asyncio.create_task(self._settle_forever())
-        sleeper = self._sleeper = AsyncSleeper(upkeep.twins)
         # A task of its own: an answer that does not come must not hold up the end.
         claimer = asyncio.create_task(self._claim_forever(sleeper, burst=burst))
         try:
@@ -92,9 +91,11 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             self.stop()
             try:
                 await self._finish_running()
-                await self._end(claimer, settler, upkeep)
+                await self._end(claimer, settler)
             except asyncio.CancelledError:  # Once more: nothing is waited for.
-                Background(partial(_let_go, upkeep), name="microqueue-end").start()
+                claimer.cancel()
+                settler.cancel()
+                Background(upkeep.let_go, name="microqueue-end").start()
                 raise
             finally:
                 self._told.clear()
@@ -144,7 +145,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             await perform_async(steps, do)
         finally:
             self._hand_back_waiting()
-            await run_in_thread(sleeper.close)
+            sleeper.close()
 
     async def _do(self, step: Step) -> Any:
         match step.do:
@@ -229,8 +230,13 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         running = asyncio.current_task()
         return running is not None and bool(running.cancelling()) and not held.cancelled
 
-    def _end_overdue(self, held: Held) -> None:
-        self._settle_later(self._judge.timed_out(held))
+    def _time_out(self, held: Held) -> None:
+        if self._judge.overtake(held):
+            self._settle_later(self._judge.timed_out(held))
+
+    def _lose(self, held: Held) -> None:
+        if self._judge.lose(held):
+            self._judge.tell_lost(held)
 
     # Settle
 
@@ -273,9 +279,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 self._settle_later(self._judge.hand_back(held))
                 held.interrupt()
 
-    async def _end(
-        self, claimer: asyncio.Task[None], settler: asyncio.Task[None], upkeep: Upkeep
-    ) -> None:
+    async def _end(self, claimer: asyncio.Task[None], settler: asyncio.Task[None]) -> None:
         """Wait for what is under way and say goodbye, unless the server takes too long."""
         end_by = self._end_from(now_sec())
         claimed = await join_task(claimer, end_by)
@@ -285,26 +289,29 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         if settled and len(self._outbox):  # It was cancelled, as all is when the loop ends.
             settler = asyncio.create_task(self._settle_forever())
             settled = await join_task(settler, end_by)
+        upkeep, sleeper = self._upkeep, self._sleeper
 
         async def leave() -> None:
             await run_in_thread(upkeep.stop)
-            if settled:
-                if not len(self._in_flight):
-                    await perform_async(self._leave(end_by), self._do)
-                if self._sleeper is not None:
-                    await run_in_thread(self._sleeper.wait_closed)
-            await run_in_thread(upkeep.close)
+            if not len(self._in_flight):  # Else the sweeper takes back what is held.
+                await perform_async(self._leave(end_by), self._do)
 
+        def close() -> None:
+            upkeep.stop()
+            if sleeper is not None:
+                sleeper.wait_closed()
+            upkeep.close()
+
+        left = False
         if not settled:
             logger.error("ending without an answer; leases are left to expire")
             claimer.cancel()
             settler.cancel()
             self._in_flight.remove(self._in_flight.snapshot())
-        leaving = asyncio.create_task(leave())
-        if not await join_task(leaving, end_by) and settled:
+        elif not (left := await join_task(asyncio.create_task(leave()), end_by)):
             logger.warning("the end of this worker could not be told: there is no answer")
-
-
-def _let_go(upkeep: Upkeep) -> None:
-    upkeep.stop()
-    upkeep.close()
+        # A thread of its own: the loop may end before the server has answered.
+        closing = Background(close, name="microqueue-end")
+        closing.start()
+        if left:
+            await run_in_thread(join_thread, closing, end_by)

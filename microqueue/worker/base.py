@@ -165,7 +165,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
             if found:
                 return self._take_in(queue, found)
         operation = queue.claim_batch(
-            limit, self.worker_id, after=self._claimed_last, attempted=uncertain
+            limit, self.worker_id, after=self._claimed_last, attempted=uncertain, one_reply=True
         )
         claimed = yield from run_on(queue, operation)
         uncertain.clear()

@@ -36,7 +36,8 @@ class Deadlines:
         """End at once."""
         self._stopping = True
         self._wake.set()
-        self._thread.join()
+        if self._thread.ident is not None:  # It may not have come to that.
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping:

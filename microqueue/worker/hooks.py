@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ logger = logging.getLogger("microqueue.worker")
 
 
 class Hooks:
-    """Override what you need. Methods run in the thread, or the loop, that ran the handler.
+    """Override what you need. An error in a hook is logged and changes nothing.
 
-    An error in a hook is logged and changes nothing.
+    In ``AsyncWorker`` methods run in the loop. In ``Worker`` they run in the thread that runs the
+    handler; what the handler has not brought about, a timeout or a cancellation for instance, is
+    told by another thread.
     """
 
     def on_attach(self, knows: Callable[[str], bool]) -> None:
@@ -59,7 +62,8 @@ class HookList:
         for hook in self._hooks:
             try:
                 getattr(hook, name)(*arguments, **options)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # It would end the thread, or the loop, that serves all tasks.
+            except BaseException as exc:  # It would end what serves all tasks.
+                main = threading.current_thread() is threading.main_thread()
+                if isinstance(exc, KeyboardInterrupt) and main:
+                    raise  # Somebody has pressed Ctrl-C.
                 logger.exception("hook %s.%s failed", type(hook).__name__, name)

@@ -68,27 +68,36 @@ class Judge:
             self._hooks.call("on_success", held.task, took_sec=took_sec)
         return Finished(held, settlement)
 
-    def timed_out(self, held: Held) -> Finished | None:
-        """Settle a task whose handler took too long; the handler itself is only told."""
+    def overtake(self, held: Held) -> bool:
+        """Tell a handler that it is too late; give whether it had not ended before."""
+        first = self._in_flight.conclude(held)  # Before it is told, as it may end at once.
         held.interrupt()
-        if not self._in_flight.conclude(held):
-            return None
+        return first
+
+    def timed_out(self, held: Held) -> Finished:
+        """Settle a task whose handler took too long, and was overtaken."""
         limit_sec = (held.deadline or 0.0) - (held.started or 0.0)
         error = TimeoutError(f"the handler took longer than {limit_sec:g} s")
         return self._failed(held, error, held.queue.clock.now(), limit_sec)
 
-    def lose(self, held: Held) -> None:
-        """Tell a handler that its task was taken away; its result will be discarded."""
-        held.interrupt()
-        if not self._in_flight.conclude(held):
-            return
+    def lose(self, held: Held) -> bool:
+        """Let a task go that was taken away; the result of its handler will be discarded.
+
+        Give whether that is news, and :meth:`tell_lost` is to be called.
+        """
+        if not self.overtake(held):
+            return False
+        self._in_flight.remove([held])
+        return True
+
+    def tell_lost(self, held: Held) -> None:
+        """Say that a task was taken away, and how."""
         if held.was_cancelled:
             tell(logging.INFO, held.task, "cancelled; its handler is told")
             self._hooks.call("on_cancel", held.task)
         else:
             tell(logging.WARNING, held.task, "its lease is lost; its result is discarded")
             self._hooks.call("on_lease_lost", held.task)
-        self._in_flight.remove([held])
 
     def hand_back(self, held: Held) -> Finished | None:
         """Give a task back unharmed, unless it ended by itself."""

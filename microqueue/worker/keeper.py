@@ -75,7 +75,8 @@ class LeaseKeeper:
 
     def join(self) -> None:
         """Wait for the end."""
-        self._thread.join()
+        if self._thread.ident is not None:  # It may not have come to that.
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping:

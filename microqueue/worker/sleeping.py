@@ -12,6 +12,7 @@ from typing import Any, Self
 from microqueue.drivers import listener, memory
 from microqueue.drivers.listener import Listener
 from microqueue.queue import Queue
+from microqueue.worker.background import Background
 from microqueue.worker.offload import run_in_thread
 
 SLICE_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this often.
@@ -40,8 +41,8 @@ class _Sleeper:
 
     def wait_closed(self) -> None:
         """Wait until the stream is closed on the server: at most a second."""
-        for thread in self._ending:
-            thread.join()
+        while self._ending:
+            self._ending.pop(0).join()
 
     def _join(self, wake: Callable[[], None]) -> None:
         for found, names in self._listeners.items():
@@ -95,6 +96,11 @@ class AsyncSleeper(_Sleeper):
 
     def close(self) -> None:
         """Leave the listener. Not on the loop: its lock is held while a server is asked."""
+        closing = Background(self._leave, name="microqueue-end")
+        self._ending.append(closing)
+        closing.start()
+
+    def _leave(self) -> None:
         self._part(self.wake)
         self._close()
 

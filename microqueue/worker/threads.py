@@ -24,7 +24,7 @@ from microqueue.worker.outbox import Finished, Outbox
 from microqueue.worker.sleeping import SyncSleeper
 from microqueue.worker.steps import Do, Step, perform
 from microqueue.worker.stopping import CLOSING_WAIT_SEC, join_thread
-from microqueue.worker.upkeep import Upkeep
+from microqueue.worker.teller import Teller
 
 STOP_WAIT_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this often.
 
@@ -56,6 +56,8 @@ class Worker(WorkerCore[Queue[Any]]):
             )
         self._line = Line()
         self._outbox = self._new_outbox()
+        self._teller = Teller()
+        self._sleeper: SyncSleeper | None = None
         self._pid = os.getpid()
 
     def run(self, *, burst: bool = False) -> int:
@@ -68,17 +70,12 @@ class Worker(WorkerCore[Queue[Any]]):
 
     def _run(self, *, burst: bool) -> int:
         self._pid = os.getpid()
-        upkeep = self._upkeep = self._new_upkeep(
-            on_timeout=lambda held: self._settle_later(self._judge.timed_out(held)),
-            on_lost=self._judge.lose,
-        )
-        upkeep.register()
-        self._line, self._outbox = Line(), self._new_outbox()
-        sleeper = SyncSleeper(upkeep.twins)
+        self._line, self._outbox, self._teller = Line(), self._new_outbox(), Teller()
+        self._upkeep = self._new_upkeep(on_timeout=self._time_out, on_lost=self._lose)
         # Daemons: a handler that never returns, or a server that never answers, must not keep
         # the process alive, nor hold up the end.
         claimer = Background(
-            partial(self._claim_forever, self._line, sleeper, burst=burst), name="microqueue-claims"
+            partial(self._claim_forever, self._line, burst=burst), name="microqueue-claims"
         )
         settler = Background(self._settle_forever, name="microqueue-settler")
         handlers = [
@@ -87,16 +84,24 @@ class Worker(WorkerCore[Queue[Any]]):
             )
             for n in range(self.options.concurrency)
         ]
-        upkeep.start()
+        self._upkeep.register()
+        ended = False
         try:
-            for thread in (settler, *handlers, claimer):
-                thread.start()
-            while claimer.is_alive() and not self._stopping:
-                claimer.join(STOP_WAIT_SEC)
-        finally:
-            self.stop()
-            self._finish_running()
-            self._end(claimer, settler, upkeep, sleeper)
+            try:
+                self._upkeep.start()
+                for thread in (self._teller.thread, settler, *handlers, claimer):
+                    thread.start()
+                while claimer.is_alive() and not self._stopping:
+                    claimer.join(STOP_WAIT_SEC)
+            finally:
+                self.stop()
+                self._finish_running()
+                self._end(claimer, settler)
+                ended = True
+        except BaseException:
+            if not ended:  # Interrupted once more: nothing is waited for.
+                self._give_up()
+            raise
         if claimer.error is not None:
             raise claimer.error
         return self._settling.handled
@@ -112,7 +117,9 @@ class Worker(WorkerCore[Queue[Any]]):
 
     # Claim
 
-    def _claim_forever(self, line: Line, sleeper: SyncSleeper, *, burst: bool) -> None:
+    def _claim_forever(self, line: Line, *, burst: bool) -> None:
+        sleeper = self._sleeper = SyncSleeper(self._upkeep.twins)
+
         def stopping() -> bool:
             return self._stopping or line.closed  # Closed for good, while the flag is reset.
 
@@ -170,6 +177,16 @@ class Worker(WorkerCore[Queue[Any]]):
             os._exit(0 if error is None else 1)
         self._settle_later(self._judge.ended(held, handler, result, error))
 
+    # What the handler has not brought about
+
+    def _time_out(self, held: Held) -> None:
+        if self._judge.overtake(held):
+            self._teller.put(lambda: self._settle_later(self._judge.timed_out(held)))
+
+    def _lose(self, held: Held) -> None:
+        if self._judge.lose(held):
+            self._teller.put(lambda: self._judge.tell_lost(held))
+
     # Settle
 
     def _new_outbox(self) -> Outbox:
@@ -203,21 +220,23 @@ class Worker(WorkerCore[Queue[Any]]):
             held.interrupt()
         self._hand_back(left)
 
-    def _end(
-        self, claimer: Background, settler: Background, upkeep: Upkeep, sleeper: SyncSleeper
-    ) -> None:
+    def _end(self, claimer: Background, settler: Background) -> None:
         """Wait for what is under way and say goodbye, unless the server takes too long."""
         end_by = self._end_from(now_sec())
         claimed = join_thread(claimer, end_by)
+        self._upkeep.stop_deadlines()
+        self._teller.close()
+        join_thread(self._teller.thread, end_by)
         self._outbox.close()
         settled = join_thread(settler, end_by) and claimed
 
         def leave() -> None:
-            upkeep.stop()
-            if settled:
+            self._upkeep.stop()
+            if settled and not len(self._in_flight):  # Else the sweeper takes back what is held.
                 perform(self._leave(end_by), self._do)
-            sleeper.wait_closed()
-            upkeep.close()
+            if self._sleeper is not None:
+                self._sleeper.wait_closed()
+            self._upkeep.close()
 
         if not settled:
             logger.error("ending without an answer; leases are left to expire")
@@ -226,3 +245,10 @@ class Worker(WorkerCore[Queue[Any]]):
         leaving.start()
         if settled and not join_thread(leaving, end_by):
             logger.warning("the end of this worker could not be told: there is no answer")
+
+    def _give_up(self) -> None:
+        """End all that goes on, and wait for nothing; leases are left to expire."""
+        self._line.close()
+        self._outbox.close()
+        self._teller.close()
+        Background(self._upkeep.let_go, name="microqueue-end").start()

@@ -32,14 +32,15 @@ def blocking_twin(queue: QueueCore[Any]) -> Iterator[Queue[Any]]:
             _clients[key] = collections.second_client()
         client = _clients[key]
         _users[key] = _users.get(key, 0) + 1
-    source = (
-        collections.tasks if client is None else client[collections.database.name][collections.name]
-    )
     try:
+        source = collections.through(client)
         yield Queue(source, queue.name, settings=queue.settings, clock=queue.clock)
     finally:
         with _lock:
             _users[key] -= 1
-            unused = None if _users[key] else _clients.pop(key)
+            unused = None
+            if not _users[key]:
+                del _users[key]
+                unused = _clients.pop(key)
         if unused is not None:
             unused.close()

@@ -72,6 +72,10 @@ class Upkeep:
         """Be awake by then: the time of a handler is up."""
         self._deadlines.expect(due)
 
+    def stop_deadlines(self) -> None:
+        """Watch nobody's time any more."""
+        self._deadlines.stop()
+
     def stop(self) -> None:
         """End, and wait for renewals under way."""
         for keeper in self._keepers:
@@ -83,3 +87,8 @@ class Upkeep:
     def close(self) -> None:
         """Let go of the connections."""
         self._opened.close()
+
+    def let_go(self) -> None:
+        """End, and let go of the connections, however long that takes."""
+        self.stop()
+        self.close()

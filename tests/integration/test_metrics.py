@@ -109,7 +109,7 @@ def test_names_that_no_worker_has_are_no_labels(
     run(tasks, hooks=[PrometheusHooks(registry)])
     assert scrape(registry, "microqueue_tasks_total") == {
         ("done", "default", "known"): 1,
-        ("failed", "default", ""): 5,
+        ("retried", "default", ""): 5,
     }
 
 

@@ -8,14 +8,18 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from pymongo import MongoClient
+from bson.binary import UuidRepresentation
+from bson.codec_options import CodecOptions
+from pymongo import MongoClient, WriteConcern
 
 from microqueue import BackoffPolicy, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Hooks, Worker, keeper
 from microqueue.worker.inflight import Held
+from microqueue.worker.twin import blocking_twin
 from tests.integration.rig import Rig, stored
 from tests.waiting import wait_for
 
@@ -190,36 +194,73 @@ def test_a_server_that_does_not_answer_delays_no_timeout(
     assert told == [True]
 
 
-def test_handlers_that_use_all_connections_keep_their_leases(rig: Rig) -> None:
-    """The pool of the queue's client has two connections, and each handler takes one."""
+def test_a_handler_that_uses_all_connections_keeps_its_lease(rig: Rig) -> None:
     rig.settings = QueueSettings(visibility_timeout=0.9)
-    rig.client_options = {"maxPoolSize": 2}
-    rig.queue.enqueue_many([{}, {}])
+    rig.client_options = {"maxPoolSize": 1, "waitQueueTimeoutMS": 10_000}
+    rig.queue.enqueue({})
     rig.database.slow.insert_one({})
     slowly = {"$where": "sleep(2000) || true"}
-    begun, ended = threading.Semaphore(0), threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     def function(_payload: Any) -> None:
-        begun.release()
+        begun.set()
         rig.client[rig.database.name].slow.find_one(slowly)
         ended.set()
 
     async def coroutine(_payload: Any) -> None:
-        begun.release()
+        begun.set()
         await rig.client[rig.database.name].slow.find_one(slowly)
         ended.set()
 
-    thread = rig.start(function if rig.kind == "threads" else coroutine, concurrency=2)
-    assert begun.acquire(timeout=30)
-    assert begun.acquire(timeout=30)
+    thread = rig.start(function if rig.kind == "threads" else coroutine)
+    assert begun.wait(30)
     sweeper = Sweeper(rig.queue)
     reclaimed = 0
     while not ended.wait(0.1):
         reclaimed += sweeper.reclaim_stuck()
+    wait_for(lambda: rig.queue.stats().done == 1)
     rig.stop()
     thread.join(30)
     assert reclaimed == 0
-    assert [one.attempts for one in rig.queue.peek(status=TaskStatus.DONE)] == [1, 1]
+    assert [one.attempts for one in rig.queue.peek(status=TaskStatus.DONE)] == [1]
+
+
+def test_leases_are_renewed_with_the_options_of_the_collection(
+    microqueue_database: Any,
+) -> None:
+    legacy = CodecOptions[dict[str, Any]](uuid_representation=UuidRepresentation.PYTHON_LEGACY)
+    given = microqueue_database.get_collection(
+        "legacy", codec_options=legacy, write_concern=WriteConcern(1)
+    )
+    queue: Queue[Any] = Queue(given, settings=QueueSettings(visibility_timeout=0.6))
+    task = queue.enqueue({}, task_id=uuid4())
+    ends: set[Any] = set()
+
+    def handler(_payload: Any, context: Any) -> None:
+        def renewed() -> bool:
+            found = queue.get(task.id)
+            assert found is not None
+            assert found.lease is not None
+            ends.add(found.lease.expires_at)
+            return len(ends) > 3 or context.cancelled
+
+        wait_for(renewed)
+
+    assert Worker(queue, handler).run(burst=True) == 1
+    assert len(ends) > 3
+    with blocking_twin(queue) as twin:
+        assert twin.collections.tasks.write_concern == WriteConcern(1)
+
+
+def test_leases_have_as_many_connections_as_they_need(
+    microqueue_server: EmbeddedServer, microqueue_database: Any
+) -> None:
+    uri = f"{microqueue_server.uri}&maxPoolSize=1"
+    with MongoClient[Any](uri, minpoolsize=1, waitQueueTimeoutMS=5) as client:
+        with blocking_twin(Queue(client[microqueue_database.name])) as twin:
+            pool = twin.collections.client.options.pool_options
+            assert not pool.max_pool_size
+            assert (pool.min_pool_size, pool.wait_queue_timeout) == (0, None)
 
 
 def test_a_renewal_that_finds_a_task_cancelled_says_so(

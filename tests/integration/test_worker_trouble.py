@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from microqueue import AsyncQueue, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
+from microqueue.core.delivery import Delivery
 from microqueue.errors import AlreadyRunning, InvalidArgument, ServerUnavailable
 from microqueue.operations.call import Call
 from microqueue.operations.renew import renew
@@ -396,3 +397,28 @@ def test_large_tasks_are_not_hoarded(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     assert rig.run(handler, concurrency=1) == 60
     # One that runs, two that wait for it, and two that wait for their settlement.
     assert max(held) <= 5
+
+
+def test_one_claim_of_a_worker_is_no_larger_than_a_reply(microqueue_queue: Queue[Any]) -> None:
+    payload = {"large": b"x" * 4 * MEGABYTE}
+    for _ in range(5):
+        microqueue_queue.enqueue(payload)
+    claimed = microqueue_queue.run(microqueue_queue.claim_batch(5, one_reply=True))
+    assert len(claimed) in {3, 4}
+    for one in claimed:
+        microqueue_queue.release(one.task)
+    assert len(microqueue_queue.pop_many(5)) == 5  # Who asks for five gets them.
+
+
+def test_a_worker_claims_no_more_than_a_reply(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    usual = Delivery.claim_batch
+
+    def claim_batch(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["one_reply"])
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(Delivery, "claim_batch", claim_batch)
+    rig.queue.enqueue({})
+    assert rig.run(lambda _payload: None) == 1
+    assert set(asked) == {True}
