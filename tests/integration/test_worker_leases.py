@@ -256,11 +256,13 @@ def test_leases_have_as_many_connections_as_they_need(
     microqueue_server: EmbeddedServer, microqueue_database: Any
 ) -> None:
     uri = f"{microqueue_server.uri}&maxPoolSize=1"
-    with MongoClient[Any](uri, minpoolsize=1, waitQueueTimeoutMS=5) as client:
-        with blocking_twin(Queue(client[microqueue_database.name])) as twin:
-            pool = twin.collections.client.options.pool_options
-            assert not pool.max_pool_size
-            assert (pool.min_pool_size, pool.wait_queue_timeout) == (0, None)
+    with (
+        MongoClient[Any](uri, minpoolsize=1, waitQueueTimeoutMS=5) as client,
+        blocking_twin(Queue(client[microqueue_database.name])) as twin,
+    ):
+        pool = twin.collections.client.options.pool_options
+        assert not pool.max_pool_size
+        assert (pool.min_pool_size, pool.wait_queue_timeout) == (0, None)
 
 
 def test_a_renewal_that_finds_a_task_cancelled_says_so(
