@@ -146,6 +146,10 @@ async def test_task_added_by_hand_is_answered_and_found_by_its_id(site: Site, ta
     await site.post("/tasks", {"task_id": 2**63}, expect=422)
 
 
+def stored_ids(site: Site) -> list[Any]:
+    return [one.id for one in reversed(site.queue.peek(100))]
+
+
 async def test_ids_that_look_alike_are_told_apart(site: Site) -> None:
     hexed, uuid, large = ObjectId(), uuid4(), 2**60
     twins: list[Any] = [17, "17", hexed, str(hexed), uuid, str(uuid), large, str(large)]
@@ -169,8 +173,9 @@ async def test_ids_that_look_alike_are_told_apart(site: Site) -> None:
         dry = await site.post("/dead-letters/replay", {"ids": [chosen], "dry_run": True})
         assert dry["matched"] == 1
         assert (await site.post("/dead-letters/discard", {"ids": [chosen]}))["discarded"] == 1
-        assert site.queue.get(twins[n]) is None
-        assert site.queue.stats().failed == len([one for one in twins if site.queue.get(one)])
+        left = stored_ids(site)
+        assert twins[n] not in left
+        assert site.queue.stats().failed == len(left)
 
 
 async def test_id_as_it_is_shown_means_one_letter(site: Site) -> None:
@@ -178,8 +183,7 @@ async def test_id_as_it_is_shown_means_one_letter(site: Site) -> None:
         site.queue.enqueue({}, task_id=task_id)
         site.queue.mark_failure(site.popped(), "boom")
     assert (await site.post("/dead-letters/discard", {"ids": ["17"]}))["discarded"] == 1
-    assert site.queue.get(17) is not None
-    assert site.queue.get("17") is None
+    assert stored_ids(site) == [17, 18]
     assert (await site.post("/dead-letters/discard", {"ids": ["18"]}))["discarded"] == 1
     assert (await site.post("/dead-letters/discard", {"ids": [17, 99, "99"]}))["discarded"] == 1
     assert site.queue.stats().failed == 0
