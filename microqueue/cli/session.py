@@ -57,7 +57,11 @@ class SharedOptions:
     ] = False
     log_level: Annotated[
         LogLevel | None,
-        typer.Option("--log-level", help="What to log to stderr.", rich_help_panel=PANEL),
+        typer.Option(
+            "--log-level",
+            help="What to log to stderr. Else warning, and info for a worker.",
+            rich_help_panel=PANEL,
+        ),
     ] = None
     log_format: Annotated[
         LogFormat | None,
@@ -123,11 +127,11 @@ class Session:
         chosen = QueueSettings.from_environment(**settings)
         return Queue.from_uri(self.options.uri, name or self.queue_name, settings=chosen)
 
-    def log(self, default: LogLevel = LogLevel.WARNING) -> None:
-        """Send the log to stderr, at the level that was asked for."""
+    def log(self, default: LogLevel = LogLevel.WARNING, *, of_app: bool = False) -> None:
+        """Send the log to stderr, at the level that was asked for; if told so, the app's, too."""
         level = self.options.log_level or default
         form = self.options.log_format or LogFormat.TEXT
-        configure_logging(level, form, debug=self.options.debug)
+        configure_logging(level, form, debug=self.options.debug, of_app=of_app)
 
 
 def with_session(command: Callable[..., None]) -> Callable[..., None]:

@@ -121,7 +121,7 @@ def worker(
     The first signal lets running handlers finish within --grace and hands the rest back; the
     second one hands everything back at once.
     """
-    session.log(LogLevel.INFO)
+    session.log(LogLevel.INFO, of_app=True)
     serving.check_ports(metrics_port, processes)
     names = queues or [session.queue_name]
     options: dict[str, Any] = {
