@@ -55,6 +55,7 @@ def settings_of(session: Session, collection: str, *, live: bool = True) -> Queu
     from microqueue.spark.pipelines.place import locate, primary  # noqa: PLC0415 (optional, slow)
     from microqueue.spark.place import place_of  # noqa: PLC0415 (as above)
 
+    session.tell_embedded()
     place = place_of(primary(locate(session.options.uri, collection=collection)))
     return adopted(settings, place.run, collection)
 

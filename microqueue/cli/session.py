@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -22,6 +23,9 @@ from microqueue.errors import MicroqueueError
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE
+from microqueue.worker.supervisor import own_name
+
+logger = logging.getLogger("microqueue.cli")
 
 PANEL = "Options of every command"
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -117,15 +121,32 @@ class Session:
         The settings are those of the environment, and those given here.
         """
         check_uri(self.options.uri)
-        if self.options.uri is None and not os.environ.get(URI_VARIABLE):
-            directory = default_directory()
-            if running(directory) is None:
-                self.out.remark(
-                    f"Starting the embedded MongoDB of {directory} for this command alone; "
-                    "`microqueue up` keeps one running."
-                )
+        self.tell_embedded()
         chosen = QueueSettings.from_environment(**settings)
         return Queue.from_uri(self.options.uri, name or self.queue_name, settings=chosen)
+
+    def tell_embedded(self) -> None:
+        """Say that the embedded server is used, where somebody may have meant another one.
+
+        A supervisor says it for its processes.
+        """
+        if self.options.uri is not None or os.environ.get(URI_VARIABLE) or own_name() is not None:
+            return
+        directory = default_directory()
+        if not self.out.errors.is_terminal:  # From cron, most likely without its variable.
+            said = (
+                f"Neither --uri nor {URI_VARIABLE} is given: using the embedded MongoDB of "
+                f"{directory}."
+            )
+            if self.options.log_format is LogFormat.JSON:
+                logger.warning(said)
+            else:
+                self.out.note(said)
+        elif running(directory) is None:
+            self.out.note(
+                f"Starting the embedded MongoDB of {directory} for this command alone; "
+                "`microqueue up` keeps one running."
+            )
 
     def log(self, default: LogLevel = LogLevel.WARNING, *, of_app: bool = False) -> None:
         """Send the log to stderr, at the level that was asked for; if told so, the app's, too."""

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ from microqueue.errors import EmbeddedServerError, InvalidArgument, MicroqueueEr
 from microqueue.operations.examine import server_version
 from microqueue.queue import Queue
 from microqueue.settings import DASHBOARD_PORT
-from microqueue.sweeper import Sweeper, SweepReport, check_every
+from microqueue.sweeper import Sweeper, check_every
 
 if TYPE_CHECKING:
     from microqueue.dashboard.serving import DashboardServer
@@ -74,7 +75,8 @@ def up(
             if page is not None:
                 stack.enter_context(page.running())
             _announce(session, server, queue.run(server_version()), page)
-            sweeper = Sweeper(queue, on_report=lambda report: _tell(session, report))
+            tell = partial(operate.print_sweep, session, quiet=True, stream=True)
+            sweeper = Sweeper(queue, on_report=tell)
             _sweep_until(stop, session, server, queue, sweeper, pause=pause)
         session.out.say("Stopping ...")
     session.out.say("Stopped. The tasks are kept for the next time.")
@@ -125,12 +127,6 @@ def _rest(stop: threading.Event, server: EmbeddedServer, pause: float) -> None:
         if (left := until - time.monotonic()) <= 0:
             return
         stop.wait(min(left, LOOK_SEC))
-
-
-def _tell(session: Session, report: SweepReport) -> None:
-    """Say what a sweep did, if it did something."""
-    if report.active:
-        operate.print_sweep(session, report, stream=True)
 
 
 def _announce(
