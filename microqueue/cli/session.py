@@ -17,7 +17,8 @@ from microqueue.arguments import check_uri, refused
 from microqueue.cli.adopting import adopt
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
 from microqueue.cli.output import Output
-from microqueue.connection import URI_VARIABLE
+from microqueue.connection import DEFAULT_DATABASE, URI_VARIABLE
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.embedded import default_directory, running
 from microqueue.errors import MicroqueueError
 from microqueue.queue import Queue
@@ -41,7 +42,17 @@ class SharedOptions:
         typer.Option(
             "--uri",
             metavar="URI",
-            help="The MongoDB to use. Else that of $MICROQUEUE_URI, else the embedded server.",
+            help="The MongoDB to use. Else that of $MICROQUEUE_URI, else the embedded server. "
+            f"Its path names the database, as in mongodb://host/shop; else {DEFAULT_DATABASE}.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    collection: Annotated[
+        str | None,
+        typer.Option(
+            "--collection",
+            metavar="NAME",
+            help=f"The collection of the tasks. Else {DEFAULT_COLLECTION}.",
             rich_help_panel=PANEL,
         ),
     ] = None
@@ -100,6 +111,11 @@ class Session:
         """The queue's name, or the default one."""
         return DEFAULT_QUEUE if self.options.queue is None else self.options.queue
 
+    @property
+    def collection(self) -> str:
+        """The name of the collection, or the default one."""
+        return DEFAULT_COLLECTION if self.options.collection is None else self.options.collection
+
     def refuse_queue(self, reason: str) -> None:
         """Refuse a queue where it would have no effect."""
         if self.options.queue is not None:
@@ -123,7 +139,12 @@ class Session:
         check_uri(self.options.uri)
         self.tell_embedded()
         chosen = QueueSettings.from_environment(**settings)
-        return Queue.from_uri(self.options.uri, name or self.queue_name, settings=chosen)
+        return Queue.from_uri(
+            self.options.uri,
+            name or self.queue_name,
+            settings=chosen,
+            collection=self.collection,
+        )
 
     def tell_embedded(self) -> None:
         """Say that the embedded server is used, where somebody may have meant another one.

@@ -68,7 +68,10 @@ def up(
     pause = check_every(every)
     home = directory or default_directory()
     with stop_on_signals() as stop, EmbeddedServer.start(home, port=port) as server:
-        with Queue.from_uri(server.uri) as queue, ExitStack() as stack:
+        with (
+            Queue[Any].from_uri(server.uri, collection=session.collection) as queue,
+            ExitStack() as stack,
+        ):
             adopt(queue)
             queue.ensure_indexes(adjust=False)
             page = _dashboard(session, queue, dashboard_port) if with_dashboard else None

@@ -171,8 +171,7 @@ def _run(job: Job) -> int:
         if router_for(function).coroutines():
             return asyncio.run(_run_async(job, function, first.settings))
         others = [
-            Queue(first.collections.database, name, settings=first.settings)
-            for name in job.names[1:]
+            Queue(first.collections.tasks, name, settings=first.settings) for name in job.names[1:]
         ]
         threads = Worker([first, *others], function, hooks=job.hooks, **job.options)
         stop = job.watched(threads.stop)
@@ -188,17 +187,22 @@ def _tell_pauses(session: Session, queue: Queue[Any], names: list[str]) -> None:
     for one in queue.run(list_paused(queue.collections.name)):
         if one.queue in names:
             reason = f" ({one.reason})" if one.reason else ""
-            ends = resume_command(one.queue)
+            ends = resume_command(session, one.queue)
             session.out.remark(f"Queue {one.queue!r} is paused{reason}; `{ends}` ends that.")
 
 
 async def _run_async(job: Job, function: Any, settings: QueueSettings) -> int:
     async with AsyncExitStack() as opened:
         first = await opened.enter_async_context(
-            AsyncQueue[Any].from_uri(job.session.options.uri, job.names[0], settings=settings)
+            AsyncQueue[Any].from_uri(
+                job.session.options.uri,
+                job.names[0],
+                settings=settings,
+                collection=job.session.collection,
+            )
         )
         others = [
-            AsyncQueue[Any](first.collections.database, name, settings=settings)
+            AsyncQueue[Any](first.collections.tasks, name, settings=settings)
             for name in job.names[1:]
         ]
         coroutines = AsyncWorker([first, *others], function, hooks=job.hooks, **job.options)
