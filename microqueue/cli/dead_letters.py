@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from microqueue.cli import formats, tasks, values
+from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
 from microqueue.errors import MicroqueueError, WrongStatus
 from microqueue.operations.dead_letters import DeadLetterFilter, ReplayReport
@@ -68,15 +69,18 @@ def list_letters(
         out.say(none if not total else f"None of the {total:,} dead letters match.")
         return
     out.table(
-        ["id", "failed", "attempts", "code", "message"],
-        [_row(task, now) for task in page.tasks],
+        *tasks.with_names(
+            ["id", "failed", "attempts", "code", "message"],
+            [_row(task, now) for task in page.tasks],
+            page.tasks,
+        ),
         message="fold",
     )
     if page.next_cursor is not None:
         out.say(f"\nThe next page: add --cursor {shlex.quote(page.next_cursor)}", "dim")
 
 
-def _row(task: Task[Any], now: datetime) -> list[str]:
+def _row(task: Task[Any], now: datetime) -> list[Cell]:
     error = task.error
     code = (error.code if error else None) or "-"
     return [
