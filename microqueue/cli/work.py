@@ -16,6 +16,7 @@ import typer
 from microqueue.async_queue import AsyncQueue
 from microqueue.cli import formats, reloading, serving, tasks, values
 from microqueue.cli.control import resume_command
+from microqueue.cli.loading import load
 from microqueue.cli.logs import LogLevel
 from microqueue.cli.session import Session
 from microqueue.cli.watchdog import Watchdog
@@ -25,7 +26,7 @@ from microqueue.operations import workers
 from microqueue.operations.control import list_paused
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
-from microqueue.worker import AsyncWorker, Worker, load_handler, stopping_by_signal
+from microqueue.worker import AsyncWorker, Worker, stopping_by_signal
 from microqueue.worker.handlers import router_for
 from microqueue.worker.stopping import ENDING_SEC, HURRY_SEC
 from microqueue.worker.supervisor import (
@@ -156,7 +157,7 @@ def worker(
 
 
 def _run(job: Job) -> int:
-    function = load_handler(job.handler)
+    function = load(job.handler)
     with ExitStack() as opened:
         first = opened.enter_context(job.session.connect(job.names[0]))
         first.ensure_indexes(adjust=False)  # A server that is not there is told at once.
@@ -227,7 +228,7 @@ def _supervise(
     name: str,
 ) -> None:
     """Run this very command in several processes, and take back what a dead one held."""
-    load_handler(handler)  # A wrong name is told once, before anything starts.
+    load(handler)  # A wrong name is told once, before anything starts.
     with session.connect(names[0]) as queue:
         queue.ensure_indexes(adjust=False)
         _tell_pauses(session, queue, names)
