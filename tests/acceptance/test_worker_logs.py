@@ -12,6 +12,7 @@ import pytest
 
 from microqueue import Queue
 from microqueue.cli.logs import LIBRARIES, LogFormat, LogLevel, configure_logging
+from tests.acceptance.command_line import Cli
 from tests.acceptance.test_processes import Program
 
 APP = """
@@ -76,6 +77,11 @@ def test_worker_logs_from_info_on_unless_told_otherwise(
     shown = logged(program, "--log-level", "warning")
     assert "WARNING ada is slow" in shown
     assert "sent to ada" not in shown
+
+
+def test_help_names_the_default_level(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "What to log to stderr. Else warning, and info for a worker." in cli("peek", "--help")
 
 
 def test_libraries_say_more_only_when_debugging(program: Program, queue: Queue[Any]) -> None:
