@@ -160,8 +160,11 @@ def _announce(
         out.say(f"  export MICROQUEUE_HOME={shlex.quote(str(server.directory))}", "cyan")
     elif os.environ.get(URI_VARIABLE):
         out.say(f"  unset {URI_VARIABLE}   # it hides this server from the other commands", "cyan")
-    width = max(len(command) for command, _ in NEXT_STEPS)
-    for command, purpose in NEXT_STEPS:
+    given = session.options.collection
+    there = "" if given is None else f" --collection {shlex.quote(given)}"
+    steps = [(f"{command}{there}", purpose) for command, purpose in NEXT_STEPS]
+    width = max(len(command) for command, _ in steps)
+    for command, purpose in steps:
         line = Text(f"  {command:{width}}", style="cyan").append(f"   {purpose}", style="dim")
         out.console.print(line, soft_wrap=True)
     out.say("\nThe sweeper is at work. Ctrl-C stops everything; the tasks are kept.")

@@ -86,12 +86,13 @@ def test_indexes_are_made_for_the_collection_that_is_named(
     assert "tasks" not in microqueue_database.list_collection_names()
 
 
-def test_up_sweeps_the_collection_that_is_named(home: Path) -> None:
+def test_up_sweeps_the_collection_that_is_named_and_names_it_in_commands(home: Path) -> None:
     command = [*PROGRAM, "up", "--every", "50ms", "--no-dashboard", *JOBS]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        process.stdout.readline()
+        lines = [process.stdout.readline() for _ in range(5)]
+        assert '{"hello": "world"}\' --collection jobs ' in lines[-1]
         with Queue[Any].from_uri(running(home), collection="jobs") as queue:
             queue.enqueue({}, task_id="brief", expires_in=0.01)
             wait_for(lambda: queue.stats().failed == 1)
