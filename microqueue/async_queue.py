@@ -262,10 +262,14 @@ class AsyncQueue(QueueCore[PayloadT]):
         return await self.run(self._workers())
 
     async def purge(
-        self, *, status: TaskStatus | str = TaskStatus.DONE, older_than: Duration | None = None
+        self,
+        *,
+        status: TaskStatus | str = TaskStatus.DONE,
+        older_than: Duration | None = None,
+        dry_run: bool = False,
     ) -> int:
         """See :meth:`Queue.purge`."""
-        return await self.run(self._purge(status, older_than))
+        return await self.run(self._purge(status, older_than, dry_run=dry_run))
 
     async def cancel(self, task_id: TaskId) -> Task[PayloadT]:
         """See :meth:`Queue.cancel`."""

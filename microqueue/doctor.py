@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -49,6 +49,11 @@ def examine(queue: Queue[Any]) -> list[Check]:
         operations.compare_indexes(indexes.task_indexes(queue.settings.retention), tasks)
     )
     checks = [
+        describe_place(
+            queue.collections.client.nodes,
+            database=queue.collections.database.name,
+            collection=tasks,
+        ),
         check_version(queue.run(operations.server_version())),
         check_topology(hello),
         check_clock(as_utc(hello["localTime"]), here=sent[0] + took / 2, uncertain=took / 2),
@@ -74,6 +79,15 @@ def examine(queue: Queue[Any]) -> list[Check]:
         checks.append(check_sweeper(read_report(last), overdue=overdue, now=now))
     checks.append(check_write_concern(queue.collections.tasks.write_concern))
     return checks
+
+
+def describe_place(
+    nodes: Iterable[tuple[str, int | None]], *, database: str, collection: str
+) -> Check:
+    """Tell which tasks are looked at. Of an address only the hosts: it may hold a password."""
+    hosts = sorted(host if port is None else f"{host}:{port}" for host, port in nodes)
+    detail = f"collection {collection!r} of database {database!r} at {', '.join(hosts)}"
+    return Check(name="place", ok=True, detail=detail)
 
 
 def check_version(version: str) -> Check:

@@ -272,10 +272,17 @@ class Queue(QueueCore[PayloadT]):
         return self.run(self._workers())
 
     def purge(
-        self, *, status: TaskStatus | str = TaskStatus.DONE, older_than: Duration | None = None
+        self,
+        *,
+        status: TaskStatus | str = TaskStatus.DONE,
+        older_than: Duration | None = None,
+        dry_run: bool = False,
     ) -> int:
-        """Delete tasks of one status, done by default; give how many. Never what is leased."""
-        return self.run(self._purge(status, older_than))
+        """Delete tasks of one status, done by default; give how many. Never what is leased.
+
+        ``older_than`` spares what changed since; ``dry_run`` only counts.
+        """
+        return self.run(self._purge(status, older_than, dry_run=dry_run))
 
     def cancel(self, task_id: TaskId) -> Task[PayloadT]:
         """Fail a waiting or running task with code ``cancelled``.

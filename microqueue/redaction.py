@@ -25,6 +25,11 @@ def without_password(text: str) -> str:
     return re.sub(r"(?i)(pass(?:word|phrase)=|session_token:)[^&,\s'\"]*", r"\1***", text)
 
 
+def without_mongodb_user(text: str) -> str:
+    """Mask users and passwords in addresses of MongoDB alone, and leave all else as it is."""
+    return re.sub(r"(mongodb(?:\+srv)?://)[^\s'\"]*@", r"\1***@", text)
+
+
 def without_fragments(text: str) -> str:
     """Mask also what stands before any ``@``: the driver may quote half of a broken URI."""
     return re.sub(r"[^\s'\"]+@", "***@", without_password(text))

@@ -28,6 +28,9 @@ OTHER_VARIABLES = frozenset({"URI", "TEST_URI", "MONGOD", "HOME", "DASHBOARD_TOK
 DASHBOARD_PORT = 8765
 """Where the dashboard is. Commands name it, which may lack the extra that serves it."""
 
+JSON_EXAMPLE = '{"base_sec": 5, "jitter": "none"}'
+"""How a backoff is written in the environment, the only setting that has fields."""
+
 logger = logging.getLogger("microqueue.settings")
 
 
@@ -137,6 +140,8 @@ def _refused(variable: str, text: str, exc: InvalidArgument) -> InvalidArgument:
             read_duration(text)
         except ValueError as wrong:  # It says how durations are written here.
             reason = str(wrong)
+    elif isinstance(cause, ValidationError) and cause.errors()[0]["type"] == "model_type":
+        reason = f"give JSON, as in {JSON_EXAMPLE}"
     return InvalidArgument(
         f"{variable}={shorten(text)} is not valid: {reason}", argument=exc.argument, value=exc.value
     )

@@ -19,6 +19,7 @@ from microqueue.cli import (
     dead_letters,
     operate,
     pipeline,
+    purging,
     tasks,
     top,
     up,
@@ -54,6 +55,7 @@ COMMANDS: dict[str, Commands] = {
         "peek": tasks.peek,
         "show": tasks.show,
         "cancel": control.cancel,
+        "purge": purging.purge,
     },
     "Running": {
         "up": up.up,

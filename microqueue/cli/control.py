@@ -25,13 +25,16 @@ def pause(
         since = formats.since(found.paused_at, queue.now())
         session.out.say(
             f"Queue {queue.name!r} is paused (since {since}). "
-            f"`{resume_command(queue.name)}` ends it."
+            f"`{resume_command(session, queue.name)}` ends it."
         )
 
 
-def resume_command(queue: str) -> str:
+def resume_command(session: Session, queue: str) -> str:
     """Write the command that ends a pause, as it is typed."""
-    return f"microqueue resume -q {shlex.quote(queue)}"
+    command = ["microqueue", "resume", "-q", queue]
+    if session.options.collection is not None:
+        command += ["--collection", session.options.collection]
+    return shlex.join(command)
 
 
 def resume(session: Session) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -11,9 +10,10 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from microqueue.cli import formats, tasks, values
+from microqueue.cli import asking, formats, tasks, values
+from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
-from microqueue.errors import MicroqueueError, WrongStatus
+from microqueue.errors import WrongStatus
 from microqueue.operations.dead_letters import DeadLetterFilter, ReplayReport
 from microqueue.queue import Queue
 from microqueue.task import Task, TaskStatus
@@ -68,15 +68,18 @@ def list_letters(
         out.say(none if not total else f"None of the {total:,} dead letters match.")
         return
     out.table(
-        ["id", "failed", "attempts", "code", "message"],
-        [_row(task, now) for task in page.tasks],
+        *tasks.with_names(
+            ["id", "failed", "attempts", "code", "message"],
+            [_row(task, now) for task in page.tasks],
+            page.tasks,
+        ),
         message="fold",
     )
     if page.next_cursor is not None:
         out.say(f"\nThe next page: add --cursor {shlex.quote(page.next_cursor)}", "dim")
 
 
-def _row(task: Task[Any], now: datetime) -> list[str]:
+def _row(task: Task[Any], now: datetime) -> list[Cell]:
     error = task.error
     code = (error.code if error else None) or "-"
     return [
@@ -248,19 +251,10 @@ class Choice:
         """Ask before something happens to letters that nobody named one by one."""
         if yes or self._named:
             return
-        if not at_terminal():
-            raise MicroqueueError(
-                "there is no terminal to ask at: add --yes to go ahead, or --dry-run to look first"
-            )
+        asking.check_answerable()
         matched = self.count()
         if matched:
-            question = f"{verb}: {_letters(matched)} of queue {self._queue.name!r}?"
-            typer.confirm(question, abort=True, err=True)
-
-
-def at_terminal() -> bool:
-    """Tell whether somebody can answer a question."""
-    return sys.stdin.isatty()
+            asking.ask(f"{verb}: {_letters(matched)} of queue {self._queue.name!r}?")
 
 
 def _filter(now: datetime, *, code: Any, text: Any, since: Any, until: Any) -> DeadLetterFilter:

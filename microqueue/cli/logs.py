@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import logging
+import sys
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import TextIO
 
-from microqueue.redaction import without_password
+from microqueue.cli import formats
+from microqueue.redaction import without_mongodb_user, without_password
 
+LIBRARIES = ("pymongo", "motor", "asyncio", "watchfiles")
+"""What workers use; at the level of an app they would say more than the app does."""
 _ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -30,20 +34,19 @@ class LogFormat(StrEnum):
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, without passwords; tracebacks only when debugging."""
+    """One line per record, without passwords; tracebacks of our own only when debugging."""
 
     def __init__(self, *, debug: bool) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
         self._debug = debug
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 (the name is logging's)
-        """Leave tracebacks out, unless debugging."""
-        return super().formatException(ei) if self._debug else ""
-
     def format(self, record: logging.LogRecord) -> str:
         """Write a record as a line."""
+        record = copy.copy(record)  # Other handlers get the traceback.
         record.exc_text = None  # Another handler may have kept its own.
-        return without_password(super().format(record).rstrip("\n"))
+        if _is_of(record.name, "microqueue") and not self._debug:
+            record.exc_info = None
+        return _without_secrets(record, super().format(record).rstrip("\n"))
 
 
 class JsonFormatter(logging.Formatter):
@@ -60,13 +63,67 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        return without_password(json.dumps(fields, default=str, ensure_ascii=False))
+        return _without_secrets(record, formats.to_json(fields))
 
 
-def configure_logging(level: LogLevel, form: LogFormat, *, debug: bool) -> None:
-    """Log what microqueue says, and nothing of other libraries, to stderr."""
-    handler = logging.StreamHandler()
+class Handler(logging.StreamHandler[TextIO]):
+    """Writes records to stderr, but for those that a handler of the app prints, too."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, unless somebody else does."""
+        # At each record: an app may set its logging up at any time after us.
+        if not self._is_printed_elsewhere(record):
+            super().emit(record)
+
+    def _is_printed_elsewhere(self, record: logging.LogRecord) -> bool:
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None:
+            for one in logger.handlers:
+                if one is not self and record.levelno >= one.level and _prints(one):
+                    return True
+            logger = logger.parent if logger.propagate else None
+        return False
+
+
+def configure_logging(
+    level: LogLevel, form: LogFormat, *, debug: bool, of_app: bool = False
+) -> None:
+    """Log to stderr what microqueue says, or, with ``of_app``, what all loggers say.
+
+    Of the libraries that a worker uses, only warnings are logged, unless debugging.
+    """
+    handler = Handler()
     handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter(debug=debug))
-    logger = logging.getLogger("microqueue")
-    logger.handlers = [handler]
-    logger.setLevel(level.value.upper())
+    own, root = logging.getLogger("microqueue"), logging.getLogger()
+    for logger in (own, root):
+        logger.handlers = [one for one in logger.handlers if not isinstance(one, Handler)]
+    number = logging.getLevelNamesMapping()[level.value.upper()]
+    own.setLevel(number)
+    if not of_app:
+        own.addHandler(handler)
+        return
+    root.addHandler(handler)
+    root.setLevel(number)
+    for name in LIBRARIES:
+        quiet = logging.NOTSET if debug else max(number, logging.WARNING)
+        logging.getLogger(name).setLevel(quiet)
+
+
+def _prints(handler: logging.Handler) -> bool:
+    """Tell whether a handler writes to stdout or stderr; one of rich has a console for that."""
+    stream = getattr(handler, "stream", None) or getattr(
+        getattr(handler, "console", None), "file", None
+    )
+    terminals = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return stream is not None and any(stream is one for one in terminals)
+
+
+def _is_of(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def _without_secrets(record: logging.LogRecord, text: str) -> str:
+    """Mask secrets; of what an app says, only those in addresses of MongoDB."""
+    if any(_is_of(record.name, package) for package in ("microqueue", *LIBRARIES)):
+        return without_password(text)
+    return without_mongodb_user(text)

@@ -38,6 +38,10 @@ def sweep(
     job: Annotated[
         list[str] | None, typer.Option(help=f"Do only this; repeatable. One of {', '.join(JOBS)}.")
     ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", help="For cron: print only if something was done, or failed."),
+    ] = False,
     metrics_port: Annotated[
         int | None, typer.Option(help="With --every, serve Prometheus metrics here.")
     ] = None,
@@ -56,7 +60,7 @@ def sweep(
         if every is None:
             adopt(queue)
             report = sweeper.run_once()
-            print_sweep(session, report)
+            print_sweep(session, report, quiet=quiet)
             if not report.ok:
                 raise typer.Exit(1)
             return
@@ -72,14 +76,18 @@ def sweep(
                 except MicroqueueError as exc:  # The next sweep may find the server back.
                     session.out.error(exc)
                 else:
-                    print_sweep(session, report, stream=True)
+                    print_sweep(session, report, quiet=quiet, stream=True)
                     if count is not None:
                         count(report)
                 stop.wait(pause)
 
 
-def print_sweep(session: Session, report: SweepReport, *, stream: bool = False) -> None:
-    """Print what a sweep did."""
+def print_sweep(
+    session: Session, report: SweepReport, *, quiet: bool = False, stream: bool = False
+) -> None:
+    """Print what a sweep did; with ``quiet``, only if it did something, or something failed."""
+    if quiet and not report.active:
+        return
     if session.out.as_json:
         session.out.json(report, stream=stream)
         return

@@ -54,7 +54,11 @@ class Output:
     def remark(self, text: str) -> None:
         """Print a sentence beside the result, for somebody at a terminal."""
         if self.errors.is_terminal:
-            self.errors.print(Text(formats.printable(text), style="dim"), soft_wrap=True)
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """Print a sentence beside the result, for everybody."""
+        self.errors.print(Text(formats.printable(text), style="dim"), soft_wrap=True)
 
     def error(self, error: BaseException, *, debug: bool = False) -> None:
         """Print an error in one line, or with its traceback; never with a password."""

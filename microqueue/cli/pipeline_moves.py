@@ -11,7 +11,6 @@ from microqueue.cli import pipeline_views as views
 from microqueue.cli import tasks, values
 from microqueue.cli.pipeline_options import (
     Archive,
-    Collection,
     Master,
     RunName,
     dry_run_option,
@@ -20,7 +19,6 @@ from microqueue.cli.pipeline_options import (
 )
 from microqueue.cli.session import Session
 from microqueue.cli.spark_progress import running
-from microqueue.drivers.collections import DEFAULT_COLLECTION
 
 
 def archive(
@@ -37,7 +35,6 @@ def archive(
     compact: Annotated[
         bool, typer.Option("--compact/--no-compact", help="Merge small files afterwards.")
     ] = True,
-    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("count what would be archived")] = False,
     master: Master = None,
 ) -> None:
@@ -52,8 +49,8 @@ def archive(
             runner.spark,
             path,
             uri=session.options.uri,
-            collection=collection,
-            settings=settings_of(session, collection),
+            collection=session.collection,
+            settings=settings_of(session),
             queues=named_queues(session),
             statuses=status or ("done", "failed"),
             older_than=older_than,
@@ -85,7 +82,6 @@ def ingest(
     ] = None,
     priority: Annotated[int, typer.Option(help="0 to 255, higher first.")] = 0,
     run_name: RunName = None,
-    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("validate all rows, and add none")] = False,
     master: Master = None,
 ) -> None:
@@ -106,8 +102,8 @@ def ingest(
             priority=priority,
             run=run_name,
             uri=session.options.uri,
-            collection=collection,
-            settings=settings_of(session, collection),
+            collection=session.collection,
+            settings=settings_of(session),
             dry_run=dry_run,
             tell=runner.tell,
         )
@@ -130,7 +126,6 @@ def replay(
         timedelta, typer.Option(help="Spread them over so long: 30m.", **tasks.DURATION)
     ] = timedelta(0),
     run_name: RunName = None,
-    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("count what would be sent back")] = False,
     master: Master = None,
 ) -> None:
@@ -153,8 +148,8 @@ def replay(
             over=over,
             run=run_name,
             uri=session.options.uri,
-            collection=collection,
-            settings=settings_of(session, collection),
+            collection=session.collection,
+            settings=settings_of(session),
             dry_run=dry_run,
             tell=runner.tell,
         )

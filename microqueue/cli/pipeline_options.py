@@ -28,7 +28,6 @@ Since: TypeAlias = Annotated[
     Any, typer.Option(help="From then on: 2026-05-01T12:00:00Z, or 7d ago.", **PAST)
 ]
 Until: TypeAlias = Annotated[Any, typer.Option(help="Up to then, likewise.", **PAST)]
-Collection: TypeAlias = Annotated[str, typer.Option(help="The collection of the tasks.")]
 RunName: TypeAlias = Annotated[
     str | None, typer.Option("--run", help="The run's name: what has its name is done once.")
 ]
@@ -44,7 +43,7 @@ def named_queues(session: Session) -> list[str] | None:
     return None if session.options.queue is None else [session.options.queue]
 
 
-def settings_of(session: Session, collection: str, *, live: bool = True) -> QueueSettings:
+def settings_of(session: Session, *, live: bool = True) -> QueueSettings:
     """Give the environment's settings, with dead letters where the collection has them.
 
     Where the collection is not read, nobody is asked.
@@ -55,8 +54,9 @@ def settings_of(session: Session, collection: str, *, live: bool = True) -> Queu
     from microqueue.spark.pipelines.place import locate, primary  # noqa: PLC0415 (optional, slow)
     from microqueue.spark.place import place_of  # noqa: PLC0415 (as above)
 
-    place = place_of(primary(locate(session.options.uri, collection=collection)))
-    return adopted(settings, place.run, collection)
+    session.tell_embedded()
+    place = place_of(primary(locate(session.options.uri, collection=session.collection)))
+    return adopted(settings, place.run, session.collection)
 
 
 def instant(past: timedelta | datetime | None) -> datetime | None:

@@ -14,7 +14,6 @@ from microqueue.cli import pipeline_views as views
 from microqueue.cli import tasks, values
 from microqueue.cli.pipeline_options import (
     Archive,
-    Collection,
     Live,
     Master,
     Since,
@@ -26,7 +25,6 @@ from microqueue.cli.pipeline_options import (
 )
 from microqueue.cli.session import Session
 from microqueue.cli.spark_progress import running
-from microqueue.drivers.collections import DEFAULT_COLLECTION
 
 
 def report(
@@ -46,7 +44,6 @@ def report(
         timedelta | None,
         typer.Option(help="The longest that a task should wait: 30s.", **tasks.DURATION),
     ] = None,
-    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("print the figures, and write no files")] = False,
     master: Master = None,
 ) -> None:
@@ -64,8 +61,8 @@ def report(
             archive=archive,
             live=live,
             uri=session.options.uri,
-            collection=collection,
-            settings=settings_of(session, collection, live=live),
+            collection=session.collection,
+            settings=settings_of(session, live=live),
             queues=named_queues(session),
             since=instant(since),
             until=instant(until),
@@ -87,7 +84,6 @@ def triage(
     state: Annotated[
         Path | None, typer.Option(help="The file that remembers which kinds were seen.")
     ] = None,
-    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("leave the state file as it is")] = False,
     master: Master = None,
 ) -> None:
@@ -100,8 +96,8 @@ def triage(
             archive=archive,
             live=live,
             uri=session.options.uri,
-            collection=collection,
-            settings=settings_of(session, collection, live=live),
+            collection=session.collection,
+            settings=settings_of(session, live=live),
             queues=named_queues(session),
             since=instant(since),
             top=top,
@@ -123,7 +119,6 @@ def storms(
     factor: Annotated[float, typer.Option(help="How many times the usual is a storm.")] = 5.0,
     least: Annotated[int, typer.Option(help="Fewer retries per minute are none.")] = 30,
     top: Annotated[int, typer.Option(help="How many to explain.")] = 5,
-    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("detect, and simulate nothing")] = False,
     master: Master = None,
 ) -> None:
@@ -136,8 +131,8 @@ def storms(
             archive=archive,
             live=live,
             uri=session.options.uri,
-            collection=collection,
-            settings=settings_of(session, collection, live=live),
+            collection=session.collection,
+            settings=settings_of(session, live=live),
             queues=named_queues(session),
             since=instant(since),
             until=instant(until),
@@ -171,7 +166,6 @@ def simulate(
     output: Annotated[
         Path | None, typer.Option(help="A directory for a page with a chart per policy.")
     ] = None,
-    collection: Collection = DEFAULT_COLLECTION,
     dry_run: Annotated[bool, dry_run_option("record, and count the scenarios")] = False,
     master: Master = None,
 ) -> None:
@@ -191,8 +185,8 @@ def simulate(
             archive=archive,
             live=live,
             uri=session.options.uri,
-            collection=collection,
-            settings=settings_of(session, collection, live=live),
+            collection=session.collection,
+            settings=settings_of(session, live=live),
             queues=named_queues(session),
             since=instant(since),
             output=output,

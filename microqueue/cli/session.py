@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -16,12 +17,16 @@ from microqueue.arguments import check_uri, refused
 from microqueue.cli.adopting import adopt
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
 from microqueue.cli.output import Output
-from microqueue.connection import URI_VARIABLE
+from microqueue.connection import DEFAULT_DATABASE, URI_VARIABLE
+from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.embedded import default_directory, running
 from microqueue.errors import MicroqueueError
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE
+from microqueue.worker.supervisor import own_name
+
+logger = logging.getLogger("microqueue.cli")
 
 PANEL = "Options of every command"
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -37,7 +42,17 @@ class SharedOptions:
         typer.Option(
             "--uri",
             metavar="URI",
-            help="The MongoDB to use. Else that of $MICROQUEUE_URI, else the embedded server.",
+            help="The MongoDB to use. Else that of $MICROQUEUE_URI, else the embedded server. "
+            f"Its path names the database, as in mongodb://host/shop; else {DEFAULT_DATABASE}.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    collection: Annotated[
+        str | None,
+        typer.Option(
+            "--collection",
+            metavar="NAME",
+            help=f"The collection of the tasks. Else {DEFAULT_COLLECTION}.",
             rich_help_panel=PANEL,
         ),
     ] = None
@@ -57,7 +72,11 @@ class SharedOptions:
     ] = False
     log_level: Annotated[
         LogLevel | None,
-        typer.Option("--log-level", help="What to log to stderr.", rich_help_panel=PANEL),
+        typer.Option(
+            "--log-level",
+            help="What to log to stderr. Else warning, and info for a worker.",
+            rich_help_panel=PANEL,
+        ),
     ] = None
     log_format: Annotated[
         LogFormat | None,
@@ -92,6 +111,11 @@ class Session:
         """The queue's name, or the default one."""
         return DEFAULT_QUEUE if self.options.queue is None else self.options.queue
 
+    @property
+    def collection(self) -> str:
+        """The name of the collection, or the default one."""
+        return DEFAULT_COLLECTION if self.options.collection is None else self.options.collection
+
     def refuse_queue(self, reason: str) -> None:
         """Refuse a queue where it would have no effect."""
         if self.options.queue is not None:
@@ -113,21 +137,43 @@ class Session:
         The settings are those of the environment, and those given here.
         """
         check_uri(self.options.uri)
-        if self.options.uri is None and not os.environ.get(URI_VARIABLE):
-            directory = default_directory()
-            if running(directory) is None:
-                self.out.remark(
-                    f"Starting the embedded MongoDB of {directory} for this command alone; "
-                    "`microqueue up` keeps one running."
-                )
+        self.tell_embedded()
         chosen = QueueSettings.from_environment(**settings)
-        return Queue.from_uri(self.options.uri, name or self.queue_name, settings=chosen)
+        return Queue.from_uri(
+            self.options.uri,
+            name or self.queue_name,
+            settings=chosen,
+            collection=self.collection,
+        )
 
-    def log(self, default: LogLevel = LogLevel.WARNING) -> None:
-        """Send the log to stderr, at the level that was asked for."""
+    def tell_embedded(self) -> None:
+        """Say that the embedded server is used, where somebody may have meant another one.
+
+        A supervisor says it for its processes.
+        """
+        if self.options.uri is not None or os.environ.get(URI_VARIABLE) or own_name() is not None:
+            return
+        directory = default_directory()
+        if not self.out.errors.is_terminal:  # From cron, most likely without its variable.
+            said = (
+                f"Neither --uri nor {URI_VARIABLE} is given: using the embedded MongoDB of "
+                f"{directory}."
+            )
+            if self.options.log_format is LogFormat.JSON:
+                logger.warning(said)
+            else:
+                self.out.note(said)
+        elif running(directory) is None:
+            self.out.note(
+                f"Starting the embedded MongoDB of {directory} for this command alone; "
+                "`microqueue up` keeps one running."
+            )
+
+    def log(self, default: LogLevel = LogLevel.WARNING, *, of_app: bool = False) -> None:
+        """Send the log to stderr, at the level that was asked for; if told so, the app's, too."""
         level = self.options.log_level or default
         form = self.options.log_format or LogFormat.TEXT
-        configure_logging(level, form, debug=self.options.debug)
+        configure_logging(level, form, debug=self.options.debug, of_app=of_app)
 
 
 def with_session(command: Callable[..., None]) -> Callable[..., None]:

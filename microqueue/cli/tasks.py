@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -135,8 +136,11 @@ def peek(
         session.out.say(f"{such} in queue {session.queue_name!r}.{hint}")
     else:
         session.out.table(
-            ["id", "status", "prio", "attempts", "created", "payload"],
-            [_row(session, task, now) for task in tasks],
+            *with_names(
+                ["id", "status", "prio", "attempts", "created", "payload"],
+                [_row(session, task, now) for task in tasks],
+                tasks,
+            ),
             payload="ellipsis",
         )
 
@@ -154,6 +158,20 @@ def _row(session: Session, task: Task[Any], now: datetime) -> list[output.Cell]:
         formats.since(task.created_at, now),
         formats.cut(payload, PAYLOAD_CUT if session.out.for_people else None),
     ]
+
+
+def with_names(
+    columns: list[str], rows: list[list[output.Cell]], tasks: Sequence[Task[Any]]
+) -> tuple[list[str], list[list[output.Cell]]]:
+    """Add the names of named tasks to a table, after the ids, if any of its tasks has one."""
+    names = [task.name for task in tasks]
+    if not any(names):
+        return columns, rows
+    named = zip(rows, names, strict=True)
+    return (
+        [columns[0], "name", *columns[1:]],
+        [[row[0], formats.one_line(name or "-"), *row[1:]] for row, name in named],
+    )
 
 
 def others(queue: Queue[Any]) -> str:

@@ -11,13 +11,12 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from microqueue.arguments import refused
 from microqueue.cli import formats, tasks
 from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
 from microqueue.insights import MOST_RUNNING, Insights, MinuteCounts, Overview, QueueOverview
-from microqueue.sweeper import COUNTERS, SweepReport
+from microqueue.sweeper import COUNTERS, SweepReport, check_every
 
 RATE_MINUTES = 5
 RUNNING_SHOWN = 15
@@ -31,23 +30,25 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Print once; so it does where there is no terminal.")
     ] = False,
-    interval: Annotated[
+    every: Annotated[
         timedelta, typer.Option(help="The pause between two looks.", **tasks.DURATION)
     ] = timedelta(seconds=2),
+    interval: Annotated[
+        timedelta | None, typer.Option(hidden=True, help="The same as --every.", **tasks.DURATION)
+    ] = None,
 ) -> None:
     """Look on: queues with their rates, the workers, and what runs and for how long.
 
     All queues, or the one given with -q. Looking leaves no trace in the queue.
     """
-    if not interval:
-        raise refused("interval", interval, "give more than 0 seconds")
+    pause = check_every(every if interval is None else interval)
     with session.connect() as queue:
         insights = Insights(queue)
         if once or not session.out.for_people:
             _print(session, _seen(session, insights))
             return
         with stop_on_signals() as stop:
-            _watch(session, insights, stop, interval.total_seconds())
+            _watch(session, insights, stop, pause)
 
 
 def _seen(session: Session, insights: Insights) -> Overview:

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ from microqueue.errors import EmbeddedServerError, InvalidArgument, MicroqueueEr
 from microqueue.operations.examine import server_version
 from microqueue.queue import Queue
 from microqueue.settings import DASHBOARD_PORT
-from microqueue.sweeper import Sweeper, SweepReport, check_every
+from microqueue.sweeper import Sweeper, check_every
 
 if TYPE_CHECKING:
     from microqueue.dashboard.serving import DashboardServer
@@ -67,14 +68,18 @@ def up(
     pause = check_every(every)
     home = directory or default_directory()
     with stop_on_signals() as stop, EmbeddedServer.start(home, port=port) as server:
-        with Queue.from_uri(server.uri) as queue, ExitStack() as stack:
+        with (
+            Queue[Any].from_uri(server.uri, collection=session.collection) as queue,
+            ExitStack() as stack,
+        ):
             adopt(queue)
             queue.ensure_indexes(adjust=False)
             page = _dashboard(session, queue, dashboard_port) if with_dashboard else None
             if page is not None:
                 stack.enter_context(page.running())
             _announce(session, server, queue.run(server_version()), page)
-            sweeper = Sweeper(queue, on_report=lambda report: _tell(session, report))
+            tell = partial(operate.print_sweep, session, quiet=True, stream=True)
+            sweeper = Sweeper(queue, on_report=tell)
             _sweep_until(stop, session, server, queue, sweeper, pause=pause)
         session.out.say("Stopping ...")
     session.out.say("Stopped. The tasks are kept for the next time.")
@@ -127,12 +132,6 @@ def _rest(stop: threading.Event, server: EmbeddedServer, pause: float) -> None:
         stop.wait(min(left, LOOK_SEC))
 
 
-def _tell(session: Session, report: SweepReport) -> None:
-    """Say what a sweep did, if it did something."""
-    if report.active:
-        operate.print_sweep(session, report, stream=True)
-
-
 def _announce(
     session: Session, server: EmbeddedServer, version: str, page: DashboardServer | None
 ) -> None:
@@ -161,8 +160,11 @@ def _announce(
         out.say(f"  export MICROQUEUE_HOME={shlex.quote(str(server.directory))}", "cyan")
     elif os.environ.get(URI_VARIABLE):
         out.say(f"  unset {URI_VARIABLE}   # it hides this server from the other commands", "cyan")
-    width = max(len(command) for command, _ in NEXT_STEPS)
-    for command, purpose in NEXT_STEPS:
+    given = session.options.collection
+    there = "" if given is None else f" --collection {shlex.quote(given)}"
+    steps = [(f"{command}{there}", purpose) for command, purpose in NEXT_STEPS]
+    width = max(len(command) for command, _ in steps)
+    for command, purpose in steps:
         line = Text(f"  {command:{width}}", style="cyan").append(f"   {purpose}", style="dim")
         out.console.print(line, soft_wrap=True)
     out.say("\nThe sweeper is at work. Ctrl-C stops everything; the tasks are kept.")

@@ -16,6 +16,7 @@ import typer
 from microqueue.async_queue import AsyncQueue
 from microqueue.cli import formats, reloading, serving, tasks, values
 from microqueue.cli.control import resume_command
+from microqueue.cli.loading import load
 from microqueue.cli.logs import LogLevel
 from microqueue.cli.session import Session
 from microqueue.cli.watchdog import Watchdog
@@ -25,7 +26,7 @@ from microqueue.operations import workers
 from microqueue.operations.control import list_paused
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
-from microqueue.worker import AsyncWorker, Worker, load_handler, stopping_by_signal
+from microqueue.worker import AsyncWorker, Worker, stopping_by_signal
 from microqueue.worker.handlers import router_for
 from microqueue.worker.stopping import ENDING_SEC, HURRY_SEC
 from microqueue.worker.supervisor import (
@@ -121,7 +122,7 @@ def worker(
     The first signal lets running handlers finish within --grace and hands the rest back; the
     second one hands everything back at once.
     """
-    session.log(LogLevel.INFO)
+    session.log(LogLevel.INFO, of_app=True)
     serving.check_ports(metrics_port, processes)
     names = queues or [session.queue_name]
     options: dict[str, Any] = {
@@ -156,7 +157,7 @@ def worker(
 
 
 def _run(job: Job) -> int:
-    function = load_handler(job.handler)
+    function = load(job.handler)
     with ExitStack() as opened:
         first = opened.enter_context(job.session.connect(job.names[0]))
         first.ensure_indexes(adjust=False)  # A server that is not there is told at once.
@@ -171,8 +172,7 @@ def _run(job: Job) -> int:
         if router_for(function).coroutines():
             return asyncio.run(_run_async(job, function, first.settings))
         others = [
-            Queue(first.collections.database, name, settings=first.settings)
-            for name in job.names[1:]
+            Queue(first.collections.tasks, name, settings=first.settings) for name in job.names[1:]
         ]
         threads = Worker([first, *others], function, hooks=job.hooks, **job.options)
         stop = job.watched(threads.stop)
@@ -188,17 +188,22 @@ def _tell_pauses(session: Session, queue: Queue[Any], names: list[str]) -> None:
     for one in queue.run(list_paused(queue.collections.name)):
         if one.queue in names:
             reason = f" ({one.reason})" if one.reason else ""
-            ends = resume_command(one.queue)
+            ends = resume_command(session, one.queue)
             session.out.remark(f"Queue {one.queue!r} is paused{reason}; `{ends}` ends that.")
 
 
 async def _run_async(job: Job, function: Any, settings: QueueSettings) -> int:
     async with AsyncExitStack() as opened:
         first = await opened.enter_async_context(
-            AsyncQueue[Any].from_uri(job.session.options.uri, job.names[0], settings=settings)
+            AsyncQueue[Any].from_uri(
+                job.session.options.uri,
+                job.names[0],
+                settings=settings,
+                collection=job.session.collection,
+            )
         )
         others = [
-            AsyncQueue[Any](first.collections.database, name, settings=settings)
+            AsyncQueue[Any](first.collections.tasks, name, settings=settings)
             for name in job.names[1:]
         ]
         coroutines = AsyncWorker([first, *others], function, hooks=job.hooks, **job.options)
@@ -223,7 +228,7 @@ def _supervise(
     name: str,
 ) -> None:
     """Run this very command in several processes, and take back what a dead one held."""
-    load_handler(handler)  # A wrong name is told once, before anything starts.
+    load(handler)  # A wrong name is told once, before anything starts.
     with session.connect(names[0]) as queue:
         queue.ensure_indexes(adjust=False)
         _tell_pauses(session, queue, names)

@@ -56,7 +56,9 @@ class Administration(QueueBase[PayloadT]):
     def _workers(self) -> Operation[list[workers.WorkerInfo]]:
         return (yield from workers.list_workers(self.collections.name))
 
-    def _purge(self, status: TaskStatus | str, older_than: Duration | None) -> Operation[int]:
+    def _purge(
+        self, status: TaskStatus | str, older_than: Duration | None, *, dry_run: bool
+    ) -> Operation[int]:
         chosen = check_status(status)
         if chosen is TaskStatus.PROCESSING:
             raise InvalidArgument(
@@ -69,7 +71,12 @@ class Administration(QueueBase[PayloadT]):
         before = None if age is None else now - age
         return (
             yield from administer.purge(
-                self.name, status=chosen, before=before, now=now, settings=self.settings
+                self.name,
+                status=chosen,
+                before=before,
+                now=now,
+                settings=self.settings,
+                dry_run=dry_run,
             )
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 from pymongo import ReturnDocument
 
 from microqueue.errors import TaskNotFound, WrongStatus
-from microqueue.operations import filters, inspect, replay, settle
+from microqueue.operations import dead_letters, filters, inspect, replay, settle
 from microqueue.operations.call import Call, Document, Operation
 from microqueue.operations.settle import Settlement
 from microqueue.operations.sweep import delete_all
@@ -73,11 +73,19 @@ def purge(
     before: datetime | None,
     now: datetime,
     settings: QueueSettings,
+    dry_run: bool = False,
 ) -> Operation[int]:
-    """Delete tasks of one status, optionally only those last changed before an instant."""
+    """Delete tasks of one status, optionally only those last changed before an instant.
+
+    With ``dry_run``, only count them.
+    """
     selection: Document = {"queue": queue, "status": status.value}
     if before is not None:
         selection["updated_at"] = {"$lt": before}
+    if dry_run and status is TaskStatus.FAILED:
+        return (yield from dead_letters.count(selection, settings))
+    if dry_run:
+        return int((yield Call("count_documents", selection)))
     if status is TaskStatus.FAILED and settings.letters_apart:
         return (yield from replay.discard([selection], now=now, limit=None, settings=settings))
     return (yield from delete_all(selection, settings.batch_size))

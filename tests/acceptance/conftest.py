@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from microqueue import Queue
+from microqueue.cli.logs import LIBRARIES
 from microqueue.dashboard import dashboard
 from tests.acceptance.browser import Served, Watched, is_live, open_browser
 from tests.acceptance.command_line import Cli
@@ -117,9 +118,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def unchanged_logging() -> Iterator[None]:
-    """Put the logger back as it was: a command that is run in this process sets it up."""
-    logger = logging.getLogger("microqueue")
-    handlers, level = list(logger.handlers), logger.level
+    """Put the loggers back as they were: a command that is run in this process sets them up."""
+    loggers = [logging.getLogger(name) for name in ("", "microqueue", *LIBRARIES)]
+    before = [(logger, list(logger.handlers), logger.level) for logger in loggers]
     yield
-    logger.handlers = handlers
-    logger.setLevel(level)
+    for logger, handlers, level in before:
+        logger.handlers = handlers
+        logger.setLevel(level)

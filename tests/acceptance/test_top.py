@@ -132,15 +132,16 @@ def test_top_of_one_queue_shows_what_runs_there_however_much_runs_elsewhere(
     assert [one["worker_id"] for one in running] == ["host:1:abc"]
 
 
-def test_top_refuses_to_look_without_a_pause(uri: str) -> None:
-    result = CliRunner().invoke(cli_app.app, ["top", "--interval", "0"])
-    assert result.exit_code == 1
-    assert "interval=" in result.stderr
+def test_help_of_top_names_every_and_not_its_former_name(uri: str) -> None:
+    shown = run("top", "--help")
+    assert "--every" in shown
+    assert "--interval" not in shown
 
 
-def test_top_at_a_terminal_goes_on_until_interrupted(queue: Queue[Any]) -> None:
+@pytest.mark.parametrize("option", ["--every", "--interval"])
+def test_top_at_a_terminal_goes_on_until_interrupted(queue: Queue[Any], option: str) -> None:
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "microqueue.cli", "top", "--interval", "0.1"]
+    command = [sys.executable, "-m", "microqueue.cli", "top", option, "0.1"]
     process = subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "COLUMNS": "200"}
     )

@@ -96,6 +96,19 @@ async def test_purge_can_spare_what_is_recent(harness: Harness, queue: Any) -> N
     assert (await queue.stats()).done == 1
 
 
+@pytest.mark.parametrize("dead_letters", ["status", "collection"])
+async def test_purge_can_only_count(harness: Harness, dead_letters: str) -> None:
+    queue = harness.queue(dead_letters=dead_letters)
+    await queue.enqueue_many([{}, {}, {}])
+    await queue.mark_done(await queue.pop())
+    await queue.mark_failure(await queue.pop(), "no")
+    harness.clock.advance(60)
+    for status in ("done", "failed", "pending"):
+        assert await queue.purge(status=status, older_than=61, dry_run=True) == 0
+        assert await queue.purge(status=status, older_than=30, dry_run=True) == 1
+        assert await queue.purge(status=status) == 1
+
+
 async def test_leased_tasks_cannot_be_purged(queue: Any) -> None:
     with pytest.raises(InvalidArgument, match="processing"):
         await queue.purge(status="processing")

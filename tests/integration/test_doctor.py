@@ -14,6 +14,7 @@ from microqueue.doctor import (
     check_topology,
     check_version,
     check_write_concern,
+    describe_place,
     examine,
 )
 from microqueue.operations.examine import winning_plan
@@ -38,6 +39,7 @@ def test_healthy_queue_passes_every_check(microqueue_database: Any) -> None:
     checks = by_name(queue)
     assert all(check.ok and check.advice is None for check in checks.values()), checks
     assert list(checks) == [
+        "place",
         "server version",
         "replica set",
         "clock",
@@ -49,6 +51,16 @@ def test_healthy_queue_passes_every_check(microqueue_database: Any) -> None:
     ]
     assert checks["index of a pop"].detail == "ready"
     assert checks["retention"].detail == "done tasks are kept for 7 days"
+
+
+def test_place_is_told_by_all_hosts_or_the_socket() -> None:
+    nodes = [("db2.example", 27017), ("db1.example", 27018)]
+    check = describe_place(nodes, database="shop", collection="jobs")
+    assert check.detail == (
+        "collection 'jobs' of database 'shop' at db1.example:27018, db2.example:27017"
+    )
+    socket = describe_place([("/run/mongodb.sock", None)], database="shop", collection="jobs")
+    assert socket.detail.endswith(" at /run/mongodb.sock")
 
 
 def test_examining_writes_nothing(microqueue_database: Any) -> None:

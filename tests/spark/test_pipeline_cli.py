@@ -108,6 +108,16 @@ def test_each_pipeline_prints_one_json_document(shell: Shell, past: Past, tmp_pa
     assert shell.json("replay", *kept)["archived"] == 2
 
 
+def test_pipelines_look_at_the_collection_that_is_named(
+    shell: Shell, microqueue_database: Any, tmp_path: Path
+) -> None:
+    past = Past(microqueue_database.jobs, ago=timedelta(hours=2))
+    past.enqueue(3)
+    past.work(3)
+    options = ("--older-than", "1h", "--dry-run", "--collection", "jobs")
+    assert "3 tasks that finished before" in shell.run("archive", str(tmp_path), *options).stdout
+
+
 def test_a_finished_ingest_is_told_as_such(shell: Shell, tmp_path: Path) -> None:
     source = tmp_path / "rows.csv"
     source.write_text("a,b\n1,2\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from microqueue.redaction import without_password, without_user
+from microqueue.redaction import without_mongodb_user, without_password, without_user
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,18 @@ from microqueue.redaction import without_password, without_user
 )
 def test_user_and_password_of_an_address_are_masked(text: str, shown: str) -> None:
     assert without_user(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mongodb+srv://ada:secret@db/shop of bob@home", "mongodb+srv://***@db/shop of bob@home"),
+        ('{"a": "mongodb://db", "to": "bob@home"}', '{"a": "mongodb://db", "to": "bob@home"}'),
+        ("http://shop of bob@home", "http://shop of bob@home"),
+    ],
+)
+def test_only_addresses_of_mongodb_are_masked_where_others_speak(text: str, shown: str) -> None:
+    assert without_mongodb_user(text) == shown
 
 
 def test_password_among_options_is_masked() -> None:

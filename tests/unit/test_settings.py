@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from microqueue import InvalidArgument, NewTask, QueueSettings
+from microqueue import BackoffPolicy, InvalidArgument, NewTask, QueueSettings
+from microqueue.settings import JSON_EXAMPLE
 
 
 def test_every_setting_can_come_from_the_environment() -> None:
@@ -82,7 +83,8 @@ def test_bad_settings_are_refused_by_name(options: dict[str, Any], says: str) ->
         ("MICROQUEUE_VISIBILITY_TIMEOUT", "5x", "give seconds, or 30s, 5m, 2h, 1d"),
         ("MICROQUEUE_VISIBILITY_TIMEOUT", "99999d", "give a duration of at most 36500 days"),
         ("MICROQUEUE_VISIBILITY_TIMEOUT", "0", "give a duration of at least a millisecond"),
-        ("MICROQUEUE_BACKOFF", "{broken", "Input should be a valid dictionary"),
+        ("MICROQUEUE_BACKOFF", "{broken", f"give JSON, as in {JSON_EXAMPLE}"),
+        ("MICROQUEUE_BACKOFF", "base=5,jitter=none", f"give JSON, as in {JSON_EXAMPLE}"),
         ("MICROQUEUE_BACKOFF", '{"factor": 0}', "factor=0 is not valid"),
         ("MICROQUEUE_BACKOFF", '{"base_sec": 9, "max_sec": 1}', "base_sec 9.0 is greater than"),
     ],
@@ -93,6 +95,11 @@ def test_bad_value_in_the_environment_is_refused_by_the_name_of_its_variable(
     with pytest.raises(InvalidArgument) as caught:
         QueueSettings.from_environment({variable: text})
     assert str(caught.value).startswith(f"{variable}={text!r} is not valid: {reason}")
+
+
+def test_example_that_a_refusal_shows_can_be_used() -> None:
+    settings = QueueSettings.from_environment({"MICROQUEUE_BACKOFF": JSON_EXAMPLE})
+    assert settings.backoff == BackoffPolicy(base_sec=5, jitter="none")
 
 
 def test_bad_value_from_code_is_not_blamed_on_the_environment() -> None:

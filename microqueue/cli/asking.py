@@ -1,0 +1,27 @@
+"""Ask before something happens that cannot be undone."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from microqueue.errors import MicroqueueError
+
+
+def check_answerable() -> None:
+    """Refuse to go on where nobody can be asked."""
+    if not at_terminal():
+        raise MicroqueueError(
+            "there is no terminal to ask at: add --yes to go ahead, or --dry-run to look first"
+        )
+
+
+def ask(question: str) -> None:
+    """Go on after a yes; else end the command."""
+    typer.confirm(question, abort=True, err=True)
+
+
+def at_terminal() -> bool:
+    """Tell whether somebody can answer a question."""
+    return sys.stdin.isatty()
