@@ -34,17 +34,17 @@ class LogFormat(StrEnum):
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, without passwords; tracebacks of our own only when debugging."""
+    """One line per record, without passwords; tracebacks of our own only if they are wanted."""
 
-    def __init__(self, *, debug: bool) -> None:
+    def __init__(self, *, tracebacks: bool) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
-        self._debug = debug
+        self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
         """Write a record as a line."""
         record = copy.copy(record)  # Other handlers get the traceback.
         record.exc_text = None  # Another handler may have kept its own.
-        if _is_of(record.name, "microqueue") and not self._debug:
+        if _is_of(record.name, "microqueue") and not self._tracebacks:
             record.exc_info = None
         return _without_secrets(record, super().format(record).rstrip("\n"))
 
@@ -90,10 +90,12 @@ def configure_logging(
 ) -> None:
     """Log to stderr what microqueue says, or, with ``of_app``, what all loggers say.
 
-    Of the libraries that a worker uses, only warnings are logged, unless debugging.
+    Of the libraries that a worker uses, only warnings are logged, unless debugging. The traceback
+    of a handler that failed is the app's own matter, and is shown.
     """
     handler = Handler()
-    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter(debug=debug))
+    text = TextFormatter(tracebacks=debug or of_app)
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else text)
     own, root = logging.getLogger("microqueue"), logging.getLogger()
     for logger in (own, root):
         logger.handlers = [one for one in logger.handlers if not isinstance(one, Handler)]

@@ -147,3 +147,12 @@ def test_what_an_app_says_is_masked_only_in_addresses_of_mongodb(
     if form is LogFormat.JSON:
         fields = json.loads(shown)
         assert (fields["to"], fields["at"]) == ("ada@example.org", {"(1, 2)": "nan"})
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_traceback_of_a_handler_that_failed_is_shown(program: Program, form: str) -> None:
+    program.path("app.py").write_text("def handle(payload):\n    payload['none']\n", "utf-8")
+    shown = logged(program, "--log-format", form)
+    assert "app.py" in shown
+    assert "line 2, in handle" in shown
+    assert "KeyError" in shown
