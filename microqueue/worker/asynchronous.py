@@ -111,6 +111,8 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
+        if not self._stopping:  # That was an earlier run.
+            return
         self._told.set()
         self._changed.set()
         if self._sleeper is not None:

@@ -82,7 +82,8 @@ async def test_run_that_is_cancelled_twice_claims_no_more(
         async def handler(payload: Any) -> None:
             handled.append(payload)
 
-        running = asyncio.create_task(AsyncWorker(queue, handler).run())
+        worker = AsyncWorker(queue, handler)
+        running = asyncio.create_task(worker.run())
         await asyncio.wait_for(asked.wait(), 30)
         for _ in range(2):
             running.cancel()
@@ -94,7 +95,8 @@ async def test_run_that_is_cancelled_twice_claims_no_more(
         await queue.enqueue({})
         others = asyncio.all_tasks() - {asyncio.current_task()}
         assert not [one for one in others if "_forever" in repr(one.get_coro())]
-    assert handled == []
+        assert handled == []
+        assert await worker.run(burst=True) == 1  # The next run is not told of the former stop.
     wait_for(lambda: leftovers() == [])
 
 
