@@ -5,10 +5,11 @@ Each method composes operations into one; ``Queue`` runs it, ``AsyncQueue`` awai
 
 from microqueue.core.administration import Administration
 from microqueue.core.delivery import Delivery, worker_name
+from microqueue.core.producing import Producing
 from microqueue.task import PayloadT
 
 __all__ = ["QueueCore", "worker_name"]
 
 
-class QueueCore(Delivery[PayloadT], Administration[PayloadT]):
+class QueueCore(Producing[PayloadT], Delivery[PayloadT], Administration[PayloadT]):
     """The operations of a queue."""
