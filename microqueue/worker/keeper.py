@@ -9,7 +9,6 @@ starve it; such work belongs into a process of its own.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from microqueue.queue import Queue
 from microqueue.task import Progress
 from microqueue.worker.inflight import Held, InFlight, now_sec
 from microqueue.worker.registration import Registration
+from microqueue.worker.watcher import Watcher
 
 LONGEST_PAUSE_SEC = 1.0
 SHORTEST_PAUSE_SEC = 0.01
@@ -31,7 +31,7 @@ MOST_WAITING = 1000
 logger = logging.getLogger("microqueue.worker")
 
 
-class LeaseKeeper:
+class LeaseKeeper(Watcher):
     """Renews the leases in flight, beats, and speaks up when a task was taken away.
 
     ``twins`` are the queues that it looks after, each with the blocking one that stands for it.
@@ -46,6 +46,7 @@ class LeaseKeeper:
         heartbeat_sec: float,
         on_lost: Callable[[Held], None],
     ) -> None:
+        super().__init__("microqueue-leases")
         self._in_flight = in_flight
         self._twins = twins
         self._registration = registration
@@ -53,44 +54,17 @@ class LeaseKeeper:
         self._heartbeat_sec = heartbeat_sec
         self._beat_due = now_sec() + heartbeat_sec
         self._look_due = 0.0
-        self._next_look = 0.0
         self._troubled = False  # Something failed, and is tried again after a pause.
-        self._stopping = False
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="microqueue-leases", daemon=True)
 
-    def start(self) -> None:
-        """Begin to renew."""
-        self._thread.start()
-
-    def expect(self, due: float) -> None:
-        """Be awake by then: something was taken in that needs attention at that time."""
-        if due < self._next_look:
-            self._wake.set()
-
-    def stop(self) -> None:
-        """End, after the renewal that is under way."""
-        self._stopping = True
-        self._wake.set()
-
-    def join(self) -> None:
-        """Wait for the end."""
-        if self._thread.ident is not None:  # It may not have come to that.
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._next_look = float("inf")  # What comes in from here on is looked at once more.
-            self._wake.clear()
-            self._troubled = False
-            held = [one for one in self._in_flight.snapshot() if one.queue in self._twins]
-            # First of all the heartbeat: after a time without a server, it shows who is alive.
-            for duty in (self._say_alive, self._renew, self._look_after):
-                with self._undisturbed():
-                    duty(held)
-            pause_sec = self._pause_sec(held)
-            self._next_look = now_sec() + pause_sec
-            self._wake.wait(pause_sec)
+    def _look(self) -> float:
+        """Beat, renew and look after what is held; give when one of these is due again."""
+        self._troubled = False
+        held = [one for one in self._in_flight.snapshot() if one.queue in self._twins]
+        # First of all the heartbeat: after a time without a server, it shows who is alive.
+        for duty in (self._say_alive, self._renew, self._look_after):
+            with self._undisturbed():
+                duty(held)
+        return now_sec() + self._pause_sec(held)
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:

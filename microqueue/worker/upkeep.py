@@ -75,6 +75,7 @@ class Upkeep:
     def stop_deadlines(self) -> None:
         """Watch nobody's time any more."""
         self._deadlines.stop()
+        self._deadlines.join()
 
     def stop(self) -> None:
         """End, and wait for renewals under way."""
@@ -82,7 +83,7 @@ class Upkeep:
             keeper.stop()
         for keeper in self._keepers:
             keeper.join()
-        self._deadlines.stop()
+        self.stop_deadlines()
 
     def close(self) -> None:
         """Let go of the connections."""
