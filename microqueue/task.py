@@ -100,6 +100,12 @@ NAME_HEADER = "task"
 """The header that holds a named task's name."""
 
 
+def name_in(headers: Any) -> str | None:
+    """Read the name of a named task, if its headers are in order and have one."""
+    name = headers.get(NAME_HEADER) if isinstance(headers, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
 class Task(Model, Generic[PayloadT]):
     """A task as it was when it was read. Nothing here changes under the reader's hands."""
 
@@ -133,8 +139,7 @@ class Task(Model, Generic[PayloadT]):
     @property
     def name(self) -> str | None:
         """The name of the function of ``Tasks`` that it is for, if it has one."""
-        name = self.headers.get(NAME_HEADER)
-        return name if isinstance(name, str) else None
+        return name_in(self.headers)
 
     @classmethod
     def from_document(

@@ -122,7 +122,7 @@ def worker(
     The first signal lets running handlers finish within --grace and hands the rest back; the
     second one hands everything back at once.
     """
-    session.log(LogLevel.INFO, of_app=True)
+    session.log(LogLevel.INFO)
     serving.check_ports(metrics_port, processes)
     names = queues or [session.queue_name]
     options: dict[str, Any] = {
@@ -158,6 +158,8 @@ def worker(
 
 def _run(job: Job) -> int:
     function = load(job.handler)
+    # Not before: what the app says of its own logging counts.
+    job.session.log(LogLevel.INFO, of_app=True)
     with ExitStack() as opened:
         first = opened.enter_context(job.session.connect(job.names[0]))
         first.ensure_indexes(adjust=False)  # A server that is not there is told at once.

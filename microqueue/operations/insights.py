@@ -15,7 +15,7 @@ from microqueue.operations import dead_letters, filters
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.inspect import QueueStats
 from microqueue.settings import QueueSettings
-from microqueue.task import DEFAULT_QUEUE, NAME_HEADER, Progress, Task, TaskId
+from microqueue.task import DEFAULT_QUEUE, Progress, Task, TaskId, name_in
 
 # A range on the first key of an index lets a query over all queues run on that index.
 ANY_QUEUE: Document = {"queue": {"$gt": ""}}
@@ -207,6 +207,4 @@ def _running_task(document: Document, now: datetime) -> RunningTask:
 
 def name_of(document: Mapping[str, Any]) -> str | None:
     """Read the name of the function that a task of ``Tasks`` is for."""
-    headers = document.get("headers")
-    name = headers.get(NAME_HEADER) if isinstance(headers, Mapping) else None
-    return name if isinstance(name, str) else None
+    return name_in(document.get("headers"))

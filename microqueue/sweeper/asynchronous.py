@@ -9,9 +9,15 @@ from typing import Any
 from microqueue.arguments import refused
 from microqueue.async_queue import AsyncQueue
 from microqueue.durations import Duration
-from microqueue.errors import ServerUnavailable
 from microqueue.sweeper.core import SweeperCore
-from microqueue.sweeper.report import JOBS, SweepReport, Tally, check_every, log_failure
+from microqueue.sweeper.report import (
+    JOBS,
+    SweepReport,
+    Tally,
+    check_every,
+    is_away,
+    log_failure,
+)
 
 
 class AsyncSweeper(SweeperCore):
@@ -65,22 +71,22 @@ class AsyncSweeper(SweeperCore):
         tally = Tally(self.sweeper_id, now)
         if not acquired:
             return self._finish(tally.report(skipped=True))
-        locked = True
+        away = False
         try:
             for job in self.jobs:
                 try:
                     tally.add(await self._run(self._job(job)))
                     await self._run(self._acquire())  # A long sweep keeps the lock.
-                except ServerUnavailable:
-                    locked = False  # As far as we can help it: the lock ends by itself.
-                    raise
                 except Exception as exc:  # noqa: BLE001 (one job must not stop the others)
                     tally.failed(job, exc)
+                    if away := is_away(exc):
+                        break
         finally:
-            if locked:
+            if not away:  # Else the lock ends by itself.
                 await self._run(self._release())
         report = tally.report()
-        await self._run(self._store(report))
+        if not away:
+            await self._run(self._store(report))
         return self._finish(report)
 
     async def run_forever(self, every: Duration = 5) -> None:

@@ -9,10 +9,11 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from pydantic import Field
+from pymongo.errors import ExecutionTimeout, NetworkTimeout, WTimeoutError
 
 from microqueue.arguments import check_several, refused
 from microqueue.durations import Duration, duration_argument
-from microqueue.errors import MicroqueueError
+from microqueue.errors import MicroqueueError, ServerUnavailable
 from microqueue.model import Model
 
 JOBS = (
@@ -80,6 +81,12 @@ class Tally:
         """Give the report of all that was added."""
         took_sec = round(time.monotonic() - self._started, 6)
         return SweepReport(**self._values, took_sec=took_sec, errors=self._errors, skipped=skipped)
+
+
+def is_away(error: Exception) -> bool:
+    """Tell a server that is not there from one that takes too long for a job."""
+    late = isinstance(error.__cause__, ExecutionTimeout | NetworkTimeout | WTimeoutError)
+    return isinstance(error, ServerUnavailable) and not late
 
 
 def log_failure(error: Exception, pause_sec: float) -> None:

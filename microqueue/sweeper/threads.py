@@ -8,10 +8,16 @@ from typing import Any
 
 from microqueue.arguments import refused
 from microqueue.durations import Duration
-from microqueue.errors import ServerUnavailable
 from microqueue.queue import Queue
 from microqueue.sweeper.core import SweeperCore
-from microqueue.sweeper.report import JOBS, SweepReport, Tally, check_every, log_failure
+from microqueue.sweeper.report import (
+    JOBS,
+    SweepReport,
+    Tally,
+    check_every,
+    is_away,
+    log_failure,
+)
 
 
 class Sweeper(SweeperCore):
@@ -66,28 +72,28 @@ class Sweeper(SweeperCore):
     def run_once(self) -> SweepReport:
         """Run the jobs one after the other; one that fails does not stop the others.
 
-        A server that is away does, as it would fail them all: that raises its error.
+        A server that is away does, as it would fail them all.
         """
         now, acquired = self._run(self._acquire())
         tally = Tally(self.sweeper_id, now)
         if not acquired:
             return self._finish(tally.report(skipped=True))
-        locked = True
+        away = False
         try:
             for job in self.jobs:
                 try:
                     tally.add(self._run(self._job(job)))
                     self._run(self._acquire())  # A long sweep keeps the lock.
-                except ServerUnavailable:
-                    locked = False  # As far as we can help it: the lock ends by itself.
-                    raise
                 except Exception as exc:  # noqa: BLE001 (one job must not stop the others)
                     tally.failed(job, exc)
+                    if away := is_away(exc):
+                        break
         finally:
-            if locked:
+            if not away:  # Else the lock ends by itself.
                 self._run(self._release())
         report = tally.report()
-        self._run(self._store(report))
+        if not away:
+            self._run(self._store(report))
         return self._finish(report)
 
     def run_forever(self, every: Duration = 5) -> None:

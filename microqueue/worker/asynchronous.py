@@ -1,4 +1,4 @@
-"""The worker for coroutines: one event loop, and a thread of its own for the leases."""
+"""The worker for coroutines: one event loop, and threads beside it for leases and deadlines."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ logger = logging.getLogger("microqueue.worker")
 class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
     """Claims tasks in batches, awaits their handlers, and settles in batches.
 
-    As :class:`Worker`, awaited. Plain functions are run in threads. The leases are renewed
-    by a thread with a client of its own, so a handler that blocks the loop keeps them.
+    As :class:`Worker`, awaited. Plain functions are run in threads. A handler that blocks the loop
+    keeps its leases, which are renewed by a thread.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
 
     async def _run(self, *, burst: bool) -> int:
         self._loop = asyncio.get_running_loop()
+        # Of this loop: the former run may have had another one.
+        self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._closing = False
         self._outbox = self._new_outbox()
         self._running = {}
@@ -97,8 +99,6 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
                 settler.cancel()
                 Background(upkeep.let_go, name="microqueue-end").start()
                 raise
-            finally:
-                self._told.clear()
         if claimer.done() and not claimer.cancelled():
             claimer.result()
         return self._settling.handled
@@ -234,7 +234,9 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
 
     def _time_out(self, held: Held) -> None:
         if self._judge.overtake(held):
-            self._settle_later(self._judge.timed_out(held))
+            finished, tell_hooks = self._judge.timed_out(held)
+            self._settle_later(finished)
+            tell_hooks()
 
     def _lose(self, held: Held) -> None:
         if self._judge.lose(held):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from microqueue.errors import InvalidPayload
@@ -41,7 +43,7 @@ class Judge:
         """
         try:
             return self._ended(held, handler, result, error)
-        except BaseException as exc:  # noqa: BLE001 (a hook may raise anything)
+        except BaseException as exc:  # noqa: BLE001 (the code of users may raise anything)
             event = "task %s cannot be judged, and is left to its lease: %r"
             logger.error(event, held.claimed.id, exc, exc_info=exc)
             self._in_flight.conclude(held, returned=True)
@@ -61,7 +63,9 @@ class Judge:
             error = unstorable(held.queue, result)
             settlement = settle.done(held.queue.clock.now(), result=result)
         if error is not None:
-            return self._failed(held, error, held.queue.clock.now(), took_sec)
+            finished, tell_hooks = self._failed(held, error, held.queue.clock.now(), took_sec)
+            tell_hooks()
+            return finished
         if self._verbose:
             tell(logging.DEBUG, held.task, "done in %.3f s", took_sec)
         if self._hooks:
@@ -74,8 +78,8 @@ class Judge:
         held.interrupt()
         return first
 
-    def timed_out(self, held: Held) -> Finished:
-        """Settle a task whose handler took too long, and was overtaken."""
+    def timed_out(self, held: Held) -> tuple[Finished, Callable[[], None]]:
+        """Settle a task whose handler took too long, and was overtaken; give how hooks are told."""
         limit_sec = (held.deadline or 0.0) - (held.started or 0.0)
         error = TimeoutError(f"the handler took longer than {limit_sec:g} s")
         return self._failed(held, error, held.queue.clock.now(), limit_sec)
@@ -107,7 +111,9 @@ class Judge:
         now = held.queue.clock.now()
         return Finished(held, settle.released(held.task, now, front=False))
 
-    def _failed(self, held: Held, error: BaseException, now: datetime, took_sec: float) -> Finished:
+    def _failed(
+        self, held: Held, error: BaseException, now: datetime, took_sec: float
+    ) -> tuple[Finished, Callable[[], None]]:
         task, settings = held.task, held.queue.settings
         try:
             settlement = settlement_for(task, error, held.judgement, now=now, settings=settings)
@@ -127,8 +133,9 @@ class Judge:
                 error,
                 exc_info=error if is_unexpected(error) else None,
             )
-        self._hooks.call("on_failure" if buried else "on_retry", task, error, took_sec=took_sec)
-        return Finished(held, settlement)
+        hook = "on_failure" if buried else "on_retry"
+        tell_hooks = partial(self._hooks.call, hook, task, error, took_sec=took_sec)
+        return Finished(held, settlement), tell_hooks
 
 
 def unstorable(queue: Any, result: Any) -> Fail | None:

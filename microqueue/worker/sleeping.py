@@ -14,8 +14,7 @@ from microqueue.drivers.listener import Listener
 from microqueue.queue import Queue
 from microqueue.worker.background import Background
 from microqueue.worker.offload import run_in_thread
-
-SLICE_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this often.
+from microqueue.worker.stopping import SIGNAL_WAIT_SEC
 
 
 class _Sleeper:
@@ -76,7 +75,7 @@ class SyncSleeper(_Sleeper):
         deadline = time.monotonic() + seconds
         while not until():
             remaining = deadline - time.monotonic()
-            if self._news.wait(max(min(remaining, SLICE_SEC), 0.0)):
+            if self._news.wait(max(min(remaining, SIGNAL_WAIT_SEC), 0.0)):
                 break
             if remaining <= 0:
                 return False  # Still joined: the stream is read on while nothing happens.
@@ -97,8 +96,8 @@ class AsyncSleeper(_Sleeper):
     def close(self) -> None:
         """Leave the listener. Not on the loop: its lock is held while a server is asked."""
         closing = Background(self._leave, name="microqueue-end")
-        self._ending.append(closing)
         closing.start()
+        self._ending.append(closing)
 
     def _leave(self) -> None:
         self._part(self.wake)

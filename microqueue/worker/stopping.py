@@ -11,6 +11,7 @@ from microqueue.worker.inflight import now_sec
 from microqueue.worker.options import WorkerOptions
 
 CLOSING_WAIT_SEC = 0.05
+SIGNAL_WAIT_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this often.
 # How long the end waits for a server: after the grace, and from a hurry on.
 ENDING_SEC = 5.0
 HURRY_SEC = 2.0
@@ -52,8 +53,11 @@ class Stopping:
 
 def join_thread(thread: threading.Thread, end_by: Callable[[], float]) -> bool:
     """Wait for the end of a thread; give whether it came in time."""
-    while thread.is_alive() and now_sec() < end_by():
-        thread.join(CLOSING_WAIT_SEC)
+    while thread.is_alive():
+        in_time = now_sec() < end_by()
+        thread.join(CLOSING_WAIT_SEC)  # Once at least: most are about to end.
+        if not in_time:
+            break
     return not thread.is_alive()
 
 

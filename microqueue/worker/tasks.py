@@ -50,8 +50,6 @@ from microqueue.worker.signatures import (
     read_arguments,
 )
 
-"""The header that holds the name of a task."""
-
 CallP = ParamSpec("CallP")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -167,7 +165,7 @@ class NamedTask(Generic[CallP, P, R]):
         return {**self._options, "headers": headers}
 
 
-class Registration(Protocol):
+class TaskDecorator(Protocol):
     """What :meth:`Tasks.task` gives: a decorator that keeps the function's signature."""
 
     @overload
@@ -205,7 +203,7 @@ class Tasks:
         keep_result: bool = False,
         fatal: tuple[type[BaseException], ...] = (),
         retryable: tuple[type[BaseException], ...] | None = None,
-    ) -> Registration:
+    ) -> TaskDecorator:
         """Register a function under ``name``, or under its own.
 
         The first four are stored with each task that is enqueued, and may be overridden by
@@ -249,7 +247,7 @@ class Tasks:
             )
             return self._tasks[chosen]
 
-        return cast("Registration", register)
+        return cast("TaskDecorator", register)
 
     def names(self) -> list[str]:
         """Give the names that are registered."""

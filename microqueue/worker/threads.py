@@ -23,10 +23,8 @@ from microqueue.worker.line import Line
 from microqueue.worker.outbox import Finished, Outbox
 from microqueue.worker.sleeping import SyncSleeper
 from microqueue.worker.steps import Do, Step, perform
-from microqueue.worker.stopping import CLOSING_WAIT_SEC, join_thread
+from microqueue.worker.stopping import CLOSING_WAIT_SEC, SIGNAL_WAIT_SEC, join_thread
 from microqueue.worker.teller import Teller
-
-STOP_WAIT_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this often.
 
 logger = logging.getLogger("microqueue.worker")
 
@@ -71,13 +69,14 @@ class Worker(WorkerCore[Queue[Any]]):
     def _run(self, *, burst: bool) -> int:
         self._pid = os.getpid()
         self._line, self._outbox, self._teller = Line(), self._new_outbox(), Teller()
+        self._sleeper = None
         self._upkeep = self._new_upkeep(on_timeout=self._time_out, on_lost=self._lose)
         # Daemons: a handler that never returns, or a server that never answers, must not keep
         # the process alive, nor hold up the end.
         claimer = Background(
             partial(self._claim_forever, self._line, burst=burst), name="microqueue-claims"
         )
-        settler = Background(self._settle_forever, name="microqueue-settler")
+        settler = Background(partial(self._settle_forever, self._outbox), name="microqueue-settler")
         handlers = [
             Background(
                 partial(self._handle_forever, self._line, copy_context()), name=f"microqueue-{n}"
@@ -92,7 +91,7 @@ class Worker(WorkerCore[Queue[Any]]):
                 for thread in (self._teller.thread, settler, *handlers, claimer):
                     thread.start()
                 while claimer.is_alive() and not self._stopping:
-                    claimer.join(STOP_WAIT_SEC)
+                    claimer.join(SIGNAL_WAIT_SEC)
             finally:
                 self.stop()
                 self._finish_running()
@@ -181,7 +180,9 @@ class Worker(WorkerCore[Queue[Any]]):
 
     def _time_out(self, held: Held) -> None:
         if self._judge.overtake(held):
-            self._teller.put(lambda: self._settle_later(self._judge.timed_out(held)))
+            finished, tell_hooks = self._judge.timed_out(held)
+            self._settle_later(finished)
+            self._teller.put(tell_hooks)
 
     def _lose(self, held: Held) -> None:
         if self._judge.lose(held):
@@ -197,8 +198,8 @@ class Worker(WorkerCore[Queue[Any]]):
         if finished is not None:
             self._outbox.put(finished)
 
-    def _settle_forever(self) -> None:
-        while batch := self._outbox.take():
+    def _settle_forever(self, outbox: Outbox) -> None:
+        while batch := outbox.take():
             perform(self._settling.steps(batch), self._do)
 
     # End
@@ -223,20 +224,19 @@ class Worker(WorkerCore[Queue[Any]]):
     def _end(self, claimer: Background, settler: Background) -> None:
         """Wait for what is under way and say goodbye, unless the server takes too long."""
         end_by = self._end_from(now_sec())
+        upkeep, sleeper = self._upkeep, self._sleeper  # Of this run, however long that takes.
         claimed = join_thread(claimer, end_by)
-        self._upkeep.stop_deadlines()
-        self._teller.close()
-        join_thread(self._teller.thread, end_by)
+        upkeep.stop_deadlines()
         self._outbox.close()
         settled = join_thread(settler, end_by) and claimed
 
         def leave() -> None:
-            self._upkeep.stop()
+            upkeep.stop()
             if settled and not len(self._in_flight):  # Else the sweeper takes back what is held.
                 perform(self._leave(end_by), self._do)
-            if self._sleeper is not None:
-                self._sleeper.wait_closed()
-            self._upkeep.close()
+            if sleeper is not None:
+                sleeper.wait_closed()
+            upkeep.close()
 
         if not settled:
             logger.error("ending without an answer; leases are left to expire")
@@ -245,6 +245,8 @@ class Worker(WorkerCore[Queue[Any]]):
         leaving.start()
         if settled and not join_thread(leaving, end_by):
             logger.warning("the end of this worker could not be told: there is no answer")
+        self._teller.close()
+        join_thread(self._teller.thread, end_by)
 
     def _give_up(self) -> None:
         """End all that goes on, and wait for nothing; leases are left to expire."""

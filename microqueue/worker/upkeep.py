@@ -32,8 +32,9 @@ class Upkeep:
         on_lost: Callable[[Held], None],
     ) -> None:
         self._registration = registration
-        self._opened = ExitStack()
-        self.twins = {queue: self._opened.enter_context(blocking_twin(queue)) for queue in queues}
+        with ExitStack() as opened:
+            self.twins = {queue: opened.enter_context(blocking_twin(queue)) for queue in queues}
+            self._opened = opened.pop_all()
         self._deadlines = Deadlines(in_flight, on_timeout)
         by_client: dict[int, list[QueueCore[Any]]] = {}
         for queue in queues:

@@ -90,6 +90,13 @@ def test_libraries_say_more_only_when_debugging(program: Program, queue: Queue[A
     assert "Command started" in logged(program, "--log-level", "debug", "--debug")
 
 
+def test_file_that_the_app_logs_to_is_written(program: Program) -> None:
+    setup = "logging.basicConfig(filename='app.log', level='INFO', format='mine: %(message)s')"
+    program.path("app.py").write_text(f"{APP}\n{setup}\n", encoding="utf-8")
+    assert logged(program).count("sent to ada") == 1
+    assert "mine: sent to ada" in program.path("app.log").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     "setup",
     [

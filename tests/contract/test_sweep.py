@@ -4,8 +4,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from pymongo.errors import AutoReconnect, ExecutionTimeout
 
 from microqueue import BackoffPolicy, InvalidArgument, Outcome, ServerUnavailable, TaskStatus
+from microqueue.sweeper import JOBS
 from microqueue.sweeper.core import SweeperCore
 from tests.contract.conftest import Harness
 
@@ -270,20 +272,24 @@ async def test_reclaim_waits_as_the_queue_says_whatever_the_sweeper_has(harness:
     assert waiting.next_retry_at == harness.clock.now() + timedelta(seconds=300)
 
 
+@pytest.mark.parametrize(
+    ("cause", "tried"),
+    [(None, 1), (AutoReconnect("gone"), 1), (ExecutionTimeout("slow"), 7)],
+    ids=["away", "gone", "slow"],
+)
 async def test_sweep_ends_with_the_first_job_that_finds_the_server_away(
-    harness: Harness, queue: Any, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, queue: Any, monkeypatch: pytest.MonkeyPatch, cause: Any, tried: int
 ) -> None:
     asked: list[str] = []
 
     def job(_sweeper: Any, name: str) -> Any:
         asked.append(name)
-        raise ServerUnavailable("nobody is there")
+        raise ServerUnavailable("nobody is there") from cause
 
     monkeypatch.setattr(SweeperCore, "_job", job)
-    sweeper = harness.sweeper(queue)
-    with pytest.raises(ServerUnavailable):
-        await sweeper.run_once()
-    assert asked == ["reclaim_stuck"]
+    report = await harness.sweeper(queue).run_once()
+    assert asked == list(JOBS[:tried])
+    assert report.errors == dict.fromkeys(asked, "nobody is there")
 
 
 async def test_sweep_that_fails_is_told_in_a_line_and_followed_by_the_next(

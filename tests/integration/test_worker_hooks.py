@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from microqueue import Queue, QueueSettings, TaskStatus
-from microqueue.worker import Hooks, Worker, keeper
+from microqueue.worker import Hooks, Worker, keeper, stopping
 from tests.waiting import wait_for
 
 
@@ -57,7 +57,10 @@ def test_slow_hook_of_a_cancelled_task_delays_no_lease(
     assert queue.stats().done == 1
 
 
-def test_slow_hook_of_a_timeout_delays_no_other_and_changes_no_outcome(queue: Queue[Any]) -> None:
+def test_slow_hook_of_a_timeout_delays_no_other_and_changes_no_outcome(
+    queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "ENDING_SEC", 0.2)
     hooks = SlowHooks()
     told: list[int] = []
 
@@ -66,12 +69,15 @@ def test_slow_hook_of_a_timeout_delays_no_other_and_changes_no_outcome(queue: Qu
         told.append(payload["n"])  # It returns before its timeout can be told to the hook.
 
     tasks = queue.enqueue_many([{"n": 1}, {"n": 2}]).tasks
-    worker = Worker(queue, handler, hooks=[hooks], timeout=0.2)
+    worker = Worker(queue, handler, hooks=[hooks], timeout=0.2, grace=0.2)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
         wait_for(lambda: sorted(told) == [1, 2], 20)
-        assert hooks.begun.is_set()
+        assert hooks.begun.wait(30)
+        worker.stop()
+        thread.join(30)
+        assert not thread.is_alive()  # Neither does it hold up the end.
     finally:
         hooks.go.set()
         worker.stop()

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from mongomock_motor import AsyncMongoMockClient
 
 from microqueue import AsyncQueue, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.core.delivery import Delivery
@@ -18,7 +19,7 @@ from microqueue.errors import AlreadyRunning, InvalidArgument, ServerUnavailable
 from microqueue.operations.call import Call
 from microqueue.operations.renew import renew
 from microqueue.testing import FakeClock
-from microqueue.worker import Fail, Retry, Worker, settling
+from microqueue.worker import AsyncWorker, Fail, Retry, Worker, settling
 from microqueue.worker.pace import Pace
 from tests.integration.rig import Rig
 from tests.waiting import wait_for
@@ -173,6 +174,26 @@ def test_a_handler_that_goes_on_from_an_earlier_run_takes_no_place_in_the_next(
         go.set()
         worker.stop()
         thread.join(30)
+
+
+def test_a_worker_of_coroutines_may_run_in_one_loop_after_another() -> None:
+    queue = AsyncQueue[Any](AsyncMongoMockClient().microqueue)
+    begun: list[asyncio.Event] = []
+
+    async def handler(_payload: Any) -> None:
+        begun[-1].set()
+
+    worker = AsyncWorker(queue, handler)
+
+    async def work() -> int:
+        begun.append(asyncio.Event())
+        running = asyncio.create_task(worker.run())
+        await queue.enqueue({})
+        await asyncio.wait_for(begun[-1].wait(), 30)
+        worker.stop()
+        return await running
+
+    assert [asyncio.run(work()), asyncio.run(work())] == [1, 1]
 
 
 def test_a_worker_that_runs_cannot_be_run_once_more(rig: Rig) -> None:
