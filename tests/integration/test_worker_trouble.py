@@ -188,6 +188,7 @@ def test_a_worker_of_coroutines_may_run_in_one_loop_after_another() -> None:
     async def work() -> int:
         begun.append(asyncio.Event())
         running = asyncio.create_task(worker.run())
+        assert not (await asyncio.wait([running], timeout=0.2))[0]  # It waits for work.
         await queue.enqueue({})
         await asyncio.wait_for(begun[-1].wait(), 30)
         worker.stop()
