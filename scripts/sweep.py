@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import threading
@@ -19,12 +20,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from microqueue.cli.adopting import adopt
+from microqueue.connection import URI_VARIABLE
 from microqueue.errors import MicroqueueError
 from microqueue.queue import Queue
 from microqueue.redaction import without_password
-from microqueue.sweeper import JOBS, Sweeper, SweepReport, check_every
-
-COUNTERS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved")
+from microqueue.sweeper import COUNTERS, JOBS, Sweeper, SweepReport, check_every
 
 logger = logging.getLogger("sweep")
 
@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    if not (options.uri or os.environ.get(URI_VARIABLE)):
+        logger.warning("neither --uri nor %s is given: the embedded MongoDB is swept", URI_VARIABLE)
     try:
         pause = None if options.every is None else check_every(options.every)
         with Queue.from_uri(options.uri) as queue:

@@ -139,3 +139,10 @@ def test_script_needs_no_extra(database_uri: str, tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')\n", "utf-8")
     path = os.pathsep.join([str(tmp_path), str(SCRIPT.parents[1])])
     assert run("--uri", database_uri, PYTHONPATH=path).returncode == 0
+
+
+def test_sweep_of_the_embedded_server_is_told(tmp_path: Path) -> None:
+    # A mongod that is not there: what matters is what was said before.
+    result = run(MICROQUEUE_URI="", MICROQUEUE_HOME=str(tmp_path), MICROQUEUE_MONGOD="/nowhere")
+    assert result.returncode == 1
+    assert "neither --uri nor MICROQUEUE_URI is given" in result.stderr.splitlines()[0]
