@@ -216,10 +216,10 @@ class Worker(WorkerCore[Queue[Any]]):
         # was settled by its timeout, or taken away, is not waited for.
         while len(self._in_flight) and now_sec() < self._stop_by:
             self._in_flight.await_empty(CLOSING_WAIT_SEC)
-        left = [held for held in self._in_flight.snapshot() if not held.concluded]
-        for held in left:
-            held.interrupt()
-        self._hand_back(left)
+        for held in self._in_flight.snapshot():
+            if not held.concluded:
+                self._hand_back([held])  # Before it is told, as it may end at once.
+                held.interrupt()
 
     def _end(self, claimer: Background, settler: Background) -> None:
         """Wait for what is under way and say goodbye, unless the server takes too long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -104,3 +105,28 @@ def test_interrupt_out_of_a_hook_leaves_no_task_behind(queue: Queue[Any]) -> Non
     )
     worker.run(burst=True)
     assert queue.stats().delayed == 1
+
+
+def test_handler_that_gives_up_as_the_worker_ends_has_not_done_its_task(queue: Queue[Any]) -> None:
+    """The hook takes so long that all who were told have returned before it is through."""
+    begun = threading.Semaphore(0)
+
+    class Slow(Hooks):
+        def on_release(self, task: Any) -> None:
+            time.sleep(0.05)
+
+    def handler(_payload: Any, context: Any) -> None:
+        begun.release()
+        while not context.cancelled:
+            time.sleep(0.001)
+
+    queue.enqueue_many([{}] * 4)
+    worker = Worker(queue, handler, hooks=[Slow()], grace=0.1)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    for _ in range(4):
+        assert begun.acquire(timeout=30)
+    worker.stop()
+    thread.join(30)
+    stats = queue.stats()
+    assert (stats.ready, stats.done) == (4, 0)
