@@ -165,11 +165,7 @@ class _InsightOperations:
         return task_page(now, found)
 
     def _find(self, text: str) -> Operation[Document | None]:
-        for candidate in candidate_ids(text):
-            document = yield from inspect.get(candidate, self._core.settings)
-            if document is not None:
-                return document
-        return None
+        return (yield from inspect.find_first(candidate_ids(text), self._core.settings))
 
 
 class Insights(_InsightOperations):

@@ -31,10 +31,7 @@ def pause(
 
 def resume_command(session: Session, queue: str) -> str:
     """Write the command that ends a pause, as it is typed."""
-    command = ["microqueue", "resume", "-q", queue]
-    if session.options.collection is not None:
-        command += ["--collection", session.options.collection]
-    return shlex.join(command)
+    return session.with_collection(f"microqueue resume -q {shlex.quote(queue)}")
 
 
 def resume(session: Session) -> None:

@@ -30,11 +30,14 @@ def purge(
     with session.connect() as queue:
         if not (dry_run or yes):
             asking.check_answerable()
-        matched, purged = queue.purge(status=status, older_than=older_than, dry_run=True), 0
+        purged = 0
+        if yes and not dry_run:  # Nobody wants to know how many, before.
+            matched = purged = queue.purge(status=status, older_than=older_than)
+        else:
+            matched = queue.purge(status=status, older_than=older_than, dry_run=True)
         described = f"{formats.count(matched, f'{status.value} task')} of queue {queue.name!r}"
-        if matched and not dry_run:
-            if not yes:
-                asking.ask(f"Purge for good: {described}?")
+        if matched and not (dry_run or yes):
+            asking.ask(f"Purge for good: {described}?")
             purged = queue.purge(status=status, older_than=older_than)
     if session.out.as_json:
         session.out.json({"matched": matched, "purged": purged, "dry_run": dry_run})

@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
@@ -115,6 +116,11 @@ class Session:
     def collection(self) -> str:
         """The name of the collection, or the default one."""
         return DEFAULT_COLLECTION if self.options.collection is None else self.options.collection
+
+    def with_collection(self, command: str) -> str:
+        """Write a command so that it looks where this one does."""
+        given = self.options.collection
+        return command if given is None else f"{command} --collection {shlex.quote(given)}"
 
     def refuse_queue(self, reason: str) -> None:
         """Refuse a queue where it would have no effect."""

@@ -160,9 +160,7 @@ def _announce(
         out.say(f"  export MICROQUEUE_HOME={shlex.quote(str(server.directory))}", "cyan")
     elif os.environ.get(URI_VARIABLE):
         out.say(f"  unset {URI_VARIABLE}   # it hides this server from the other commands", "cyan")
-    given = session.options.collection
-    there = "" if given is None else f" --collection {shlex.quote(given)}"
-    steps = [(f"{command}{there}", purpose) for command, purpose in NEXT_STEPS]
+    steps = [(session.with_collection(command), purpose) for command, purpose in NEXT_STEPS]
     width = max(len(command) for command, _ in steps)
     for command, purpose in steps:
         line = Text(f"  {command:{width}}", style="cyan").append(f"   {purpose}", style="dim")

@@ -34,8 +34,7 @@ class Administration(QueueBase[PayloadT]):
         return (yield from inspect.first_existing(asked, self.settings))
 
     def _get(self, task_id: Any) -> Operation[Task[PayloadT] | None]:
-        (wanted,) = yield from self.identify([task_id])
-        document = yield from inspect.get(wanted, self.settings)
+        document = yield from inspect.find_first(readings(check_id(task_id)), self.settings)
         return self.view(document) if document else None
 
     def _peek(

@@ -48,6 +48,15 @@ def get(task_id: Any, settings: QueueSettings) -> Operation[Document | None]:
     return document
 
 
+def find_first(candidates: Sequence[Any], settings: QueueSettings) -> Operation[Document | None]:
+    """Find the task of the first of these ids that there is one of."""
+    for task_id in candidates:
+        document = yield from get(task_id, settings)
+        if document is not None:
+            return document
+    return None
+
+
 def first_existing(
     candidates: Sequence[Sequence[Any]], settings: QueueSettings
 ) -> Operation[list[Any]]:

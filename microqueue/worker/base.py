@@ -117,7 +117,6 @@ class WorkerCore(Stopping, Generic[QueueT]):
             self._queues,
             self._in_flight,
             registration,
-            heartbeat_sec=self.options.heartbeat.total_seconds(),
             on_timeout=on_timeout,
             on_lost=on_lost,
         )

@@ -43,7 +43,6 @@ class LeaseKeeper(Watcher):
         twins: Mapping[Any, Queue[Any]],
         registration: Registration,
         *,
-        heartbeat_sec: float,
         on_lost: Callable[[Held], None],
     ) -> None:
         super().__init__("microqueue-leases")
@@ -51,8 +50,7 @@ class LeaseKeeper(Watcher):
         self._twins = twins
         self._registration = registration
         self._on_lost = on_lost
-        self._heartbeat_sec = heartbeat_sec
-        self._beat_due = now_sec() + heartbeat_sec
+        self._beat_due = now_sec() + registration.heartbeat_sec
         self._look_due = 0.0
         self._troubled = False  # Something failed, and is tried again after a pause.
 
@@ -91,7 +89,7 @@ class LeaseKeeper(Watcher):
 
     def _say_alive(self, _held: list[Held]) -> None:
         if self._beat_due <= now_sec():
-            self._beat_due = now_sec() + self._heartbeat_sec
+            self._beat_due = now_sec() + self._registration.heartbeat_sec
             self._registration.beat(self._twins)
 
     def _renew(self, held: list[Held]) -> None:

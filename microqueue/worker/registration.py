@@ -34,6 +34,7 @@ class Registration:
         self._in_flight = in_flight
         self._handled = handled
         self._started_at: datetime | None = None
+        self.heartbeat_sec = options.heartbeat.total_seconds()
 
     def beat(self, twins: Mapping[Any, Queue[Any]]) -> None:
         """Say it for these queues, each by the blocking one that stands for it."""
@@ -53,7 +54,7 @@ class Registration:
                 handled=self._handled(),
                 started_at=self._started_at,
                 heartbeat_at=now,
-                heartbeat_sec=self._options.heartbeat.total_seconds(),
+                heartbeat_sec=self.heartbeat_sec,
             )
             first.run(workers.beat(info))
 

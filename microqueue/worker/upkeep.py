@@ -27,7 +27,6 @@ class Upkeep:
         in_flight: InFlight,
         registration: Registration,
         *,
-        heartbeat_sec: float,
         on_timeout: Callable[[Held], None],
         on_lost: Callable[[Held], None],
     ) -> None:
@@ -44,7 +43,6 @@ class Upkeep:
                 in_flight,
                 {queue: self.twins[queue] for queue in group},
                 registration,
-                heartbeat_sec=heartbeat_sec,
                 on_lost=on_lost,
             )
             for group in by_client.values()
