@@ -1,20 +1,25 @@
-"""The README is true: every Python block runs, in order, on a real server."""
+"""The documents are true: Python blocks run on a real server, commands take what they show."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from microqueue import Queue, QueueSettings
+from microqueue.cli.app import app
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import WorkerOptions
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -59,6 +64,25 @@ def test_every_python_block_about_workers_runs(
         one.close()
 
 
+def documented_commands() -> list[str]:
+    """Give every call of ``microqueue`` in the documents, without what stands before it."""
+    found = [block for one in DOCUMENTS for block in blocks("console", one.read_text())]
+    lines = "".join(found).replace("\\\n", " ").splitlines()
+    calls = [re.search(r"(?:^| )microqueue ([^#]+)", line) for line in lines]
+    return [call[1].strip() for call in calls if call and "pip install" not in call.string]
+
+
+@pytest.mark.parametrize("call", documented_commands())
+def test_every_documented_command_takes_its_arguments(call: str) -> None:
+    command: Any = get_command(app)
+    context, arguments = None, shlex.split(re.sub(r"\$\(.*?\)", "today", call))
+    while isinstance(command, TyperGroup):
+        context = command.make_context(command.name, arguments[:1], parent=context)
+        command, arguments = command.get_command(context, arguments[0]), arguments[1:]
+    assert command is not None, "there is no such command"
+    command.make_context(command.name, arguments, parent=context)
+
+
 def test_options_table_names_every_option_of_a_worker_with_its_default() -> None:
     table = (ROOT / "docs" / "workers.md").read_text().split("## Options")[1].split("##")[0]
     rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", table, flags=re.MULTILINE)
@@ -87,7 +111,7 @@ def test_settings_table_names_every_setting_with_its_default() -> None:
 
 
 def test_files_that_the_documents_name_exist() -> None:
-    for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for document in DOCUMENTS:
         text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (document.parent / target).exists(), f"{document.name} names {target}"

@@ -56,6 +56,11 @@ def is_alive(pid: int) -> bool:
     return not Path("/proc").exists()
 
 
+def await_exit(*pids: int) -> None:
+    """Wait for processes that have let go of their locks: the kernel drops those a bit earlier."""
+    wait_for(lambda: not any(map(is_alive, pids)), what=f"the end of {pids}")
+
+
 def state_of(directory: Path) -> keeper.ServerState:
     state = keeper.read_state(directory)
     assert state is not None
@@ -145,8 +150,8 @@ def answers_of(*users: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 def test_temporary_server_leaves_no_process_and_no_directory(temporary_root: Path) -> None:
     with EmbeddedServer.start(arguments=["--setParameter", "enableTestCommands=1"]) as server:
-        pids = state_of(server.directory)[:2]
-        assert server.pid == pids[0]
+        state = state_of(server.directory)
+        assert server.pid == state.pid
         assert server.uri == f"mongodb://127.0.0.1:{server.port}/?directConnection=true"
         assert not server.reused
         assert server.directory.parent == temporary_root.resolve()
@@ -154,7 +159,8 @@ def test_temporary_server_leaves_no_process_and_no_directory(temporary_root: Pat
             assert client.admin.command("getParameter", enableTestCommands=1)["enableTestCommands"]
             with client.start_session() as session, session.start_transaction():
                 client.notes.notes.insert_one({"text": "in a transaction"}, session=session)
-    assert not any(map(is_alive, pids))
+    assert not is_alive(state.pid)
+    await_exit(state.keeper_pid)
     assert list(temporary_root.iterdir()) == []
     server.stop()  # A second time: nothing happens.
 
@@ -165,9 +171,10 @@ def test_server_outlives_its_first_user_until_the_last_one_stops(directory: Path
     assert (second.reused, second.pid, second.uri) == (True, first.pid, first.uri)
     first.stop()
     write_note(second, "still here")
-    pids = state_of(directory)[:2]
+    state = state_of(directory)
     second.stop()
-    assert not any(map(is_alive, pids))
+    assert not is_alive(state.pid)
+    await_exit(state.keeper_pid)
     assert not (directory / keeper.STATE_FILE).exists()
 
 
@@ -258,7 +265,7 @@ def test_killed_mongod_has_ended_and_recovers_with_its_data(directory: Path) -> 
     write_note(server, "kept")
     keeper_pid = state_of(directory).keeper_pid
     os.kill(server.pid, signal.SIGKILL)
-    wait_for(lambda: not is_alive(keeper_pid))
+    await_exit(keeper_pid)
     assert running(directory) is None
     again = EmbeddedServer.start(directory)
     assert (again.reused, again.uri) == (False, server.uri)
@@ -269,7 +276,7 @@ def test_killed_mongod_has_ended_and_recovers_with_its_data(directory: Path) -> 
 def test_killed_keeper_leaves_no_mongod_and_no_temporary_directory(temporary_root: Path) -> None:
     server = EmbeddedServer.start()
     crash(server.directory)
-    assert not is_alive(server.pid)
+    await_exit(server.pid)
     assert running(server.directory) is None
     server.stop()
     assert list(temporary_root.iterdir()) == []
@@ -288,7 +295,7 @@ def test_killed_user_leaves_no_process_and_no_temporary_directory(temporary_root
     with user_process() as process:
         [answer] = answers_of(process)
         process.kill()
-        wait_for(lambda: not is_alive(answer["pid"]) and not is_alive(answer["keeper_pid"]))
+        await_exit(answer["pid"], answer["keeper_pid"])
     assert list(temporary_root.iterdir()) == []
 
 
@@ -297,7 +304,7 @@ def test_user_that_exits_without_stopping_leaves_no_process(temporary_root: Path
         [answer] = answers_of(process)
         process.communicate()
         assert process.returncode == 0
-        wait_for(lambda: not is_alive(answer["pid"]) and not is_alive(answer["keeper_pid"]))
+        await_exit(answer["pid"], answer["keeper_pid"])
     assert list(temporary_root.iterdir()) == []
 
 
@@ -318,7 +325,7 @@ def test_start_while_the_server_of_a_killed_user_is_ending_starts_anew(directory
     server = EmbeddedServer.start(directory)
     assert not server.reused
     assert not is_alive(answer["pid"])
-    assert not is_alive(answer["keeper_pid"])
+    await_exit(answer["keeper_pid"])
     write_note(server, "written")
 
 
