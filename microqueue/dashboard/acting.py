@@ -170,7 +170,8 @@ async def sweep(request: Request, shared: Shared) -> SweepReport:
     """Sweep all queues now."""
     async with shared.acting(request, "sweeper.run") as tally:
         report: SweepReport = await shared.access.call(shared.access.sweeper().run_once)
-        tally.count = report.reclaimed + report.promoted + report.buried + report.expired
+        ended = report.buried + report.expired + report.purged
+        tally.count = report.reclaimed + report.promoted + ended
     return report
 
 

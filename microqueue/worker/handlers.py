@@ -98,7 +98,11 @@ def make_handler(function: Any, **options: Any) -> Handler:
             argument="handler",
             value=function,
         )
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError as exc:  # Some of what is written in C has none.
+        reason = "its arguments cannot be read; give a function that calls it"
+        raise refused("handler", function, reason) from exc
     wants_context = CONTEXT in signature.parameters
     try:
         signature.bind(None, **({CONTEXT: None} if wants_context else {}))

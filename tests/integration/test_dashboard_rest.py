@@ -375,6 +375,15 @@ async def test_sweep_now_reports_what_it_did(site: Site) -> None:
     assert (await site.get("/sweeper"))["last_active_sweep"]["reclaimed"] == 1
 
 
+async def test_audit_tells_how_many_tasks_a_sweep_has_purged(site: Site) -> None:
+    site.queue.enqueue_many([{}, {}])
+    for _ in range(2):
+        site.queue.mark_done(site.popped())
+    site.clock.advance(8 * 86400)
+    assert (await site.post("/sweeper/run"))["purged"] == 2
+    assert (await site.get("/audit"))["items"][0]["count"] == 2
+
+
 # Dead letters
 
 

@@ -136,3 +136,8 @@ def test_function_that_cannot_be_called_with_a_payload_alone_is_refused(
     with pytest.raises(InvalidArgument, match=refusal) as caught:
         Worker(memory_queue(), function)
     assert caught.value.argument == "handler"
+
+
+def test_callable_whose_arguments_cannot_be_read_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="cannot be read; give a function that calls it"):
+        Worker(memory_queue(), dict)
