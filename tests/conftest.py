@@ -10,12 +10,24 @@ import pytest
 
 from microqueue.embedded import EmbeddedServer
 
+HERE = Path(__file__).parent
+
 pytest_plugins = ["microqueue.testing.fixtures"]
 
 # Settings of the developer's own shell must not reach the tests.
 for variable in [name for name in os.environ if name.startswith("MICROQUEUE_")]:
     if variable != "MICROQUEUE_MONGOD":
         del os.environ[variable]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests are spread over processes, keep together what shares something costly.
+
+    That is all of Spark, whose Java starts once and gets warm, and the fixtures of each file.
+    """
+    for item in items:
+        name = "spark" if item.path.is_relative_to(HERE / "spark") else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.fixture(scope="session")

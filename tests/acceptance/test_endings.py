@@ -57,8 +57,6 @@ def server() -> Iterator[EmbeddedServer]:
     """Give a server that may be stopped or killed."""
     one = EmbeddedServer.start()
     yield one
-    with suppress(ProcessLookupError):
-        os.kill(one.pid, signal.SIGCONT)
     one.stop()
 
 
@@ -72,8 +70,11 @@ def program(tmp_path: Path, server: EmbeddedServer) -> Iterator[Program]:
 
 @pytest.fixture
 def queue(server: EmbeddedServer) -> Iterator[Queue[Any]]:
-    with Queue[Any].from_uri(server.uri) as one:
+    # A client that closes looks for its server, which may be gone.
+    with Queue[Any].from_uri(f"{server.uri}&serverSelectionTimeoutMS=3000") as one:
         yield one
+        with suppress(ProcessLookupError):
+            os.kill(server.pid, signal.SIGCONT)
 
 
 def ends(program: Program) -> int:
