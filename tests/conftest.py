@@ -20,6 +20,7 @@ for variable in [name for name in os.environ if name.startswith("MICROQUEUE_")]:
         del os.environ[variable]
 
 
+@pytest.hookimpl(tryfirst=True)  # Before it is looked at how they are marked.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests are spread over processes, keep together what shares something costly.
 
