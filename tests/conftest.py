@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from microqueue.embedded import EmbeddedServer
 
-HERE = Path(__file__).parent
+SPARK = "tests/spark/"
 
 pytest_plugins = ["microqueue.testing.fixtures"]
 
@@ -20,15 +21,16 @@ for variable in [name for name in os.environ if name.startswith("MICROQUEUE_")]:
         del os.environ[variable]
 
 
-@pytest.hookimpl(tryfirst=True)  # Before it is looked at how they are marked.
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests are spread over processes, keep together what shares something costly.
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # Its package has no types.
+    """Keeps each file's tests in one process, and all of Spark, whose Java starts once there."""
 
-    That is all of Spark, whose Java starts once and gets warm, and the fixtures of each file.
-    """
-    for item in items:
-        name = "spark" if item.path.is_relative_to(HERE / "spark") else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(name))
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK if nodeid.startswith(SPARK) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    """Spread tests over processes, where that is to be done by file."""
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
