@@ -1,9 +1,10 @@
-"""Import what a worker runs, and say where it broke if it did."""
+"""Import what a worker runs or a row is checked by, and say where it broke if it did."""
 
 from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,10 +15,10 @@ from microqueue.worker import load_handler
 LIBRARIES = frozenset({"site-packages", "dist-packages"})
 
 
-def load(reference: str) -> Any:
+def load(reference: str, *, by: Callable[[str], Any] = load_handler) -> Any:
     """Import ``module:name`` as :func:`load_handler` does; name the line of an app that raises."""
     try:
-        return load_handler(reference)
+        return by(reference)
     except InvalidArgument as exc:
         place = raised_at(exc.__cause__, package=reference.partition(":")[0].partition(".")[0])
         if place is None:

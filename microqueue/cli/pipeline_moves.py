@@ -9,6 +9,7 @@ import typer
 
 from microqueue.cli import pipeline_views as views
 from microqueue.cli import tasks, values
+from microqueue.cli.loading import load
 from microqueue.cli.pipeline_options import (
     Archive,
     Master,
@@ -19,6 +20,7 @@ from microqueue.cli.pipeline_options import (
 )
 from microqueue.cli.session import Session
 from microqueue.cli.spark_progress import running
+from microqueue.worker.loading import load_model
 
 
 def archive(
@@ -87,6 +89,8 @@ def ingest(
 ) -> None:
     """Add a task to the queue for each row of CSV, JSON lines, Parquet or a table."""
     options = {name: str(value) for name, value in values.read_headers(option or ()).items()}
+    if model is not None:
+        load(model, by=load_model)  # A wrong one is told before Spark starts.
     with running(session, master) as runner:
         from microqueue.spark.pipelines.ingest import ingest as run  # noqa: PLC0415 (slow)
 

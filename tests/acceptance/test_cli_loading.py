@@ -1,4 +1,4 @@
-"""What a worker says of an app that cannot be imported."""
+"""What is said of an app that cannot be imported."""
 
 from __future__ import annotations
 
@@ -73,3 +73,12 @@ def test_other_reasons_are_told_as_they_are(
 ) -> None:
     cli("worker", reference, status=1)
     assert cli.stderr.endswith(reason)
+
+
+def test_line_of_a_model_that_raised_is_named_before_spark_starts(
+    cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    cli("pipeline", "ingest", "rows.csv", "--model", "shop.broken:Order", status=1)
+    assert "model='shop.broken:Order' is not valid: importing 'shop.broken'" in cli.stderr
+    assert cli.stderr.endswith(f", at shop/broken.py:5{HINT}")
