@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from microqueue.embedded import EmbeddedServer
@@ -19,6 +20,18 @@ pytest_plugins = ["microqueue.testing.fixtures"]
 for variable in [name for name in os.environ if name.startswith("MICROQUEUE_")]:
     if variable != "MICROQUEUE_MONGOD":
         del os.environ[variable]
+
+
+settings.register_profile(
+    "microqueue",
+    # The same examples at each run, so that a red build speaks of the change at hand; and none
+    # fails because a machine is slow.
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("microqueue")
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # Its package has no types.

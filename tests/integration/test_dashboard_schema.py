@@ -43,13 +43,7 @@ OPERATIONS = {found.ok().label: found.ok() for found in FOUND}
 
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_no_request_is_a_server_error(label: str, address: str) -> None:
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
     @given(case=OPERATIONS[label].as_strategy())
     def ask(case: Any) -> None:
         response = case.call(base_url=address.rstrip("/"), timeout=60)

@@ -571,11 +571,8 @@ def run(open_collection: Callable[[], Any], mode: str, *, examples: int, shrink:
     profile = settings(
         max_examples=examples * EFFORT,
         stateful_step_count=50,
-        # The same examples at each run, so that a red build speaks of the change at hand.
         derandomize=EFFORT == 1,
         phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
-        database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(machine, settings=profile)
