@@ -173,7 +173,7 @@ def test_preview_is_the_beginning_of_the_whole(payload: Any, pattern: str | None
 def test_preview_of_a_large_payload_is_quick() -> None:
     payload = {"nested": [{"body": BODY, "n": n} for n in range(50)]}
     viewer = Viewer(Redactor("password|token"), read_only=True)
-    began = time.monotonic()
+    began = time.thread_time()  # Of the processor: that others use it, too, does not count.
     for _ in range(100):
         viewer.preview(payload)
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
