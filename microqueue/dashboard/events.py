@@ -102,12 +102,12 @@ class EventHub:
     async def follow(self, last_id: str | None) -> AsyncIterator[dict[str, str]]:
         """Give messages for as long as the caller takes them, first those that it missed."""
         viewer = Viewer()
-        missed = self._since(last_id)
-        self._viewers.add(viewer)
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
         self._start()
+        missed = self._since(last_id)
+        self._viewers.add(viewer)
         try:
             # From here on nothing is missed, so a viewer may read what there is.
             with contextlib.suppress(TimeoutError):
@@ -149,7 +149,10 @@ class EventHub:
         return [message for message in self._remembered if message.number > last]
 
     def _start(self) -> None:
-        if self._reader is None or self._reader.done():
+        if self._reader is not None and self._reader.done():
+            self.stop()
+            self._interrupted = True  # Those who still look on have missed something.
+        if self._reader is None:
             self._reader = asyncio.get_running_loop().create_task(self._read())
 
     def dismiss(self) -> None:

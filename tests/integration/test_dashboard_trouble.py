@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -133,21 +132,44 @@ async def test_hub_goes_on_after_an_error_that_nobody_expected_and_tells_it_once
     hub.stop()
 
 
-async def test_reader_that_has_ended_is_started_for_the_next_viewer(queue: Queue[Any]) -> None:
+async def test_reader_that_has_ended_is_started_for_the_next_viewer(
+    queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = EventHub(Access(queue), DashboardOptions(), SharedReads(0.0))
     async with asyncio.timeout(40):
-        await anext(hub.follow(None))
+        first = hub.follow(None)
+        seen = (await anext(first))["id"]
         ended = hub._reader  # noqa: SLF001 (what may end)
         assert ended is not None
         ended.cancel()
         await asyncio.wait([ended])
-        stream = hub.follow(None)
-        assert json.loads((await anext(stream))["data"])["live"] == "change_stream"
-        deadline = time.monotonic() + 40
+        may_open = hold_up_the_feed(monkeypatch)
+        stream = hub.follow(seen)
+        greeting = asyncio.ensure_future(anext(stream))
+        # Nobody is greeted before the changes are read: what comes in between would be missed.
+        assert not (await asyncio.wait([greeting], timeout=0.5))[0]
+        may_open.set()
+        hello = json.loads((await greeting)["data"])
+        assert (hello["live"], hello["resumed"]) == ("change_stream", False)
         await asyncio.to_thread(queue.enqueue, {})
         while (await anext(stream))["event"] != "task.enqueued":
-            assert time.monotonic() < deadline
+            pass
+        # Who looked on meanwhile is told to read everything again.
+        assert json.loads((await anext(first))["data"])["types"] == ["reset"]
     hub.stop()
+
+
+def hold_up_the_feed(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let no change stream be opened until the event is set."""
+    may_open = asyncio.Event()
+    real = feeds.ChangeFeed.open
+
+    async def open_later(feed: feeds.ChangeFeed) -> bool:
+        await may_open.wait()
+        return await real(feed)
+
+    monkeypatch.setattr(feeds.ChangeFeed, "open", open_later)
+    return may_open
 
 
 # Ids that microqueue never gave
