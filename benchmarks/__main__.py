@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import anatomy, drain, enqueue, latency, memory, references, round_trips
+from benchmarks import anatomy, drain, enqueue, latency, memory, references, round_trips, stats
 from benchmarks.place import BATCH, fill, fresh_place, server
 from benchmarks.processes import run_processes
 
@@ -24,6 +24,7 @@ NAIVE_TASKS = 1500
 DELAYED = 100_000
 MOST_GROWTH = 1.1
 WHOLE_FROM = 100
+STATS_MS = 100
 LIMITS_MS = {
     "warm": (4.5, 15.0),
     "warm, 100,000 delayed": (4.5, 15.0),
@@ -53,6 +54,7 @@ class Size:
     rounds: int
     memory_tasks: int
     samples: int
+    stats_tasks: int
 
 
 def at_least(what: str, rate: float, *, against: str, base: float, least: float) -> Line:
@@ -208,6 +210,21 @@ def measure_anatomy(uri: str, size: Size) -> list[Line]:
     ]
 
 
+def measure_stats(uri: str, size: Size) -> list[Line]:
+    """Count a large collection: with bounds, and everything."""
+    with fresh_place(uri) as place:
+        found = stats.costs(place, size.stats_tasks)
+    exact = found["queue.stats(exact=True)"].milliseconds
+    lines = []
+    for name, cost in found.items():
+        took = cost.milliseconds
+        target = "" if "exact" in name else f"below {STATS_MS:g} ms"
+        kept = took < STATS_MS if target else None
+        lines.append(Line(name, took, "ms", "everything counted", took / exact, target, kept))
+        lines.append(Line(f"{name}, keys examined", cost.keys, ""))
+    return lines
+
+
 PARTS: dict[str, Callable[[str, Size], list[Line]]] = {
     "drain": measure_drain,
     "enqueue": measure_enqueue,
@@ -216,6 +233,7 @@ PARTS: dict[str, Callable[[str, Size], list[Line]]] = {
     "memory": measure_memory,
     "round_trips": measure_round_trips,
     "anatomy": measure_anatomy,
+    "stats": measure_stats,
 }
 
 
@@ -242,8 +260,15 @@ def main() -> None:
     parser.add_argument("--memory-tasks", type=int, default=200_000)
     parser.add_argument("--samples", type=int, default=200, help="of latencies")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--stats-tasks", type=int, default=1_000_000)
     options = parser.parse_args()
-    size = Size(options.tasks, options.rounds, options.memory_tasks, options.samples)
+    size = Size(
+        options.tasks,
+        options.rounds,
+        options.memory_tasks,
+        options.samples,
+        options.stats_tasks,
+    )
     console = Console(stderr=options.json)
     found: dict[str, list[Line]] = {}
     with server(options.uri) as uri:

@@ -25,7 +25,7 @@ from microqueue.operations.dead_letters import (
     DeadLetterStats,
     ReplayReport,
 )
-from microqueue.operations.inspect import QueueStats
+from microqueue.operations.stats import QueueStats
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.sweeper import AsyncSweeper, Sweeper, SweepReport

@@ -17,13 +17,15 @@ from microqueue.core import QueueCore
 from microqueue.dead_letters import AsyncDeadLetters
 from microqueue.drivers.asynchronous import AsyncDriver
 from microqueue.drivers.collections import is_blocking
+from microqueue.drivers.sync import bounded
+from microqueue.drivers.transient import CLOSE_SEC
 from microqueue.drivers.wakeup import AsyncWakeup
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, LeaseLost, MicroqueueError
 from microqueue.new_task import EnqueueReport, NewTask
 from microqueue.operations.call import Operation
 from microqueue.operations.control import Pause
-from microqueue.operations.inspect import QueueStats
+from microqueue.operations.stats import QueueStats
 from microqueue.operations.workers import WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, PayloadT, Task, TaskId, TaskStatus
@@ -62,7 +64,7 @@ class AsyncQueue(QueueCore[PayloadT]):
         )
         self._driver = AsyncDriver(
             self.collections,
-            deadline=self.settings.retry_deadline,
+            settings=self.settings,
             on_retry=self.clock.forget,
         )
         self.dead_letters: AsyncDeadLetters[PayloadT] = AsyncDeadLetters(self, self.run)
@@ -95,7 +97,8 @@ class AsyncQueue(QueueCore[PayloadT]):
         """See :meth:`Queue.close`."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            await connection.client.close()
+            with bounded(CLOSE_SEC):  # It tells the server which sessions have ended.
+                await connection.client.close()
             connection.stop_server()
 
     async def __aenter__(self) -> Self:
@@ -249,13 +252,14 @@ class AsyncQueue(QueueCore[PayloadT]):
         *,
         status: TaskStatus | str | None = None,
         queue: str | None = None,
+        all_queues: bool = False,
     ) -> list[Task[PayloadT]]:
         """See :meth:`Queue.peek`."""
-        return await self.run(self._peek(limit, status, queue))
+        return await self.run(self._peek(limit, status, queue, all_queues=all_queues))
 
-    async def stats(self) -> QueueStats:
+    async def stats(self, *, exact: bool = False) -> QueueStats:
         """See :meth:`Queue.stats`."""
-        return await self.run(self._stats())
+        return await self.run(self._stats(exact=exact))
 
     async def workers(self) -> list[WorkerInfo]:
         """See :meth:`Queue.workers`."""

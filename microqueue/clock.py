@@ -1,13 +1,23 @@
-"""One clock: the server's, so that workers with skewed clocks agree on every instant."""
+"""One clock: the server's, so that workers with skewed clocks agree on every instant.
+
+Nothing may be early, so the clock gives bounds. ``now`` is never ahead of the server: what is due
+by it is due. An instant in the future that is written down, the end of a delay or of a lease, is
+counted from the latest that the server's time can be: :func:`later`.
+"""
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 RESYNCHRONISE_AFTER_SEC = 60.0
 LARGEST_JUMP_SEC = 1.0
+DRIFT = 1e-4
+"""How much faster or slower this machine's clock may run than the server's: 0.1 ms a second."""
+TICK = timedelta(milliseconds=1)
+"""The precision of the server's reply, and of what MongoDB stores."""
+CERTAIN = timedelta(0)
 
 
 def whole_milliseconds(instant: datetime) -> datetime:
@@ -15,9 +25,54 @@ def whole_milliseconds(instant: datetime) -> datetime:
     return instant.replace(microsecond=instant.microsecond // 1000 * 1000)
 
 
+def round_up(instant: datetime) -> datetime:
+    """Round to the millisecond that MongoDB stores, upwards: a delayed task is never early."""
+    exact = instant.astimezone(UTC)  # Python compares some instants of two zones wrongly.
+    cut = whole_milliseconds(exact)
+    return cut if cut == exact else cut + TICK
+
+
 def as_utc(instant: datetime) -> datetime:
     """Read an instant from the driver, which gives naive UTC unless told otherwise."""
     return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+
+
+class Instant(datetime):
+    """The current instant, which is not ahead of the server's, and by how much it may be behind.
+
+    Whatever is computed from it is a plain instant, which is taken as it is.
+    """
+
+    uncertain: timedelta = CERTAIN
+
+    @classmethod
+    def between(cls, earliest: datetime, latest: datetime) -> Instant:
+        """Give the earliest instant, to the millisecond, that knows the latest."""
+        cut = whole_milliseconds(earliest)
+        instant = cls.combine(cut.date(), cut.timetz())
+        instant.uncertain = latest - cut
+        return instant
+
+    @property
+    def plain(self) -> datetime:
+        """The same instant, without what is known of it."""
+        return datetime.combine(self.date(), self.timetz())
+
+    def __repr__(self) -> str:
+        return repr(self.plain)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.plain.__reduce_ex__(protocol)
+
+
+def later(now: datetime, duration: timedelta) -> datetime:
+    """Give the first instant that is surely as much later than ``now``, for what is written down.
+
+    By the server's clock the duration is over then, whoever compares.
+    """
+    if isinstance(now, Instant):
+        return round_up(now.plain + (duration + now.uncertain))
+    return round_up(now + duration)
 
 
 class Clock(Protocol):
@@ -34,19 +89,31 @@ class Clock(Protocol):
         """Become stale: the server may have changed."""
 
     def now(self) -> datetime:
-        """Give the current instant in UTC, to the millisecond."""
+        """Return the current instant in UTC, to the millisecond: an :class:`Instant`, or exact."""
+
+
+class Reading(NamedTuple):
+    """What the server said, and what the clocks of this machine showed then."""
+
+    server_time: datetime
+    received: float
+    error: timedelta
+    """How long the server may have taken to say it, and what its precision hides."""
+    wall: float
 
 
 class ServerClock:
     """The server's time, extrapolated by this machine's monotonic clock.
 
-    The wall clock of this machine is never used to tell the time; it only serves to
-    notice that the machine slept, during which a monotonic clock may stand still.
+    The server read its clock before its reply arrived. So its time is that of the reply or later
+    when the reply arrives, and by no more than the time that the call took. The wall clock of
+    this machine is never used to tell the time; it only serves to notice that the machine slept,
+    during which a monotonic clock may stand still.
     """
 
     def __init__(self) -> None:
         # One tuple, replaced whole, so that threads never see half of a new reading.
-        self._reading: tuple[datetime, float, float] | None = None
+        self._reading: Reading | None = None
         self._forgotten = False
 
     @property
@@ -55,16 +122,15 @@ class ServerClock:
         reading = self._reading
         if reading is None or self._forgotten:
             return True
-        _, monotonic, wall = reading
-        elapsed = time.monotonic() - monotonic
-        slept = abs(time.time() - wall - elapsed) > LARGEST_JUMP_SEC
+        elapsed = time.monotonic() - reading.received
+        slept = abs(time.time() - reading.wall - elapsed) > LARGEST_JUMP_SEC
         return slept or elapsed > RESYNCHRONISE_AFTER_SEC
 
     def observe(self, server_time: datetime, *, sent: float, received: float) -> None:
-        """Take the server to have read its clock half way between the two readings."""
-        monotonic = (sent + received) / 2
-        wall = time.time() - (time.monotonic() - monotonic)
-        self._reading = (as_utc(server_time), monotonic, wall)
+        """Take the server to have read its clock at any time between the two readings."""
+        wall = time.time() - (time.monotonic() - received)
+        error = timedelta(seconds=received - sent) + TICK
+        self._reading = Reading(as_utc(server_time), received, error, wall)
         self._forgotten = False
 
     def forget(self) -> None:
@@ -75,9 +141,11 @@ class ServerClock:
         self._forgotten = True
 
     def now(self) -> datetime:
-        """Give the server's current time; this machine's, before the server was asked."""
+        """Return the earliest that the server's time can be; this machine's, before any reading."""
         reading = self._reading
         if reading is None:
             return whole_milliseconds(datetime.now(UTC))
-        server_time, monotonic, _ = reading
-        return whole_milliseconds(server_time + timedelta(seconds=time.monotonic() - monotonic))
+        elapsed = time.monotonic() - reading.received
+        earliest = reading.server_time + timedelta(seconds=elapsed * (1 - DRIFT))
+        drifted = timedelta(seconds=elapsed * 2 * DRIFT)
+        return Instant.between(earliest, earliest + reading.error + drifted)

@@ -47,6 +47,8 @@ class Connection:
         defaults = {
             "serverSelectionTimeoutMS": timeout_ms,
             "connectTimeoutMS": timeout_ms,
+            # For what has no limit of its own: change streams, and what Spark reads.
+            "socketTimeoutMS": int(settings.long_call_timeout.total_seconds() * 1000),
             "appname": "microqueue",
         }
         given = option_names(address)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from microqueue.arguments import check_count, refused
 from microqueue.core import QueueCore
 from microqueue.durations import Duration, duration_argument
-from microqueue.operations import dead_letters, letter_groups, letter_search, replay
+from microqueue.errors import TaskNotFound
+from microqueue.operations import (
+    dead_letters,
+    examine,
+    id_order,
+    inspect,
+    letter_groups,
+    letter_search,
+    replay,
+    stats,
+)
 from microqueue.operations.call import Document, Operation
 from microqueue.operations.dead_letters import (
     DeadLetterFilter,
@@ -18,6 +28,7 @@ from microqueue.operations.dead_letters import (
     ReplayReport,
 )
 from microqueue.operations.letter_groups import LetterGroups
+from microqueue.operations.time import read_clock
 from microqueue.payload import check_encodable
 from microqueue.task import PayloadT, Task, TaskId
 
@@ -42,16 +53,23 @@ class AsyncRun(Protocol):
 
 
 class _DeadLetterOperations(Generic[PayloadT]):
-    """The operations, composed for a queue's name and settings."""
+    """The operations, composed for a queue's settings, and its name or all queues."""
 
-    def __init__(self, core: QueueCore[PayloadT]) -> None:
+    def __init__(self, core: QueueCore[PayloadT], *, everywhere: bool = False) -> None:
         self._core = core
+        self._everywhere = everywhere
+
+    def _queues(self) -> Operation[str | list[str]]:
+        """Return the name of the queue, or of all queues."""
+        if not self._everywhere:
+            return self._core.name
+        return (yield from examine.every_queue(self._core.settings))
 
     def _page(
         self, which: DeadLetterFilter, limit: int, cursor: str | None
     ) -> Operation[DeadLetterPage[PayloadT]]:
         documents, next_cursor = yield from letter_search.page(
-            self._core.name,
+            (yield from self._queues()),
             which,
             limit=check_count("limit", limit),
             cursor=cursor,
@@ -68,29 +86,29 @@ class _DeadLetterOperations(Generic[PayloadT]):
         delay: Duration | None,
         limit: int | None,
         dry_run: bool,
+        missing_ok: bool,
         spread: Duration | None = None,
     ) -> Operation[ReplayReport]:
         wait = duration_argument("delay", delay)
         period = duration_argument("spread", spread)
         at_most = None if limit is None else check_count("limit", limit)
-        queries = yield from self._queries(which)
+        queries, missing = yield from self._choose(which, missing_ok=missing_ok)
         if dry_run:
             matched = yield from dead_letters.count_all(queries, self._core.settings)
             matched = matched if at_most is None else min(matched, at_most)
-            return ReplayReport(matched=matched, replayed=0, dry_run=True)
+            return ReplayReport(matched=matched, replayed=0, missing=missing, dry_run=True)
         now, position = yield from self._core.next_position()
-        return (
-            yield from replay.replay(
-                queries,
-                now=now,
-                position=position,
-                reset_attempts=reset_attempts,
-                delay=wait or timedelta(0),
-                limit=at_most,
-                settings=self._core.settings,
-                spread=period or timedelta(0),
-            )
+        report = yield from replay.replay(
+            queries,
+            now=now,
+            position=position,
+            reset_attempts=reset_attempts,
+            delay=wait or timedelta(0),
+            limit=at_most,
+            settings=self._core.settings,
+            spread=period or timedelta(0),
         )
+        return report.model_copy(update={"missing": missing})
 
     def _edit_and_replay(
         self, task_id: TaskId, payload: Any, delay: Duration | None
@@ -99,10 +117,11 @@ class _DeadLetterOperations(Generic[PayloadT]):
         if not isinstance(payload, Mapping):
             raise refused("payload", payload, "give a dict")
         check_encodable({"payload": payload}, self._core.collections.codec_options)
+        queries, _ = yield from self._choose(task_id, missing_ok=False)
         now, position = yield from self._core.next_position()
         return (
             yield from replay.replay(
-                (yield from self._queries(task_id)),
+                queries,
                 now=now,
                 position=position,
                 reset_attempts=True,
@@ -113,28 +132,44 @@ class _DeadLetterOperations(Generic[PayloadT]):
             )
         )
 
+    def _missing(self, which: Chosen) -> Operation[list[TaskId]]:
+        _, missing = yield from self._choose(which, missing_ok=True)
+        return missing
+
     def _count(self, which: Chosen) -> Operation[int]:
-        queries = yield from self._queries(which)
+        queries, _ = yield from self._choose(which, missing_ok=True)
         return (yield from dead_letters.count_all(queries, self._core.settings))
 
     def _groups(self, which: DeadLetterFilter) -> Operation[LetterGroups]:
-        return (yield from letter_groups.groups(self._core.name, which, self._core.settings))
+        queues = yield from self._queues()
+        return (yield from letter_groups.groups(queues, which, self._core.settings))
 
-    def _discard(self, which: Chosen, limit: int | None) -> Operation[int]:
+    def _discard(self, which: Chosen, limit: int | None, *, missing_ok: bool) -> Operation[int]:
         at_most = None if limit is None else check_count("limit", limit)
-        queries = yield from self._queries(which)
+        queries, _ = yield from self._choose(which, missing_ok=missing_ok)
         now, _ = yield from self._core.next_position()
         return (
             yield from replay.discard(queries, now=now, limit=at_most, settings=self._core.settings)
         )
 
-    def _stats(self) -> Operation[DeadLetterStats]:
-        return (yield from dead_letters.stats(self._core.name, self._core.settings))
+    def _stats(self, *, exact: bool) -> Operation[DeadLetterStats]:
+        core = self._core
+        now = yield from read_clock(core.clock)
+        bounds = core.count_bounds(exact=exact)
+        queues = yield from self._queues()
+        return (yield from stats.letter_stats(queues, now, core.settings, bounds=bounds))
 
-    def _queries(self, which: Chosen) -> Operation[list[Document]]:
-        """Write the filters of what was chosen."""
+    def _choose(
+        self, which: Chosen, *, missing_ok: bool
+    ) -> Operation[tuple[list[Document], list[TaskId]]]:
+        """Write the filters of what was chosen; return with them the ids that do not exist.
+
+        Unless those are accepted, they are rejected before anything is written.
+        """
+        settings = self._core.settings
         if isinstance(which, DeadLetterFilter):
-            return (yield from letter_search.queries(self._core.name, which, self._core.settings))
+            queues = yield from self._queues()
+            return (yield from letter_search.queries(queues, which, settings)), []
         several = isinstance(which, Iterable) and not isinstance(
             which, str | bytes | Task | Mapping
         )
@@ -142,15 +177,32 @@ class _DeadLetterOperations(Generic[PayloadT]):
         ids = yield from self._core.identify(
             one.id if isinstance(one, Task) else one for one in chosen
         )
-        return [dead_letters.selection(self._core.name, ids)]
+        found = yield from inspect.whereabouts(ids, settings)
+        places = [(one, found.get(id_order.key(one))) for one in ids]
+        missing = [(one, place) for one, place in places if not self._is_here(place)]
+        if missing and not missing_ok:
+            name, found_in = self._core.name, missing[0][1]
+            raise TaskNotFound(task_ids=[one for one, _ in missing], queue=name, found_in=found_in)
+        here = [one for one, place in places if self._is_here(place)]
+        held = {found[id_order.key(one)] for one in here}
+        queues = sorted(held) if self._everywhere else self._core.name
+        return [dead_letters.selection(queues, here)], [one for one, _ in missing]
+
+    def _is_here(self, queue: str | None) -> bool:
+        return queue is not None and (self._everywhere or queue == self._core.name)
 
 
 class DeadLetters(_DeadLetterOperations[PayloadT]):
-    """The dead letters of a :class:`Queue`."""
+    """The dead letters of a :class:`Queue`, or of several queues of its collection."""
 
-    def __init__(self, core: QueueCore[PayloadT], run: Run) -> None:
-        super().__init__(core)
+    def __init__(self, core: QueueCore[PayloadT], run: Run, *, everywhere: bool = False) -> None:
+        super().__init__(core, everywhere=everywhere)
         self._run = run
+
+    @property
+    def all_queues(self) -> DeadLetters[PayloadT]:
+        """The dead letters of all queues of the collection, with the same methods."""
+        return DeadLetters(self._core, self._run, everywhere=True)
 
     def list(
         self,
@@ -180,13 +232,19 @@ class DeadLetters(_DeadLetterOperations[PayloadT]):
         spread: Duration | None = None,
         limit: int | None = None,
         dry_run: bool = False,
+        missing_ok: bool = False,
     ) -> ReplayReport:
         """Send dead letters back to wait: ids, tasks, or all that a ``DeadLetterFilter`` matches.
 
         The oldest failures go first, behind what already waits. The history is kept and
         ``replays`` counted. Without ``reset_attempts`` the count of attempts goes on, with
         room for at least one more. ``spread`` distributes them evenly over a period, so that
-        a replay is not a new storm. A dry run only counts. Safe to repeat.
+        a replay is not a new storm. A dry run only counts. Safe to repeat: a task that is no
+        longer dead is left alone.
+
+        Raises:
+            TaskNotFound: The queue has no task with one of the ids; nothing was replayed. With
+                ``missing_ok`` the others are replayed, and the report names the ``missing``.
         """
         return self._run(
             self._replay(
@@ -196,13 +254,18 @@ class DeadLetters(_DeadLetterOperations[PayloadT]):
                 spread=spread,
                 limit=limit,
                 dry_run=dry_run,
+                missing_ok=missing_ok,
             )
         )
 
     def edit_and_replay(
         self, task_id: TaskId, payload: Any, *, delay: Duration | None = None
     ) -> ReplayReport:
-        """Send one dead letter back with another payload, both in one write."""
+        """Send one dead letter back with another payload, both in one write.
+
+        Raises:
+            TaskNotFound: The queue has no task with this id.
+        """
         return self._run(self._edit_and_replay(task_id, payload, delay))
 
     def groups(self, which: DeadLetterFilter | None = None) -> LetterGroups:
@@ -213,21 +276,41 @@ class DeadLetters(_DeadLetterOperations[PayloadT]):
         """Count the dead letters that were chosen, or that a filter matches."""
         return self._run(self._count(which))
 
-    def discard(self, which: Chosen, *, limit: int | None = None) -> int:
-        """Delete dead letters for good, and give how many. Safe to repeat."""
-        return self._run(self._discard(which, limit))
+    def missing(self, which: Chosen) -> Sequence[TaskId]:
+        """Return those of the given ids that the queue has no task with, dead or not."""
+        return self._run(self._missing(which))
 
-    def stats(self) -> DeadLetterStats:
-        """Count the dead letters in all and by error code."""
-        return self._run(self._stats())
+    def discard(self, which: Chosen, *, limit: int | None = None, missing_ok: bool = False) -> int:
+        """Delete dead letters for good; return how many. Tasks that are not dead are left alone.
+
+        Raises:
+            TaskNotFound: The queue has no task with one of the ids; nothing was deleted. With
+                ``missing_ok`` the others are deleted, so that the call is safe to repeat.
+        """
+        return self._run(self._discard(which, limit, missing_ok=missing_ok))
+
+    def stats(self, *, exact: bool = False) -> DeadLetterStats:
+        """Count the dead letters in all and by error code.
+
+        Above ``settings.count_limit`` the total is an estimate, and codes are counted among the
+        newest letters; ``exact`` counts everything.
+        """
+        return self._run(self._stats(exact=exact))
 
 
 class AsyncDeadLetters(_DeadLetterOperations[PayloadT]):
     """The dead letters of an :class:`AsyncQueue`: as :class:`DeadLetters`, awaited."""
 
-    def __init__(self, core: QueueCore[PayloadT], run: AsyncRun) -> None:
-        super().__init__(core)
+    def __init__(
+        self, core: QueueCore[PayloadT], run: AsyncRun, *, everywhere: bool = False
+    ) -> None:
+        super().__init__(core, everywhere=everywhere)
         self._run = run
+
+    @property
+    def all_queues(self) -> AsyncDeadLetters[PayloadT]:
+        """See :attr:`DeadLetters.all_queues`."""
+        return AsyncDeadLetters(self._core, self._run, everywhere=True)
 
     async def list(
         self,
@@ -253,6 +336,7 @@ class AsyncDeadLetters(_DeadLetterOperations[PayloadT]):
         spread: Duration | None = None,
         limit: int | None = None,
         dry_run: bool = False,
+        missing_ok: bool = False,
     ) -> ReplayReport:
         """See :meth:`DeadLetters.replay`."""
         return await self._run(
@@ -263,6 +347,7 @@ class AsyncDeadLetters(_DeadLetterOperations[PayloadT]):
                 spread=spread,
                 limit=limit,
                 dry_run=dry_run,
+                missing_ok=missing_ok,
             )
         )
 
@@ -280,10 +365,16 @@ class AsyncDeadLetters(_DeadLetterOperations[PayloadT]):
         """See :meth:`DeadLetters.count`."""
         return await self._run(self._count(which))
 
-    async def discard(self, which: Chosen, *, limit: int | None = None) -> int:
-        """See :meth:`DeadLetters.discard`."""
-        return await self._run(self._discard(which, limit))
+    async def missing(self, which: Chosen) -> Sequence[TaskId]:
+        """See :meth:`DeadLetters.missing`."""
+        return await self._run(self._missing(which))
 
-    async def stats(self) -> DeadLetterStats:
+    async def discard(
+        self, which: Chosen, *, limit: int | None = None, missing_ok: bool = False
+    ) -> int:
+        """See :meth:`DeadLetters.discard`."""
+        return await self._run(self._discard(which, limit, missing_ok=missing_ok))
+
+    async def stats(self, *, exact: bool = False) -> DeadLetterStats:
         """See :meth:`DeadLetters.stats`."""
-        return await self._run(self._stats())
+        return await self._run(self._stats(exact=exact))

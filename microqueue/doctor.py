@@ -18,7 +18,7 @@ from microqueue.operations.call import Target, letters_collection
 from microqueue.operations.examine import IndexFindings
 from microqueue.overview import read_report
 from microqueue.queue import Queue
-from microqueue.sweeper import SweepReport
+from microqueue.sweeper import SweepReport, describe_burials
 
 OLDEST_VERSION = (4, 4)
 LARGEST_SKEW_SEC = 1.0
@@ -209,6 +209,8 @@ def check_sweeper(last: SweepReport | None, *, overdue: int, now: datetime) -> C
     name = "sweeper"
     ago_sec = None if last is None else max((now - last.at).total_seconds(), 0.0)
     detail = "nothing has swept yet" if ago_sec is None else f"swept {ago_sec:,.0f} s ago"
+    if last is not None and last.buried_tasks:
+        detail += f" ({'; '.join(describe_burials(last.buried_tasks))})"
     if overdue:
         detail += f", and leases have expired: {overdue:,}"
     if ago_sec is not None and ago_sec < LONGEST_UNSWEPT_SEC:

@@ -5,7 +5,7 @@
     │   └── InvalidPayload       BSON cannot hold it, it is too large, or its model refuses it
     ├── DuplicateTask            a live task has this dedupe key, or a task has this id
     ├── LeaseLost                the task was reclaimed, and is no longer this worker's
-    ├── TaskNotFound             no task has this id
+    ├── TaskNotFound             no task has this id; nothing was changed
     ├── WrongStatus              the task is in a status that does not allow this
     ├── AlreadyRunning           the worker is at work, and cannot be run a second time
     ├── IndexConflict            an index of another shape is in the way
@@ -22,7 +22,11 @@ messages. A driver's error is always the ``__cause__`` of the one raised in its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+MOST_NAMED = 10
+"""So many ids are named in a message; the attribute has them all."""
 
 
 class MicroqueueError(Exception):
@@ -68,11 +72,32 @@ class LeaseLost(MicroqueueError):
 
 
 class TaskNotFound(MicroqueueError):
-    """No task has this id."""
+    """No task has this id, or this queue has none with it; nothing was changed.
 
-    def __init__(self, *, task_id: Any) -> None:
-        self.task_id = task_id
-        super().__init__(f"there is no task {task_id!r}")
+    ``task_ids`` are all ids that were not found, and ``task_id`` is the first of them.
+    ``found_in`` is the queue in which that one is, if it is another than ``queue``.
+    """
+
+    def __init__(
+        self,
+        *,
+        task_id: Any = None,
+        task_ids: Sequence[Any] = (),
+        queue: str | None = None,
+        found_in: str | None = None,
+    ) -> None:
+        self.task_ids = list(task_ids) or [task_id]
+        self.task_id = self.task_ids[0]
+        self.queue = queue
+        self.found_in = found_in
+        named = ", ".join(repr(one) for one in self.task_ids[:MOST_NAMED])
+        more = len(self.task_ids) - MOST_NAMED
+        are = "is no task" if len(self.task_ids) == 1 else "are no tasks"
+        message = f"there {are} {named}" + (f" and {more:,} more" if more > 0 else "")
+        if found_in is not None:
+            which = "it" if len(self.task_ids) == 1 else "the first"
+            message += f" in queue {queue!r}; {which} is in queue {found_in!r}"
+        super().__init__(message)
 
 
 class WrongStatus(MicroqueueError):

@@ -20,7 +20,6 @@ from microqueue.minutes import Minutes
 from microqueue.operations import (
     browse,
     control,
-    dead_letters,
     examine,
     gather,
     insights,
@@ -31,9 +30,9 @@ from microqueue.operations import (
 from microqueue.operations.call import Document, Operation
 from microqueue.operations.dead_letters import DeadLetterFilter
 from microqueue.operations.insights import MinuteCounts, QueueOverview, RunningTask
-from microqueue.operations.inspect import QueueStats
 from microqueue.operations.latency import Latency, latency
 from microqueue.operations.matching import TaskFilter
+from microqueue.operations.stats import QueueCounter, QueueStats, Sampler, queue_stats
 from microqueue.operations.time import read_clock
 from microqueue.overview import (
     Held,
@@ -55,6 +54,7 @@ __all__ = [
 ]  # fmt: skip
 
 MOST_RUNNING = 500
+OVERVIEW_KINDS = ("ready", "delayed", "processing", "failed")
 Shown: TypeAlias = Callable[[Any], Any] | None
 Made: TypeAlias = Callable[[Document, datetime], Any] | None
 Enough: TypeAlias = Callable[[], bool]
@@ -65,29 +65,32 @@ class _InsightOperations:
 
     def __init__(self, core: QueueCore[Any]) -> None:
         self._core = core
-        self._minutes = Minutes(core.settings)
+        self._minutes = Minutes()
 
     def _now(self) -> Operation[datetime]:
         return (yield from read_clock(self._core.clock))
 
     def _names(self) -> Operation[list[str]]:
         """List all queues: those with tasks, those with dead letters only, and the given one."""
-        names = {self._core.name}
-        for target in dict.fromkeys(dead_letters.targets(self._core.settings)):
-            names.update((yield from examine.queue_names(target=target)))
-        return sorted(names)
+        names = yield from examine.every_queue(self._core.settings)
+        return sorted({self._core.name, *names})
 
-    def _overview(self) -> Operation[Overview]:
+    def _overview(self, *, exact: bool) -> Operation[Overview]:
         now = yield from self._now()
         names = yield from self._names()
-        counted = yield from insights.counts(now, self._core.settings)
-        minutes = yield from self._minutes.read(now)
+        bounds = self._core.count_bounds(exact=exact)
+        sampler = Sampler(bounds, now)
+        counter = QueueCounter(names, now, self._core.settings, bounds=bounds, sampler=sampler)
+        counted = yield from counter.count(OVERVIEW_KINDS)
+        minutes = yield from self._minutes.read(
+            now, self._core.settings, bounds=bounds, sampler=sampler
+        )
         running = yield from insights.running(None, now, limit=MOST_RUNNING)
         registered = yield from workers.list_workers(self._core.collections.name)
         last, last_active = yield from self._sweeps()
         pauses = yield from control.list_paused(self._core.collections.name)
         paused = {one.queue for one in pauses}
-        names = sorted({*names, *counted, *paused})
+        names = sorted({*names, *paused})
         return Overview.trusted(
             at=now,
             queues=[
@@ -101,11 +104,12 @@ class _InsightOperations:
             last_active_sweep=last_active,
         )
 
-    def _stats(self, queues: Iterable[str] | None) -> Operation[list[QueueStats]]:
+    def _stats(self, queues: Iterable[str] | None, *, exact: bool) -> Operation[list[QueueStats]]:
         names = None if queues is None else check_names("queues", queues)
         now = yield from self._now()
         chosen = (yield from self._names()) if names is None else names
-        return (yield from insights.stats(chosen, now, self._core.settings))
+        bounds = self._core.count_bounds(exact=exact)
+        return (yield from queue_stats(chosen, now, self._core.settings, bounds=bounds))
 
     def _running(
         self, queue: str | None, limit: int
@@ -114,10 +118,13 @@ class _InsightOperations:
         found = yield from insights.running(queue, now, limit=check_count("limit", limit))
         return now, found
 
-    def _latency(self, since: Duration, queue: str | None) -> Operation[list[Latency]]:
+    def _latency(
+        self, since: Duration, queue: str | None, *, exact: bool
+    ) -> Operation[list[Latency]]:
         period = check_duration("since", since)
         now = yield from self._now()
-        return (yield from latency(now - period, queue))
+        limit = self._core.count_bounds(exact=exact).limit
+        return (yield from latency(now - period, queue, limit=limit))
 
     def _sweeps(self) -> Operation[tuple[SweepReport | None, SweepReport | None]]:
         last, active = yield from sweep_report.read(self._core.collections.name)
@@ -142,7 +149,7 @@ class _InsightOperations:
 
     def _letters(
         self,
-        queue: str,
+        queue: str | None,
         which: DeadLetterFilter,
         *,
         limit: int,
@@ -153,7 +160,7 @@ class _InsightOperations:
     ) -> Operation[TaskPage]:
         now = yield from self._now()
         found = yield from browse.letters(
-            queue,
+            (yield from self._names()) if queue is None else queue,
             which,
             limit=check_count("limit", limit),
             cursor=cursor,
@@ -177,26 +184,43 @@ class Insights(_InsightOperations):
         super().__init__(queue)
         self._run = queue.run
 
-    def overview(self) -> Overview:
-        """Read how all queues, workers and the sweeper stand."""
-        return self._run(self._overview())
+    def overview(self, *, exact: bool = False) -> Overview:
+        """Read how all queues, workers and the sweeper stand.
 
-    def stats(self, queues: Iterable[str] | None = None) -> list[QueueStats]:
-        """Count the tasks of all queues, or of some, with as many queries as of one."""
-        return self._run(self._stats(queues))
+        Counts above ``settings.count_limit`` are estimates, which ``estimated`` names; ``exact``
+        counts everything.
+        """
+        return self._run(self._overview(exact=exact))
+
+    def stats(
+        self, queues: Iterable[str] | None = None, *, exact: bool = False
+    ) -> list[QueueStats]:
+        """Count the tasks of all queues, or of some, with few queries for all of them.
+
+        All queues together are counted up to ``settings.count_limit`` of each status. Beyond it
+        each queue has its share of the limit, and what is larger is an estimate, which
+        ``estimated`` names; ``exact`` counts everything.
+        """
+        return self._run(self._stats(queues, exact=exact))
 
     def running(self, queue: str | None = None, *, limit: int = 200) -> Sequence[RunningTask]:
         """Read the tasks that workers hold, those whose lease ends soonest first."""
         return self._run(self._running(queue, limit))[1]
 
     def latency(
-        self, queue: str | None = None, *, since: Duration = timedelta(hours=1)
+        self,
+        queue: str | None = None,
+        *,
+        since: Duration = timedelta(hours=1),
+        exact: bool = False,
     ) -> list[Latency]:
         """Measure what the tasks took that were done in the last hour, or another period.
 
-        One group by MongoDB itself, which sends a few numbers, right to within 6 %.
+        One group by MongoDB itself, which sends a few numbers, right to within 6 %. It takes the
+        newest ``settings.count_limit`` tasks of all queues; if there are more, the result is
+        ``estimated``. ``exact`` takes all.
         """
-        return self._run(self._latency(since, queue))
+        return self._run(self._latency(since, queue, exact=exact))
 
     def last_sweeps(self) -> tuple[SweepReport | None, SweepReport | None]:
         """Read the report of the last sweep, and of the last that moved something."""
@@ -220,7 +244,7 @@ class Insights(_InsightOperations):
 
     def letters(
         self,
-        queue: str,
+        queue: str | None,
         which: DeadLetterFilter,
         *,
         limit: int = 50,
@@ -229,12 +253,18 @@ class Insights(_InsightOperations):
         made: Made = None,
         enough: Enough = gather.never,
     ) -> TaskPage:
-        """Read a page of a queue's dead letters, newest first; ``shown`` masks their messages.
+        """Read a page of dead letters, newest first; ``shown`` masks their messages.
+
+        They are those of one queue; ``None`` means of all.
 
         ``made`` is as in :meth:`tasks`; ``enough`` may end the page after any letter.
         """
         options: dict[str, Any] = {"shown": shown, "made": made, "enough": enough}
         return self._run(self._letters(queue, which, limit=limit, cursor=cursor, **options))
+
+    def queue_names(self) -> list[str]:
+        """List all queues: those with tasks, those with dead letters only, and the given one."""
+        return self._run(self._names())
 
     def find(self, text: str) -> Document | None:
         """Find a task by its id as people write it."""
@@ -250,23 +280,29 @@ class AsyncInsights(_InsightOperations):
         super().__init__(queue)
         self._run = queue.run
 
-    async def overview(self) -> Overview:
+    async def overview(self, *, exact: bool = False) -> Overview:
         """See :meth:`Insights.overview`."""
-        return await self._run(self._overview())
+        return await self._run(self._overview(exact=exact))
 
-    async def stats(self, queues: Iterable[str] | None = None) -> list[QueueStats]:
+    async def stats(
+        self, queues: Iterable[str] | None = None, *, exact: bool = False
+    ) -> list[QueueStats]:
         """See :meth:`Insights.stats`."""
-        return await self._run(self._stats(queues))
+        return await self._run(self._stats(queues, exact=exact))
 
     async def running(self, queue: str | None = None, *, limit: int = 200) -> Sequence[RunningTask]:
         """See :meth:`Insights.running`."""
         return (await self._run(self._running(queue, limit)))[1]
 
     async def latency(
-        self, queue: str | None = None, *, since: Duration = timedelta(hours=1)
+        self,
+        queue: str | None = None,
+        *,
+        since: Duration = timedelta(hours=1),
+        exact: bool = False,
     ) -> list[Latency]:
         """See :meth:`Insights.latency`."""
-        return await self._run(self._latency(since, queue))
+        return await self._run(self._latency(since, queue, exact=exact))
 
     async def last_sweeps(self) -> tuple[SweepReport | None, SweepReport | None]:
         """See :meth:`Insights.last_sweeps`."""
@@ -286,7 +322,7 @@ class AsyncInsights(_InsightOperations):
 
     async def letters(
         self,
-        queue: str,
+        queue: str | None,
         which: DeadLetterFilter,
         *,
         limit: int = 50,
@@ -298,6 +334,10 @@ class AsyncInsights(_InsightOperations):
         """See :meth:`Insights.letters`."""
         options: dict[str, Any] = {"shown": shown, "made": made, "enough": enough}
         return await self._run(self._letters(queue, which, limit=limit, cursor=cursor, **options))
+
+    async def queue_names(self) -> list[str]:
+        """See :meth:`Insights.queue_names`."""
+        return await self._run(self._names())
 
     async def find(self, text: str) -> Document | None:
         """See :meth:`Insights.find`."""

@@ -30,7 +30,7 @@ from microqueue.durations import Duration, duration_argument
 from microqueue.errors import MicroqueueError
 from microqueue.insights import Insights
 from microqueue.operations.filters import claim_of
-from microqueue.operations.inspect import QueueStats
+from microqueue.operations.stats import QueueStats
 from microqueue.queue import Queue
 from microqueue.sweeper import COUNTERS, SweepReport
 from microqueue.task import Outcome, Task
@@ -154,19 +154,24 @@ class QueueCollector(Collector):
       ``processing``, ``done`` (within the retention) and ``failed``, the dead letters.
     - ``microqueue_queue_overdue{queue}``: those of ``processing`` whose lease has expired.
     - ``microqueue_queue_oldest_ready_seconds{queue}``: how long the oldest ready task waits.
+    - ``microqueue_queue_depth_estimated{queue,status}``: 1 if a depth, or ``overdue``, is an
+      estimate, because it is above ``settings.count_limit``; else 0. While that of ``ready`` is
+      one, the oldest ready task may wait longer than is told. With ``exact`` everything is
+      counted at each reading, which takes seconds with a million tasks.
 
     One collector takes all queues of a registry; those of one collection are read together, with
-    as many queries as one of them would need. A queue whose server is away is logged and
+    few queries for all of them. A queue whose server is away is logged and
     left out, and the other metrics of the process are still served.
     """
 
-    def __init__(self, *queues: Queue[Any], cache: Duration = 5.0) -> None:
+    def __init__(self, *queues: Queue[Any], cache: Duration = 5.0, exact: bool = False) -> None:
         for queue in queues:
             if not isinstance(queue, Queue):
                 raise refused("queue", queue, "give a Queue; Prometheus asks in a thread")
         given = duration_argument("cache", cache)
         self._cache_sec = given.total_seconds() if given else 0.0
         self._queues = queues
+        self._exact = exact
         self._lock = threading.Lock()
         self._stats: list[QueueStats] = []
         self._read_at = float("-inf")
@@ -186,7 +191,8 @@ class QueueCollector(Collector):
     def _read(self) -> Iterator[QueueStats]:
         for queues in self._by_collection():
             try:
-                yield from Insights(queues[0]).stats([queue.name for queue in queues])
+                names = [queue.name for queue in queues]
+                yield from Insights(queues[0]).stats(names, exact=self._exact)
             except MicroqueueError as exc:
                 for queue in queues:
                     logger.warning("queue %s has no metrics now: %s", queue.name, exc)
@@ -214,12 +220,19 @@ def queue_families(stats: Iterable[QueueStats]) -> list[GaugeMetricFamily]:
         "How long the oldest ready task waits.",
         labels=["queue"],
     )
+    estimated = GaugeMetricFamily(
+        "microqueue_queue_depth_estimated",
+        "1 if a depth is an estimate.",
+        labels=["queue", "status"],
+    )
     for one in stats:
         for status in STATUSES:
             depth.add_metric([one.queue, status], getattr(one, status))
+        for status in (*STATUSES, "overdue"):
+            estimated.add_metric([one.queue, status], float(status in one.estimated))
         overdue.add_metric([one.queue], one.overdue)
         oldest.add_metric([one.queue], one.oldest_ready_age_sec or 0.0)
-    return [depth, overdue, oldest]
+    return [depth, overdue, oldest, estimated]
 
 
 class SweepMetrics:

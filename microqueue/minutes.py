@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import TypeAlias
 
-from microqueue.operations import insights
+from microqueue.operations import stats
 from microqueue.operations.call import Operation
-from microqueue.operations.insights import MINUTE, MINUTES, MinuteCounts
+from microqueue.operations.insights import MinuteCounts
+from microqueue.operations.stats import MINUTE, MINUTES, Bounds, Finished, Sampler
 from microqueue.settings import QueueSettings
 
-Counts: TypeAlias = dict[str, dict[tuple[str, datetime], int]]
-"""Done and failed, each by queue and minute."""
+KINDS = ("done", "failed")
+NOTHING = Finished({kind: {} for kind in KINDS}, {kind: frozenset() for kind in KINDS})
 
 
 class Minutes:
@@ -20,34 +21,42 @@ class Minutes:
     So what a page that is left open all day costs depends on the work of the last two minutes.
     """
 
-    def __init__(self, settings: QueueSettings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         # Replaced whole, so that threads never see half of a new reading.
-        self._known: tuple[datetime, Counts] | None = None
+        self._known: tuple[datetime, Finished] | None = None
 
-    def read(self, now: datetime) -> Operation[MinuteCounts]:
-        """Read what is new, and give the last hour."""
+    def read(
+        self, now: datetime, settings: QueueSettings, *, bounds: Bounds, sampler: Sampler
+    ) -> Operation[MinuteCounts]:
+        """Read what is new, and give the last hour; all of it anew if everything is counted."""
         current = now.replace(second=0, microsecond=0)
-        first = current - (MINUTES - 1) * MINUTE
-        since = first
-        counts: Counts = {"done": {}, "failed": {}}
-        if self._known is not None:
-            read_at, counts = self._known
+        first = stats.first_minute(now)
+        since, old = first, NOTHING
+        if self._known is not None and bounds.limit is not None:
+            read_at, old = self._known
             since = max(first, read_at - MINUTE)  # A writer's clock may be a little behind.
-        fresh = yield from insights.finished_by_minute(since, self._settings)
-        merged = {
-            kind: {
-                **{key: count for key, count in old.items() if first <= key[1] < since},
-                **fresh[kind],
-            }
-            for kind, old in counts.items()
-        }
-        self._known = (current, merged)
+        fresh = yield from stats.finished_by_minute(
+            since, now, settings, bounds=bounds, sampler=sampler
+        )
+        counts: dict[str, stats.Minutes] = {}
+        estimated: dict[str, frozenset[datetime]] = {}
+        for kind in KINDS:
+            kept = {key: n for key, n in old.counts[kind].items() if first <= key[1] < since}
+            counts[kind] = {**kept, **fresh.counts[kind]}
+            kept_minutes = {minute for minute in old.estimated[kind] if first <= minute < since}
+            estimated[kind] = fresh.estimated[kind] | kept_minutes
+        self._known = (current, Finished(counts, estimated))
         return MinuteCounts.trusted(
             first_at=first,
-            done=_rows(merged["done"], first),
-            failed=_rows(merged["failed"], first),
+            done=_rows(counts["done"], first),
+            failed=_rows(counts["failed"], first),
+            done_estimated=_places(estimated["done"], first),
+            failed_estimated=_places(estimated["failed"], first),
         )
+
+
+def _places(minutes: Iterable[datetime], first: datetime) -> list[int]:
+    return sorted(int((minute - first) / MINUTE) for minute in minutes)
 
 
 def _rows(counts: dict[tuple[str, datetime], int], first: datetime) -> dict[str, list[int]]:

@@ -74,11 +74,13 @@ def task_page(now: datetime, found: Found) -> TaskPage:
 
 def queue_overview(name: str, counted: Document, minutes: MinuteCounts) -> QueueOverview:
     """Put together what was counted of one queue."""
+    hours = {"done_last_hour": minutes.done_estimated, "failed_last_hour": minutes.failed_estimated}
+    estimated = [*counted.get("estimated", ()), *(field for field, some in hours.items() if some)]
     return QueueOverview(
         queue=name,
         done_last_hour=sum(minutes.done.get(name, ())),
         failed_last_hour=sum(minutes.failed.get(name, ())),
-        **counted,
+        **{**counted, "estimated": tuple(estimated)},
     )
 
 

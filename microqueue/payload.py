@@ -21,7 +21,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from microqueue import unstorable
-from microqueue.clock import as_utc, whole_milliseconds
+from microqueue.clock import Instant, as_utc, whole_milliseconds
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.model import refusal, shorten
 from microqueue.task import PayloadT
@@ -278,7 +278,7 @@ def _to_bson_types(value: Any) -> Any:
         value = sorted(value, key=repr)  # Equal sets are the same document.
     if isinstance(value, list | tuple):
         return [_to_bson_types(item) for item in value]
-    if type(value) is datetime:
+    if type(value) in {datetime, Instant}:
         return whole_milliseconds(as_utc(value))
     if type(value) in _BSON_LEAVES:
         return value

@@ -15,14 +15,15 @@ from microqueue.clock import Clock
 from microqueue.core import QueueCore
 from microqueue.dead_letters import DeadLetters
 from microqueue.drivers.collections import is_async
-from microqueue.drivers.sync import SyncDriver
+from microqueue.drivers.sync import SyncDriver, bounded
+from microqueue.drivers.transient import CLOSE_SEC
 from microqueue.drivers.wakeup import SyncWakeup
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, LeaseLost
 from microqueue.new_task import EnqueueReport, NewTask
 from microqueue.operations.call import Operation
 from microqueue.operations.control import Pause
-from microqueue.operations.inspect import QueueStats
+from microqueue.operations.stats import QueueStats
 from microqueue.operations.workers import WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, PayloadT, Task, TaskId, TaskStatus
@@ -60,7 +61,7 @@ class Queue(QueueCore[PayloadT]):
         )
         self._driver = SyncDriver(
             self.collections,
-            deadline=self.settings.retry_deadline,
+            settings=self.settings,
             on_retry=self.clock.forget,
         )
         self.dead_letters: DeadLetters[PayloadT] = DeadLetters(self, self.run)
@@ -97,7 +98,8 @@ class Queue(QueueCore[PayloadT]):
         """Close the client, and the embedded server, if ``from_uri`` opened them."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            connection.client.close()
+            with bounded(CLOSE_SEC):  # It tells the server which sessions have ended.
+                connection.client.close()
             connection.stop_server()
 
     def __enter__(self) -> Self:
@@ -259,13 +261,23 @@ class Queue(QueueCore[PayloadT]):
         *,
         status: TaskStatus | str | None = None,
         queue: str | None = None,
+        all_queues: bool = False,
     ) -> list[Task[PayloadT]]:
-        """Read tasks, newest first. Looking claims nothing and leaves no trace."""
-        return self.run(self._peek(limit, status, queue))
+        """Read tasks, newest first; read-only, nothing is claimed.
 
-    def stats(self) -> QueueStats:
-        """Count the tasks by status, with the age of the oldest ready one and the next due."""
-        return self.run(self._stats())
+        ``queue`` names another queue of the collection; ``all_queues`` reads them all.
+        """
+        return self.run(self._peek(limit, status, queue, all_queues=all_queues))
+
+    def stats(self, *, exact: bool = False) -> QueueStats:
+        """Count the tasks by status, with the age of the oldest ready one and the next due.
+
+        A count above ``settings.count_limit`` is an estimate, and ``estimated`` names it.
+
+        Args:
+            exact: Count everything. With a million tasks that takes seconds.
+        """
+        return self.run(self._stats(exact=exact))
 
     def workers(self) -> list[WorkerInfo]:
         """List the workers that have registered and not ended, those of all queues."""

@@ -58,12 +58,21 @@ class QueueSettings(Model):
     """How often ``pop(wait=...)`` looks again where the server has no change streams."""
     retry_deadline: NonNegativeDuration = timedelta(seconds=15)
     """How long transient MongoDB errors are retried, where a repeat is safe. 0: never."""
+    call_timeout: PositiveDuration = timedelta(seconds=10)
+    """How long one attempt of a call may take, whatever the network does; and no more than two
+    thirds of ``retry_deadline``, so that a repeat has some time."""
+    long_call_timeout: PositiveDuration = timedelta(minutes=1)
+    """The same for a call that may have to read the whole collection, as a count may."""
     server_timeout: PositiveDuration = timedelta(seconds=5)
     """How long ``from_uri`` clients look for a server before they give up."""
     batch_size: int = Field(default=1000, ge=1, le=100_000, strict=True)
     """How many documents one step of a bulk operation or a sweep touches."""
     promote_limit: int = Field(default=100, ge=1, le=100_000, strict=True)
     """How many due tasks one pop makes ready before it claims."""
+    lock_ttl: PositiveDuration = timedelta(seconds=5)
+    """How long a sweeper's lock lives unless renewed: a killed one delays others by no more."""
+    count_limit: int = Field(default=2000, ge=1, le=10_000_000, strict=True)
+    """How far stats and views count. What is larger is estimated, and marked as an estimate."""
     ensure_indexes: bool = True
     """Create missing indexes before the first write, or leave that to the deployment."""
 
@@ -81,9 +90,13 @@ class QueueSettings(Model):
             dead_letters: Literal["status", "collection"] = "status",
             poll_interval: Duration = ...,
             retry_deadline: Duration = ...,
+            call_timeout: Duration = ...,
+            long_call_timeout: Duration = ...,
             server_timeout: Duration = ...,
             batch_size: int = 1000,
             promote_limit: int = 100,
+            lock_ttl: Duration = ...,
+            count_limit: int = 2000,
             ensure_indexes: bool = True,
         ) -> None: ...
 

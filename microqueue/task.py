@@ -107,7 +107,11 @@ def name_in(headers: Any) -> str | None:
 
 
 class Task(Model, Generic[PayloadT]):
-    """A task as it was when it was read. Nothing here changes under the reader's hands."""
+    """A task as it was when it was read. Nothing here changes under the reader's hands.
+
+    ``error`` is the last failure. A done task has none; what earlier attempts met is in
+    ``history``.
+    """
 
     id: TaskId
     queue: str
@@ -152,18 +156,20 @@ class Task(Model, Generic[PayloadT]):
         """
         get: Any = document.get
         history, headers = get("history"), get("headers")
+        status = _known(_STATUSES, get("status", "pending"))
         return cls.trusted(
             id=document["_id"],
             queue=get("queue", DEFAULT_QUEUE),
             payload=get("payload") if payload is None else payload,
-            status=_known(_STATUSES, get("status", "pending")),
+            status=status,
             priority=get("priority", 0),
             attempts=read_count(get("attempts"), 0),
             max_attempts=read_count(get("max_attempts"), 10),
             redelivered=get("redelivered", False),
             replays=get("replays", 0),
             crashes=read_count(get("crashes"), 0),
-            error=_read_error(get("error")),
+            # Older versions left the error of an earlier attempt on tasks that are done.
+            error=None if status is TaskStatus.DONE else _read_error(get("error")),
             history=_read_history(history) if history else (),
             headers=headers if isinstance(headers, dict) else {},
             created_at=get("created_at"),

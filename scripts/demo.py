@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -20,7 +22,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
+from pymongo import MongoClient
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -300,13 +304,13 @@ def find_losses(tasks: list[Task], orders: list[dict[str, Any]]) -> list[str]:
     return problems
 
 
-def ship(console: Console, server: EmbeddedServer, queue: Queue, count: int) -> float:
+def ship(console: Console, uri: str, queue: Queue, count: int) -> float:
     """Have workers ship all orders while one of them is killed; give how long it took."""
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
-        crew = Crew(server.uri)
+        crew = Crew(uri)
         stack.callback(crew.stop)
-        stack.enter_context(sweeping(server.uri))
+        stack.enter_context(sweeping(uri))
         watch(queue, crew, stack.enter_context(Show(console, count)), count)
         return time.monotonic() - started
 
@@ -318,19 +322,42 @@ def new_page(queue: Queue) -> DashboardServer:
     )
 
     try:
-        return DashboardServer(queue)
+        return DashboardServer(queue, manual_actions=True)
     except InvalidArgument:
-        return DashboardServer(queue, port=0)
+        return DashboardServer(queue, port=0, manual_actions=True)
+
+
+@contextlib.contextmanager
+def demo_server(console: Console) -> Iterator[str]:
+    """Start MongoDB, or use the server in MICROQUEUE_URI with a database that is dropped again."""
+    given = os.environ.get("MICROQUEUE_URI")
+    if not given:
+        console.print("Starting MongoDB in a temporary directory ...")
+        with EmbeddedServer.start() as server:
+            yield server.uri
+        return
+    database = f"microqueue_demo_{secrets.token_hex(4)}"
+    console.print(f"Using the server in MICROQUEUE_URI, database {database} ...")
+    parts = urlsplit(given)
+    query = parts.query
+    if "@" in parts.netloc and "authsource=" not in query.lower():
+        # Without it, the user would be looked up in the database of the path.
+        source = f"authSource={parts.path.strip('/') or 'admin'}"
+        query = "&".join(filter(None, [query, source]))
+    try:
+        yield urlunsplit(parts._replace(path=f"/{database}", query=query))
+    finally:
+        with MongoClient[Any](given) as client:
+            client.drop_database(database)
 
 
 def run_demo(count: int, seed: int, *, serve: bool) -> int:
     """Run the whole demo, and give the exit status."""
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     orders = new_orders(count, seed)
-    console.print("Starting MongoDB in a temporary directory ...")
     with (
-        EmbeddedServer.start() as server,
-        Queue.from_uri(server.uri, QUEUE, settings=SETTINGS) as queue,
+        demo_server(console) as uri,
+        Queue.from_uri(uri, QUEUE, settings=SETTINGS) as queue,
         contextlib.ExitStack() as stack,
     ):
         page = new_page(queue)
@@ -340,7 +367,7 @@ def run_demo(count: int, seed: int, *, serve: bool) -> int:
             f"{count} orders are in the queue. {WORKERS} workers ship them; payments are shaky, "
             f"and half way one worker gets killed. Watch it at [cyan]{page.address}[/cyan]"
         )
-        took = ship(console, server, queue, count)
+        took = ship(console, uri, queue, count)
         tasks = queue.peek(2 * count)
         summarize(console, tasks, queue.dead_letters.stats().by_code, took)
         if problems := find_losses(tasks, orders):
@@ -348,7 +375,7 @@ def run_demo(count: int, seed: int, *, serve: bool) -> int:
             return 1
         tell_end(console, tasks)
         if serve:
-            stack.enter_context(sweeping(server.uri))
+            stack.enter_context(sweeping(uri))
             console.print(f"\nThe dashboard is at [green]{page.address}[/green] until Ctrl-C.")
             threading.Event().wait()
     console.print(

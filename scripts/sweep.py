@@ -24,7 +24,14 @@ from microqueue.connection import URI_VARIABLE
 from microqueue.errors import MicroqueueError
 from microqueue.queue import Queue
 from microqueue.redaction import without_password
-from microqueue.sweeper import COUNTERS, JOBS, Sweeper, SweepReport, check_every
+from microqueue.sweeper import (
+    COUNTERS,
+    JOBS,
+    Sweeper,
+    SweepReport,
+    check_every,
+    describe_burials,
+)
 
 logger = logging.getLogger("sweep")
 
@@ -40,6 +47,9 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--job", action="append", choices=JOBS, metavar="JOB", help=f"some of {', '.join(JOBS)}"
     )
     parser.add_argument("--queue", action="append", metavar="NAME", help="only this; repeatable")
+    parser.add_argument(
+        "--lock-ttl", type=float, metavar="SECONDS", help="how long the lock lives unless renewed"
+    )
     parser.add_argument("--json", action="store_true", help="print each report as a line of JSON")
     return parser.parse_args(arguments)
 
@@ -58,7 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         pause = None if options.every is None else check_every(options.every)
         with Queue.from_uri(options.uri) as queue:
-            sweeper = Sweeper(queue, queues=options.queue, jobs=options.job or JOBS)
+            sweeper = Sweeper(
+                queue,
+                queues=options.queue,
+                jobs=options.job or JOBS,
+                lock_ttl=options.lock_ttl,
+            )
             while True:
                 ok = sweep(queue, sweeper, as_json=options.json)
                 if pause is None:
@@ -90,7 +105,9 @@ def describe(report: SweepReport) -> str:
         return "skipped: another sweeper is at it"
     counts = " ".join(f"{name}={getattr(report, name)}" for name in COUNTERS)
     errors = "".join(f"; {job} failed: {message}" for job, message in report.errors.items())
-    return without_password(f"{counts} took={report.took_sec:.3f}s{errors}")
+    buried = "".join(f"; {line}" for line in describe_burials(report.buried_tasks))
+    end = "; another sweeper took over" if report.taken_over else ""
+    return without_password(f"{counts} took={report.took_sec:.3f}s{buried}{end}{errors}")
 
 
 if __name__ == "__main__":

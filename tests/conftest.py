@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -21,6 +23,15 @@ for variable in [name for name in os.environ if name.startswith("MICROQUEUE_")]:
     if variable != "MICROQUEUE_MONGOD":
         del os.environ[variable]
 
+
+def _stay(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing, as a process does that ignores the signal."""
+
+
+# A suite that runs in the background ignores Ctrl-C, and what it starts would inherit that. A
+# handler is not inherited: children get the default, whichever way the suite was started.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, _stay)
 
 settings.register_profile(
     "microqueue",

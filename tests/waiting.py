@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 
@@ -23,3 +24,11 @@ def wait_for(
                 return result
         assert time.monotonic() < deadline, f"{what} did not come about"
         time.sleep(0.02)
+
+
+def lasts(period: timedelta, seconds: float) -> bool:
+    """Tell whether a delay that was stored has its length: no less, and hardly more.
+
+    It ends by the latest that the server's time can be, which the client does not know exactly.
+    """
+    return timedelta(0) <= period - timedelta(seconds=seconds) < timedelta(seconds=30)

@@ -52,7 +52,9 @@ def cancel(
     """Fail a waiting or running task with code cancelled; its handler is told."""
     with session.connect() as queue:
         task = queue.cancel(tasks.find(session, queue, task_id).id)
+        (task,) = tasks.shown([task])
         if session.out.as_json:
             session.out.json(task)
         else:
-            session.out.say(f"Cancelled {task.id}: {task.error.message if task.error else ''}.")
+            why = task.error.message if task.error else ""
+            session.out.say(f"Cancelled {task.id} of queue {task.queue!r}: {why}.")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
+import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,10 +17,15 @@ from microqueue.cli.signals import stop_on_signals
 from microqueue.errors import MicroqueueError, ServerUnavailable
 from microqueue.queue import Queue
 from microqueue.settings import DASHBOARD_PORT
+from microqueue.worker.arriving import await_server
+from microqueue.worker.background import Background
+from microqueue.worker.loading import load_handler
 
 if TYPE_CHECKING:
     from microqueue.dashboard.serving import DashboardServer
 
+TOKEN_BYTES = 32
+ADOPT_EVERY_SEC = 5.0
 TOKEN_VARIABLE = "MICROQUEUE_DASHBOARD_TOKEN"  # noqa: S105 (a name)
 
 
@@ -42,14 +50,52 @@ def dashboard(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let everybody in who can reach the address.")
     ] = False,
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trust-proxy",
+            metavar="ADDRESS",
+            help="A proxy, or a network of proxies, whose X-Forwarded-For names the client. "
+            "May be repeated.",
+        ),
+    ] = None,
+    manual_actions: Annotated[
+        bool,
+        typer.Option(
+            "--manual-actions",
+            help="Let viewers mark tasks as done or failed that no worker ran.",
+        ),
+    ] = False,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="Your named tasks, as in shop.tasks:tasks. What viewers enqueue is checked "
+            "against them.",
+        ),
+    ] = None,
     show_secrets: Annotated[
         bool, typer.Option("--show-secrets", help="Do not mask passwords, tokens and the like.")
     ] = False,
+    new_token: Annotated[
+        bool, typer.Option("--new-token", help="Print a new random token and exit.")
+    ] = False,
 ) -> None:
     """Serve the dashboard until Ctrl-C: see the queues, and deal with the dead letters."""
+    if new_token:
+        _print_token(session)
+        return
     serving = _serving()
+    serving.check_token(token)
     serving.check_reach(host, protected=bool(token), insecure=insecure)
-    options: dict[str, Any] = {"read_only": read_only, "token": token}
+    options: dict[str, Any] = {
+        "read_only": read_only,
+        "manual_actions": manual_actions,
+        "token": token,
+        "proxies": trust_proxy or (),
+    }
+    if tasks is not None:
+        options["tasks"] = load_handler(tasks, kind="tasks", example="tasks")
     if show_secrets:
         options["redact"] = None
     session.refuse_queue("the dashboard shows all queues")
@@ -59,7 +105,24 @@ def dashboard(
         server = new_server(queue, host=host, port=port, insecure=insecure, **options)
         with stop_on_signals() as stop, server.running():
             announce(session, server)
+            Background(partial(_go_on_adopting, queue, stop), name="microqueue-adopt").start()
             stop.wait()
+
+
+def _print_token(session: Session) -> None:
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    if session.out.as_json:
+        session.out.json({"token": token})
+    else:
+        typer.echo(token)
+
+
+def _go_on_adopting(queue: Queue[Any], stop: threading.Event) -> None:
+    """Find dead letters that are kept apart from now on: server or service may start later."""
+    await_server(partial(adopt, queue), who="dashboard", stopping=stop.is_set)
+    while "dead_letters" not in queue.settings.model_fields_set and not stop.wait(ADOPT_EVERY_SEC):
+        with suppress(MicroqueueError):  # The next look may do.
+            adopt(queue)
 
 
 def new_server(queue: Queue[Any], **options: Any) -> DashboardServer:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Annotated, Any, TypeAlias
 
@@ -12,9 +10,9 @@ import typer
 
 from microqueue.cli import asking, formats, tasks, values
 from microqueue.cli.output import Cell
-from microqueue.cli.session import Session
+from microqueue.cli.session import AllQueues, Session
 from microqueue.errors import WrongStatus
-from microqueue.operations.dead_letters import DeadLetterFilter, ReplayReport
+from microqueue.operations.dead_letters import DeadLetterFilter
 from microqueue.queue import Queue
 from microqueue.task import Task, TaskStatus
 
@@ -32,7 +30,7 @@ Until: TypeAlias = Annotated[
     Any, typer.Option(help="Only those that failed before, likewise.", **PAST)
 ]
 Ids: TypeAlias = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Which ones.")]
-All: TypeAlias = Annotated[bool, typer.Option("--all", help="All dead letters of the queue.")]
+All: TypeAlias = Annotated[bool, typer.Option("--all", help="All dead letters of these queues.")]
 Limit: TypeAlias = Annotated[
     int | None, typer.Option("--limit", "-n", help="How many at most, the oldest failures first.")
 ]
@@ -51,27 +49,38 @@ def list_letters(
     cursor: Annotated[
         str | None, typer.Option(help="Go on where the last page ended, which says with what.")
     ] = None,
+    reveal: tasks.Reveal = False,
 ) -> None:
-    """List dead letters, the newest failure first."""
+    """List dead letters of all queues, or of the one given with -q, the newest failure first."""
     out = session.out
     with session.connect() as queue:
         now = queue.now()
         which = _filter(now, code=code, text=text, since=since, until=until)
-        page = queue.dead_letters.list(**which.model_dump(), limit=limit, cursor=cursor)
-        total = queue.dead_letters.stats().total
-        others = "" if total else tasks.others(queue)
+        letters = session.letters(queue)
+        page = letters.list(**which.model_dump(), limit=limit, cursor=cursor)
+        found = tasks.shown(page.tasks, reveal=reveal)
+        queues = session.queues(queue)
+        counted = None if found else letters.stats()
+        others = "" if found or session.all_queues else tasks.others(queue)
     if out.as_json:
-        out.json({"tasks": page.tasks, "next_cursor": page.next_cursor})
+        out.json({"tasks": found, "next_cursor": page.next_cursor, "queues": queues})
         return
-    if not page.tasks:
-        none = f"No dead letters in queue {queue.name!r}.{others}"
-        out.say(none if not total else f"None of the {total:,} dead letters match.")
+    if counted is not None:
+        where = "any queue" if session.all_queues else f"queue {queue.name!r}"
+        total = formats.number(counted.total, estimated=counted.estimated)
+        out.say(
+            f"None of the {formats.figure(total)} dead letters of {session.scope} match."
+            if counted.total
+            else f"No dead letters in {where}.{others}"
+        )
         return
+    session.note_queues(queues)
     out.table(
-        *tasks.with_names(
+        *tasks.described(
             ["id", "failed", "attempts", "code", "message"],
-            [_row(task, now) for task in page.tasks],
-            page.tasks,
+            [_row(task, now) for task in found],
+            found,
+            queues=session.all_queues,
         ),
         message="fold",
     )
@@ -94,12 +103,14 @@ def _row(task: Task[Any], now: datetime) -> list[Cell]:
 def show_letter(
     session: Session,
     task_id: Annotated[str, typer.Argument(metavar="ID", help="The id of a dead letter.")],
+    *,
+    reveal: tasks.Reveal = False,
 ) -> None:
-    """Show one dead letter with its payload, its error and its history."""
+    """Show one dead letter with its payload, its error and its history; secrets are masked."""
     with session.connect() as queue:
-        task = _find_letter(session, queue, task_id)
+        (task,) = _find_letters(session, queue, [task_id])
         now = queue.now()
-    tasks.print_task(session, task, now)
+    tasks.print_task(session, task, now, reveal=reveal)
 
 
 def replay(
@@ -111,6 +122,7 @@ def replay(
     since: Since = None,
     until: Until = None,
     everything: All = False,
+    all_queues: AllQueues = False,
     delay: Annotated[
         timedelta | None,
         typer.Option(help="Deliver them this much later: 30s, 5m, 2h.", **tasks.DURATION),
@@ -126,44 +138,42 @@ def replay(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Send dead letters back into the queue: by id, by a filter, or --all."""
+    """Send dead letters back into their queues: by id, by a filter, or --all.
+
+    A filter and --all need --queue or --all-queues.
+    """
     given = {"code": code, "text": text, "since": since, "until": until}
     check_choice(ids, given, everything=everything)
+    if not ids:  # An id names its task whatever its queue.
+        session.check_scope(all_queues=all_queues)
     with session.connect() as queue:
         chosen = Choice(session, queue, ids or [], given, limit=limit)
 
-        def act(owner: Queue[Any], which: Any) -> ReplayReport:
-            return owner.dead_letters.replay(
-                which,
-                reset_attempts=not keep_attempts,
-                delay=delay,
-                spread=spread,
-                limit=limit,
-                dry_run=dry_run,
-            )
-
         if not dry_run:
             chosen.confirm("Replay", yes=yes)
-        reports = chosen.each(act)
-    total = ReplayReport(
-        matched=sum(report.matched for report in reports),
-        replayed=sum(report.replayed for report in reports),
-        skipped=[task_id for report in reports for task_id in report.skipped],
-        dry_run=dry_run,
-    )
+        report = chosen.letters.replay(
+            chosen.which,
+            reset_attempts=not keep_attempts,
+            delay=delay,
+            spread=spread,
+            limit=limit,
+            dry_run=dry_run,
+        )
     if session.out.as_json:
-        session.out.json(total)
+        session.out.json({**dict(report), "queues": chosen.queues})
         return
     if dry_run:
-        session.out.say(f"{_letters(total.matched)} would be replayed.")
+        session.out.say(f"{_letters(report.matched)} of {chosen.scope} would be replayed.")
         return
     session.out.say(
-        f"Replayed {_letters(total.replayed)}." if total.matched else "Nothing to replay."
+        f"Replayed {_letters(report.replayed)} of {chosen.scope}."
+        if report.matched
+        else f"Nothing to replay in {chosen.scope}."
     )
-    if total.skipped:
+    if report.skipped:
         session.out.say(
-            "Not replayed, because a live task has the same dedupe key, or somebody else replays "
-            f"it: {', '.join(str(task_id) for task_id in total.skipped)}"
+            "Not replayed, because a live task has the same dedupe key, or another caller replays "
+            f"it: {', '.join(str(task_id) for task_id in report.skipped)}"
         )
 
 
@@ -176,27 +186,36 @@ def discard(
     since: Since = None,
     until: Until = None,
     everything: All = False,
+    all_queues: AllQueues = False,
     limit: Limit = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Delete dead letters for good: by id, by a filter, or --all."""
+    """Delete dead letters for good: by id, by a filter, or --all.
+
+    A filter and --all need --queue or --all-queues.
+    """
     given = {"code": code, "text": text, "since": since, "until": until}
     check_choice(ids, given, everything=everything)
+    if not ids:  # An id names its task whatever its queue.
+        session.check_scope(all_queues=all_queues)
     with session.connect() as queue:
         chosen = Choice(session, queue, ids or [], given, limit=limit)
         matched, discarded = chosen.count(), 0
         if not dry_run:
             chosen.confirm("Discard for good", yes=yes)
-            discarded = sum(
-                chosen.each(lambda owner, which: owner.dead_letters.discard(which, limit=limit))
-            )
+            discarded = chosen.letters.discard(chosen.which, limit=limit)
     if session.out.as_json:
-        session.out.json({"matched": matched, "discarded": discarded, "dry_run": dry_run})
+        counts = {"matched": matched, "discarded": discarded, "dry_run": dry_run}
+        session.out.json({**counts, "queues": chosen.queues})
     elif dry_run:
-        session.out.say(f"{_letters(matched)} would be discarded.")
+        session.out.say(f"{_letters(matched)} of {chosen.scope} would be discarded.")
     else:
-        session.out.say(f"Discarded {_letters(discarded)}." if matched else "Nothing to discard.")
+        session.out.say(
+            f"Discarded {_letters(discarded)} of {chosen.scope}."
+            if matched
+            else f"Nothing to discard in {chosen.scope}."
+        )
 
 
 def check_choice(ids: list[str] | None, given: dict[str, Any], *, everything: bool) -> None:
@@ -220,32 +239,23 @@ class Choice:
         *,
         limit: int | None,
     ) -> None:
-        self._queue = queue
         self._named = bool(ids)
         self._limit = limit
-        if not ids:
-            self._parts: list[tuple[Queue[Any], Any]] = [(queue, _filter(queue.now(), **given))]
-            return
-        # An id names its task whatever its queue, so each is handled in its own.
-        letters: dict[str, list[Any]] = defaultdict(list)
-        for text in dict.fromkeys(ids):
-            task = _find_letter(session, queue, text)
-            letters[task.queue].append(task.id)
-        collection, settings = queue.collections.tasks, queue.settings
-        self._parts = [
-            (Queue(collection, name, settings=settings), found) for name, found in letters.items()
-        ]
-
-    def each(self, act: Callable[[Queue[Any], Any], Any]) -> list[Any]:
-        """Do something to the chosen letters, queue by queue."""
-        return [act(queue, which) for queue, which in self._parts]
+        self.letters = session.letters(queue)
+        self.which: Any
+        if ids:
+            found = _find_letters(session, queue, ids)
+            self.which = [task.id for task in found]
+            self.queues = sorted({task.queue for task in found})
+            self.scope = _of_queues(self.queues)
+        else:
+            self.which = _filter(queue.now(), **given)
+            self.queues = session.queues(queue)
+            self.scope = session.scope
 
     def count(self) -> int:
         """Count the chosen letters."""
-        reports = self.each(
-            lambda queue, which: queue.dead_letters.replay(which, dry_run=True, limit=self._limit)
-        )
-        return sum(report.matched for report in reports)
+        return self.letters.replay(self.which, dry_run=True, limit=self._limit).matched
 
     def confirm(self, verb: str, *, yes: bool) -> None:
         """Ask before something happens to letters that nobody named one by one."""
@@ -254,7 +264,7 @@ class Choice:
         asking.check_answerable()
         matched = self.count()
         if matched:
-            asking.ask(f"{verb}: {_letters(matched)} of queue {self._queue.name!r}?")
+            asking.ask(f"{verb}: {_letters(matched)} of {self.scope}?")
 
 
 def _filter(now: datetime, *, code: Any, text: Any, since: Any, until: Any) -> DeadLetterFilter:
@@ -263,11 +273,19 @@ def _filter(now: datetime, *, code: Any, text: Any, since: Any, until: Any) -> D
     )
 
 
-def _find_letter(session: Session, queue: Queue[Any], text: str) -> Task[Any]:
-    task = tasks.find(session, queue, text)
-    if task.status is not TaskStatus.FAILED:
-        raise WrongStatus(task_id=text, status=task.status.value, needed=TaskStatus.FAILED.value)
-    return task
+def _find_letters(session: Session, queue: Queue[Any], texts: list[str]) -> list[Task[Any]]:
+    """Find dead letters by what was typed; if any is missing, or not dead, none is returned."""
+    found = tasks.find_all(session, queue, list(dict.fromkeys(texts)))
+    for task in found:
+        if task.status is not TaskStatus.FAILED:
+            status, needed = str(task.status), TaskStatus.FAILED.value
+            raise WrongStatus(task_id=str(task.id), status=status, needed=needed)
+    return found
+
+
+def _of_queues(names: list[str]) -> str:
+    listed = formats.listed([repr(one) for one in names])
+    return f"queue {listed}" if len(names) == 1 else f"queues {listed}"
 
 
 def _letters(number: int) -> str:

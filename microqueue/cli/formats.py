@@ -106,9 +106,26 @@ def instant(value: datetime | None, now: datetime) -> str:
     return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({since(value, now)})"
 
 
+class About(int):
+    """A number that is an estimate."""
+
+
+def number(value: int, *, estimated: bool = False) -> int:
+    """Mark a number that is an estimate, so that it is written as one."""
+    return About(value) if estimated else value
+
+
+def figure(value: int) -> str:
+    """Write ``12,345``, and an estimate as ``~12,300``: three digits of it mean something."""
+    if not isinstance(value, About):
+        return f"{value:,}"
+    step = 10 ** max(len(str(abs(value))) - 3, 0)
+    return f"~{round(value / step) * step:,}"
+
+
 def count(number: int, noun: str, plural: str | None = None) -> str:
     """Write ``1 task`` and ``2,000 tasks``."""
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+    return f"{figure(number)} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def listed(items: Sequence[str]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -14,17 +15,28 @@ from rich.text import Text
 
 from microqueue.cli import formats, serving, tasks, values
 from microqueue.cli.adopting import adopt
+from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
 from microqueue.doctor import Check, describe_expiry, examine
 from microqueue.errors import MicroqueueError
-from microqueue.operations.control import Pause
+from microqueue.insights import Insights
+from microqueue.operations.control import Pause, list_paused
 from microqueue.operations.dead_letters import DeadLetterStats
-from microqueue.operations.examine import explain_pop, list_indexes
+from microqueue.operations.examine import every_queue, explain_pop, list_indexes
 from microqueue.operations.indexes import NEVER_SEC
-from microqueue.operations.inspect import QueueStats
+from microqueue.operations.stats import QueueStats
 from microqueue.queue import Queue
-from microqueue.sweeper import COUNTERS, JOBS, Sweeper, SweepReport, check_every
+from microqueue.sweeper import (
+    COUNTERS,
+    JOBS,
+    Sweeper,
+    SweepReport,
+    check_every,
+    describe_burials,
+)
+
+COUNTS = ("ready", "delayed", "processing", "overdue", "done", "failed")
 
 
 def sweep(
@@ -37,6 +49,14 @@ def sweep(
     ] = None,
     job: Annotated[
         list[str] | None, typer.Option(help=f"Do only this; repeatable. One of {', '.join(JOBS)}.")
+    ] = None,
+    lock_ttl: Annotated[
+        timedelta | None,
+        typer.Option(
+            help="How long the sweeper's lock lives unless renewed; a sweeper that was killed "
+            "delays others by no more. Else MICROQUEUE_LOCK_TTL, else 5s.",
+            **tasks.DURATION,
+        ),
     ] = None,
     quiet: Annotated[
         bool,
@@ -56,7 +76,7 @@ def sweep(
         raise typer.BadParameter("--metrics-port is of use with --every only.")
     queues = None if session.options.queue is None else [session.options.queue]
     with session.open() as queue:
-        sweeper = Sweeper(queue, queues=queues, jobs=job or JOBS)
+        sweeper = Sweeper(queue, queues=queues, jobs=job or JOBS, lock_ttl=lock_ttl)
         if every is None:
             adopt(queue)
             report = sweeper.run_once()
@@ -91,17 +111,21 @@ def print_sweep(
     if session.out.as_json:
         session.out.json(report, stream=stream)
         return
-    session.out.say(describe_sweep(report))
+    session.out.say(describe_sweep(report, session.scope))
+    for line in describe_burials(report.buried_tasks):
+        session.out.say(f"  {line}")
     for name, message in report.errors.items():
         session.out.error(MicroqueueError(f"{name}: {message}"))
 
 
-def describe_sweep(report: SweepReport) -> str:
-    """Say what a sweep did in one sentence."""
+def describe_sweep(report: SweepReport, scope: str) -> str:
+    """Describe what a sweep did, and in which queues, in one sentence."""
     if report.skipped:
         return "Skipped: another sweeper is at it."
     done = [f"{getattr(report, name):,} {name}" for name in COUNTERS if getattr(report, name)]
-    return f"Swept in {formats.seconds(report.took_sec)}: {', '.join(done) or 'nothing to do'}."
+    end = "; another sweeper took over" if report.taken_over else ""
+    what = ", ".join(done) or "nothing to do"
+    return f"Swept in {formats.seconds(report.took_sec)}, {scope}: {what}{end}."
 
 
 def stats(
@@ -111,21 +135,33 @@ def stats(
     every: Annotated[
         timedelta | None, typer.Option(help="With --watch, the pause; else 1s.", **tasks.DURATION)
     ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help=tasks.EXACT_HELP)] = False,
 ) -> None:
-    """Show how many tasks wait, run, are done and failed, and why they failed."""
+    """Show how many tasks wait, run, are done and failed, and why they failed.
+
+    Of all queues, or of the one given with -q. A number with a ~ is an estimate: there are more
+    than MICROQUEUE_COUNT_LIMIT.
+    """
     if every is not None and not watch:
         raise typer.BadParameter("--every is of use with --watch only.")
     pause = check_every(timedelta(seconds=1) if every is None else every)
     with session.connect() as queue:
         if not watch:
-            _print_stats(session, queue)
+            _print_stats(session, queue, exact=exact)
             return
         with stop_on_signals() as stop:
-            _watch_stats(session, queue, stop, pause)
+            _watch_stats(session, queue, stop, pause, exact=exact)
 
 
-def _print_stats(session: Session, queue: Queue[Any]) -> None:
-    found, letters, pause = _read_stats(queue)
+def _print_stats(session: Session, queue: Queue[Any], *, exact: bool) -> None:
+    if session.all_queues:
+        every = _read_all_stats(queue, exact=exact)
+        if session.out.as_json:
+            session.out.json(_all_as_document(every))
+        else:
+            session.out.console.print(_all_stats_view(session, every))
+        return
+    found, letters, pause = _read_stats(queue, exact=exact)
     if session.out.as_json:
         session.out.json(_as_document(found, letters, pause))
         return
@@ -134,29 +170,114 @@ def _print_stats(session: Session, queue: Queue[Any]) -> None:
         session.out.say(f"\nThe queue is empty.{tasks.others(queue)}")
 
 
-def _watch_stats(session: Session, queue: Queue[Any], stop: threading.Event, pause: float) -> None:
+def _watch_stats(
+    session: Session, queue: Queue[Any], stop: threading.Event, pause: float, *, exact: bool
+) -> None:
     if session.out.for_people:
         with Live(console=session.out.console, auto_refresh=False) as live:
             while not stop.is_set():
-                view = _stats_view(session, *_read_stats(queue))
+                if session.all_queues:
+                    view = _all_stats_view(session, _read_all_stats(queue, exact=exact))
+                else:
+                    view = _stats_view(session, *_read_stats(queue, exact=exact))
                 live.update(Group(view, Text("\nCtrl-C ends this.", style="dim")), refresh=True)
                 stop.wait(pause)
         return
     while not stop.is_set():
-        found, letters, paused = _read_stats(queue)
-        if session.out.as_json:
-            session.out.json(_as_document(found, letters, paused), stream=True)
+        if session.all_queues:
+            every = _read_all_stats(queue, exact=exact)
+            if session.out.as_json:
+                session.out.json(_all_as_document(every), stream=True)
+            for one in every.queues:
+                session.out.say(_stats_line(one, paused=one.queue in every.pauses))
         else:
-            session.out.say(
-                f"{found.at:%H:%M:%S} ready={found.ready} delayed={found.delayed} "
-                f"processing={found.processing} overdue={found.overdue} done={found.done} "
-                f"failed={found.failed}{' paused' if paused else ''}"
-            )
+            found, letters, paused = _read_stats(queue, exact=exact)
+            if session.out.as_json:
+                session.out.json(_as_document(found, letters, paused), stream=True)
+            session.out.say(_stats_line(found, paused=paused is not None))
         stop.wait(pause)
 
 
-def _read_stats(queue: Queue[Any]) -> tuple[QueueStats, DeadLetterStats, Pause | None]:
-    return queue.stats(), queue.dead_letters.stats(), queue.paused()
+def _stats_line(found: QueueStats, *, paused: bool) -> str:
+    counts = [
+        f"{name}={'~' if name in found.estimated else ''}{getattr(found, name)}" for name in COUNTS
+    ]
+    state = " paused" if paused else ""
+    return f"{found.at:%H:%M:%S} queue={found.queue} {' '.join(counts)}{state}"
+
+
+@dataclass(frozen=True)
+class AllStats:
+    """The counts of every queue, the dead letters of all, and the pauses by queue."""
+
+    at: datetime
+    queues: list[QueueStats]
+    letters: DeadLetterStats
+    pauses: dict[str, Pause]
+
+
+def _read_all_stats(queue: Queue[Any], *, exact: bool) -> AllStats:
+    pauses = {one.queue: one for one in queue.run(list_paused(queue.collections.name))}
+    names = sorted({*queue.run(every_queue(queue.settings)), *pauses})
+    return AllStats(
+        at=queue.now(),
+        queues=Insights(queue).stats(names, exact=exact) if names else [],
+        letters=queue.dead_letters.all_queues.stats(exact=exact),
+        pauses=pauses,
+    )
+
+
+def _all_as_document(every: AllStats) -> dict[str, Any]:
+    """Write the sums of all queues, named as for one, and each queue's own counts."""
+    ages = [one.oldest_ready_age_sec for one in every.queues]
+    dues = [one.next_due_at for one in every.queues]
+    return {
+        "queue": None,
+        "at": every.at,
+        **{name: sum(getattr(one, name) for one in every.queues) for name in (*COUNTS, "pending")},
+        "oldest_ready_age_sec": max((one for one in ages if one is not None), default=None),
+        "next_due_at": min((one for one in dues if one is not None), default=None),
+        "estimated": sorted({name for one in every.queues for name in one.estimated}),
+        "dead_letters": every.letters,
+        "queues": [
+            {**one.model_dump(), "pending": one.pending, "paused": every.pauses.get(one.queue)}
+            for one in every.queues
+        ],
+    }
+
+
+def _total(queues: Sequence[QueueStats], name: str) -> int:
+    """Add up a count of queues; with one estimate among them the sum is an estimate."""
+    return formats.number(
+        sum(getattr(one, name) for one in queues),
+        estimated=any(name in one.estimated for one in queues),
+    )
+
+
+def _all_stats_view(session: Session, every: AllStats) -> Any:
+    if not every.queues:
+        return Text("There are no tasks in any queue.")
+    if len(every.queues) == 1:
+        (only,) = every.queues
+        return _stats_view(session, only, every.letters, every.pauses.get(only.queue))
+    rows: list[list[Cell]] = []
+    for one in every.queues:
+        paused = every.pauses.get(one.queue)
+        state = "" if paused is None else f"paused {formats.since(paused.paused_at, every.at)}"
+        rows.append([one.queue, *(_total([one], name) for name in COUNTS), state])
+    sums = (_total(every.queues, name) for name in COUNTS)
+    rows.append([Text("all queues", style="bold"), *sums, ""])
+    table = session.out.new_table(["queue", *COUNTS, ""], rows)
+    reasons = ", ".join(f"{number:,} {code}" for code, number in every.letters.by_code.items())
+    if reasons and every.letters.estimated:
+        reasons = f"of the newest {every.letters.examined:,}: {reasons}"
+    return Group(table, Text(f"\nfailed: {formats.printable(reasons)}")) if reasons else table
+
+
+def _read_stats(
+    queue: Queue[Any], *, exact: bool
+) -> tuple[QueueStats, DeadLetterStats, Pause | None]:
+    return queue.stats(exact=exact), queue.dead_letters.stats(exact=exact), queue.paused()
 
 
 def _as_document(
@@ -170,13 +291,19 @@ def _stats_view(
     session: Session, found: QueueStats, letters: DeadLetterStats, paused: Pause | None
 ) -> Any:
     age, due = found.oldest_ready_age_sec, found.next_due_at
+
+    def shown(name: str) -> int:
+        return formats.number(getattr(found, name), estimated=name in found.estimated)
+
+    at_least = "at least " if "oldest_ready_age_sec" in found.estimated else ""
+    codes = ", ".join(f"{number:,} {code}" for code, number in letters.by_code.items())
     notes = {
-        "ready": "" if age is None else f"the oldest for {formats.seconds(age)}",
+        "ready": "" if age is None else f"the oldest for {at_least}{formats.seconds(age)}",
         "delayed": "" if due is None else f"the next {formats.since(due, found.at)}",
-        "processing": f"{found.overdue:,} overdue: the sweeper takes them back"
+        "processing": f"{formats.figure(shown('overdue'))} overdue: the sweeper takes them back"
         if found.overdue
         else "",
-        "failed": ", ".join(f"{number:,} {code}" for code, number in letters.by_code.items()),
+        "failed": f"of the newest {letters.examined:,}: {codes}" if letters.estimated else codes,
     }
     colours = {"ready": "blue", "delayed": "blue", "processing": "yellow"}
     colours |= {"done": "green", "failed": "red"}
@@ -186,7 +313,7 @@ def _stats_view(
     return session.out.new_table(
         [f"queue {found.queue}", "tasks", state],
         [
-            [Text(name, style=colour), int(getattr(found, name)), notes.get(name, "")]
+            [Text(name, style=colour), shown(name), notes.get(name, "")]
             for name, colour in colours.items()
         ],
     )

@@ -134,5 +134,5 @@ def _cell(value: Cell) -> Text:
     if isinstance(value, Text):
         return value
     if isinstance(value, int):
-        return Text(f"{value:,}")
+        return Text(formats.figure(value))
     return Text(formats.printable(value))

@@ -18,7 +18,7 @@ from microqueue.cli.pipeline_options import (
     named_queues,
     settings_of,
 )
-from microqueue.cli.session import Session
+from microqueue.cli.session import AllQueues, Session
 from microqueue.cli.spark_progress import running
 from microqueue.worker.loading import load_model
 
@@ -37,13 +37,16 @@ def archive(
     compact: Annotated[
         bool, typer.Option("--compact/--no-compact", help="Merge small files afterwards.")
     ] = True,
+    all_queues: AllQueues = False,
     dry_run: Annotated[bool, dry_run_option("count what would be archived")] = False,
     master: Master = None,
 ) -> None:
     """Move finished tasks to Parquet: written, read back, and only then deleted.
 
-    Safe to kill at any point: run it again, and it finishes what was begun.
+    Needs --queue or --all-queues. Safe to kill at any point: run it again, and it finishes what
+    was begun.
     """
+    session.check_scope(all_queues=all_queues)
     with running(session, master) as runner:
         from microqueue.spark.pipelines.archive import archive as run  # noqa: PLC0415 (slow)
 
@@ -123,20 +126,28 @@ def replay(
     ],
     archive: Archive = None,
     letters: Annotated[
-        bool, typer.Option("--letters/--no-letters", help="Choose among dead letters, too.")
+        bool, typer.Option("--letters/--no-letters", help="Dead letters in MongoDB, too.")
     ] = True,
+    include_done: Annotated[
+        bool,
+        typer.Option("--include-done", help="Archived tasks that succeeded, too: they run again."),
+    ] = False,
     to: Annotated[str | None, typer.Option(help="The queue they go to; else their own.")] = None,
     over: Annotated[
         timedelta, typer.Option(help="Spread them over so long: 30m.", **tasks.DURATION)
     ] = timedelta(0),
     run_name: RunName = None,
+    all_queues: AllQueues = False,
     dry_run: Annotated[bool, dry_run_option("count what would be sent back")] = False,
     master: Master = None,
 ) -> None:
-    """Send chosen tasks of the archive and among dead letters back, once per run.
+    """Send chosen dead letters back, those of an archive, too, once per run.
 
-    The condition may use the columns of a task, payload (JSON text), fingerprint and archived.
+    Needs --queue or --all-queues: the queues that the tasks are of. Done tasks of an archive are
+    left out, unless --include-done is given. The condition may use the columns of a task, payload
+    (JSON text), fingerprint and archived.
     """
+    session.check_scope(all_queues=all_queues)
     if session.options.queue is not None:
         quoted = session.options.queue.replace("\\", "\\\\").replace("'", "\\'")
         where = f"({where}) and queue = '{quoted}'"
@@ -148,6 +159,7 @@ def replay(
             where=where,
             archive=archive,
             letters=letters,
+            include_done=include_done,
             to=to,
             over=over,
             run=run_name,

@@ -28,11 +28,16 @@ KIB = 1024
 def show(
     session: Session, summary: Any, view: Callable[[Session, Any], None], *, document: Any = None
 ) -> None:
-    """Print a summary: as JSON, or as sentences and tables."""
+    """Print a summary: as JSON, or as sentences and tables; say which queues it is of."""
     if session.out.as_json:
-        session.out.json(summary if document is None else document)
-    else:
-        view(session, summary)
+        written = formats.plain(summary if document is None else document)
+        named = session.options.queue
+        used = {} if view is ingest else {"queues": None if named is None else [named]}
+        session.out.json({**used, **written})
+        return
+    if view is not ingest:  # Its queue is in the summary.
+        session.note_queues()
+    view(session, summary)
 
 
 def archive(session: Session, summary: ArchiveSummary) -> None:
@@ -90,7 +95,11 @@ def replay(session: Session, summary: ReplaySummary) -> None:
     if summary.dry_run:
         out.say(f"{formats.count(summary.matched, 'task')} would be sent back.")
         if summary.matched_by:
-            out.table(["from", "tasks"], [[*pair] for pair in summary.matched_by.items()])
+            rows: list[list[str | int | Text]] = [
+                [*key.rsplit("/", 1), count] for key, count in summary.matched_by.items()
+            ]
+            out.table(["from", "status", "tasks"], rows)
+        _say_left_out(session, summary)
         return
     if summary.repeated:
         out.say(f"Run {summary.run} is over since it was first made: nothing was sent now.")
@@ -99,6 +108,16 @@ def replay(session: Session, summary: ReplaySummary) -> None:
         f"{formats.count(summary.archived, 'archived task')} are back, due until "
         f"{_instant(summary.until)}; {summary.skipped:,} skipped."
     )
+    _say_left_out(session, summary)
+
+
+def _say_left_out(session: Session, summary: ReplaySummary) -> None:
+    if summary.done_left_out:
+        tasks = formats.count(summary.done_left_out, "done task")
+        session.out.say(
+            f"Left out: {tasks} of the archive that the condition matches. "
+            "They succeeded; --include-done runs them again."
+        )
 
 
 def report(session: Session, made: Report) -> None:
@@ -166,7 +185,6 @@ def storms(session: Session, found: Storms) -> None:
 
 
 def _facts(storm: Storm) -> list[tuple[str, str | int | Text | None]]:
-    better = storm.suggestion
     return [
         (
             "retries",
@@ -182,17 +200,33 @@ def _facts(storm: Storm) -> list[tuple[str, str | int | Text | None]]:
             f"{storm.code or '-'}: {storm.error or '-'} ({storm.error_share:.0%} of failures)",
         ),
         ("policy", describe(storm.policy)),
-        (
-            "better",
-            None
-            if better is None
-            else f"{describe(better.policy)}: a peak of {better.peak_retries_per_sec:,}/s instead "
+        ("better", _better(storm)),
+    ]
+
+
+def _better(storm: Storm) -> str | None:
+    """Say which policy would have been better, or why none is named."""
+    better, known = storm.suggestion, storm.reproduction
+    if better is not None:
+        return (
+            f"{describe(better.policy)}: a peak of {better.peak_retries_per_sec:,}/s instead "
             f"of {better.instead_of_per_sec:,}/s, recovers in "
             f"{formats.seconds(better.recovery_sec)} instead of "
             f"{formats.seconds(better.instead_of_sec)}, by simulation of "
-            f"{_sampled(better.tasks, better.tasks_total)}",
-        ),
-    ]
+            f"{_sampled(better.tasks, better.tasks_total)}"
+        )
+    if known is None:
+        return None
+    by = f"by simulation of {_sampled(known.tasks, known.tasks_total)}"
+    if known.reproduced:
+        return f"no other base or jitter is calmer and recovers about as soon, {by}"
+    return (
+        "no recommendation, because the policy does not explain this storm: it makes "
+        f"{known.simulated_retries:,.0f} retries, a peak of {known.simulated_peak_per_sec:,.0f}/s "
+        f"and {known.simulated_peak_per_min:,.0f} in the worst minute, {by}; observed were "
+        f"{known.retries:,} retries, a peak of {known.peak_per_sec:,}/s and "
+        f"{known.peak_per_min:,} in the worst minute"
+    )
 
 
 def simulate(session: Session, made: Simulation) -> None:

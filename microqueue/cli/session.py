@@ -7,27 +7,34 @@ import inspect
 import logging
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from pymongo.errors import PyMongoError
 
 from microqueue.arguments import check_uri, refused
+from microqueue.cli import formats
 from microqueue.cli.adopting import adopt
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
 from microqueue.cli.output import Output
 from microqueue.connection import DEFAULT_DATABASE, URI_VARIABLE
+from microqueue.dead_letters import DeadLetters
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.embedded import default_directory, running
 from microqueue.errors import MicroqueueError
+from microqueue.operations.examine import every_queue
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE
 from microqueue.worker.supervisor import own_name
 
 logger = logging.getLogger("microqueue.cli")
+
+AllQueues: TypeAlias = Annotated[
+    bool, typer.Option("--all-queues", help="Act on all queues; else give --queue.")
+]
 
 PANEL = "Options of every command"
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -63,7 +70,8 @@ class SharedOptions:
             "--queue",
             "-q",
             metavar="NAME",
-            help="The queue. Else the one named default, or all, if a command is about all.",
+            help="The queue. Without it, commands that read use all queues, those that delete or "
+            f"replay ask for it or --all-queues, and the others use {DEFAULT_QUEUE!r}.",
             rich_help_panel=PANEL,
         ),
     ] = None
@@ -111,6 +119,37 @@ class Session:
     def queue_name(self) -> str:
         """The queue's name, or the default one."""
         return DEFAULT_QUEUE if self.options.queue is None else self.options.queue
+
+    @property
+    def all_queues(self) -> bool:
+        """Whether a command that reads uses all queues: none was given."""
+        return self.options.queue is None
+
+    def check_scope(self, *, all_queues: bool) -> None:
+        """Reject a command that deletes or replays without a word on which queues."""
+        if self.options.queue is not None and all_queues:
+            raise typer.BadParameter("give --queue or --all-queues, not both.")
+        if self.options.queue is None and not all_queues:
+            raise typer.BadParameter("say which queues: give --queue NAME, or --all-queues.")
+
+    def queues(self, queue: Queue[Any]) -> list[str]:
+        """Return the names of the queues that are used: the given one, or all that exist."""
+        return queue.run(every_queue(queue.settings)) if self.all_queues else [queue.name]
+
+    def letters(self, queue: Queue[Any]) -> DeadLetters[Any]:
+        """Return the dead letters of the given queue, or of all queues."""
+        return queue.dead_letters.all_queues if self.all_queues else queue.dead_letters
+
+    @property
+    def scope(self) -> str:
+        """The queues that are used, for a sentence."""
+        return "all queues" if self.all_queues else f"queue {self.queue_name!r}"
+
+    def note_queues(self, names: Sequence[str] = ()) -> None:
+        """Say beside the result which queues it is of, and what they are, if that is known."""
+        listed = f": {formats.listed([repr(one) for one in names])}" if names else ""
+        scope = f"All queues{listed}" if self.all_queues else f"Queue {self.queue_name!r}"
+        self.out.note(f"{scope}.")
 
     @property
     def collection(self) -> str:

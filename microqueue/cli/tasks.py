@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from microqueue.arguments import refused
 from microqueue.cli import formats, output, values
 from microqueue.cli.session import Session
-from microqueue.errors import InvalidArgument, TaskNotFound
+from microqueue.errors import DuplicateTask, InvalidArgument, TaskNotFound
+from microqueue.masking import TELLING_KEYS, Masker
 from microqueue.operations.examine import queue_names
 from microqueue.queue import Queue
 from microqueue.task import Attempt, Task, TaskError, TaskStatus
@@ -20,7 +21,13 @@ from microqueue.task_ids import candidate_ids, new_id
 
 PAYLOAD_CUT = 200
 DURATION = {"parser": values.read_duration, "metavar": "DURATION"}
+EXACT_HELP = "Count everything, which takes seconds with a million tasks."
 INSTANT = {"parser": values.read_instant, "metavar": "TIME"}
+Reveal: TypeAlias = Annotated[
+    bool, typer.Option("--reveal", help="Show passwords, tokens and the like, instead of masks.")
+]
+ABSENT_TRIES = 5
+"""How often to add a task whose id or dedupe key is taken by a task that then cannot be found."""
 
 
 def enqueue(
@@ -56,8 +63,18 @@ def enqueue(
     header: Annotated[
         list[str] | None, typer.Option(help="key=value beside the payload; repeatable.")
     ] = None,
+    if_absent: Annotated[
+        bool,
+        typer.Option(
+            "--if-absent",
+            help="With --id or --dedupe-key: if such a task is there already, say which, and "
+            "exit with status 0.",
+        ),
+    ] = False,
 ) -> None:
     """Add a task; when the command returns, it is stored."""
+    if if_absent and task_id is None and dedupe_key is None:
+        raise typer.BadParameter("--if-absent is of use with --id or --dedupe-key only.")
     options: dict[str, Any] = {
         "priority": priority,
         "delay": delay,
@@ -72,9 +89,19 @@ def enqueue(
     read = values.read_payload(_read_stdin() if payload == "-" else payload)
     options["task_id"] = None if task_id is None else new_id(task_id)
     with session.connect() as queue:
-        task = queue.enqueue(read, dedupe_key=dedupe_key, **options)
+        options["dedupe_key"] = dedupe_key
+        if if_absent:
+            task, added = _add_if_absent(queue, read, options)
+        else:
+            task, added = queue.enqueue(read, **options), True
     if session.out.as_json:
-        session.out.json(task)
+        (task,) = shown([task])
+        session.out.json({**dict(task), "added": added} if if_absent else task)
+        return
+    if not added:
+        session.out.say(
+            f"Task {task.id} is in queue {task.queue!r} already, {task.status}; nothing was added."
+        )
         return
     due = (
         ""
@@ -82,6 +109,25 @@ def enqueue(
         else f", due {formats.since(task.next_retry_at, task.created_at)}"
     )
     session.out.say(f"Enqueued {task.id} in queue {task.queue!r}{due}.")
+
+
+def _add_if_absent(
+    queue: Queue[Any], payload: dict[str, Any], options: dict[str, Any]
+) -> tuple[Task[Any], bool]:
+    """Add a task, or find the one that has its id or dedupe key; return whether it was added."""
+    for remaining in reversed(range(ABSENT_TRIES)):
+        try:
+            return queue.enqueue(payload, **options), True
+        except DuplicateTask as exc:
+            taken_by = exc.task_id if exc.dedupe_key is None else exc.existing_id
+            there = None if taken_by is None else queue.get(taken_by)
+            # A task of another queue is another task: this queue has none.
+            if there is not None and there.queue == queue.name:
+                return there, False
+            if there is not None or not remaining:
+                raise
+            # It is gone meanwhile, finished or deleted: now there may be room.
+    raise AssertionError("unreachable")
 
 
 def _enqueue_many(
@@ -100,7 +146,7 @@ def _enqueue_many(
     with session.connect() as queue:
         report = queue.enqueue_many(payloads, **options)
     if session.out.as_json:
-        session.out.json(report.tasks)
+        session.out.json(shown(report.tasks))
     else:
         session.out.say(
             f"Enqueued {formats.count(report.added, 'task')} in queue {session.queue_name!r}."
@@ -123,23 +169,30 @@ def peek(
         TaskStatus | None, typer.Option("--status", help="Only tasks that stand like this.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many at most.")] = 10,
+    reveal: Reveal = False,
 ) -> None:
-    """Look at the newest tasks of a queue; claims nothing, leaves no trace."""
+    """Show the newest tasks of all queues, or of the one given with -q; read-only."""
     with session.connect() as queue:
-        tasks = queue.peek(limit, status=status)
+        found = queue.peek(limit, status=status, all_queues=session.all_queues)
+        tasks = shown(found, reveal=reveal)
         now = queue.now()
-        hint = "" if tasks else others(queue)
+        queues = session.queues(queue)
+        hint = "" if tasks or session.all_queues else others(queue)
     if session.out.as_json:
+        session.note_queues(queues)
         session.out.json(tasks)
     elif not tasks:
         such = "No tasks" if status is None else f"No {status.value} tasks"
-        session.out.say(f"{such} in queue {session.queue_name!r}.{hint}")
+        where = "any queue" if session.all_queues else f"queue {session.queue_name!r}"
+        session.out.say(f"{such} in {where}.{hint}")
     else:
+        session.note_queues(queues)
         session.out.table(
-            *with_names(
+            *described(
                 ["id", "status", "prio", "attempts", "created", "payload"],
                 [_row(session, task, now) for task in tasks],
                 tasks,
+                queues=session.all_queues,
             ),
             payload="ellipsis",
         )
@@ -160,18 +213,29 @@ def _row(session: Session, task: Task[Any], now: datetime) -> list[output.Cell]:
     ]
 
 
-def with_names(
-    columns: list[str], rows: list[list[output.Cell]], tasks: Sequence[Task[Any]]
+def described(
+    columns: list[str], rows: list[list[output.Cell]], tasks: Sequence[Task[Any]], *, queues: bool
 ) -> tuple[list[str], list[list[output.Cell]]]:
-    """Add the names of named tasks to a table, after the ids, if any of its tasks has one."""
+    """Add columns to a table, after the ids: names if any task has one, and queues if asked."""
     names = [task.name for task in tasks]
-    if not any(names):
-        return columns, rows
-    named = zip(rows, names, strict=True)
+    added: list[tuple[str, list[str]]] = []
+    if any(names):
+        added.append(("name", [formats.one_line(name or "-") for name in names]))
+    if queues:
+        added.append(("queue", [formats.one_line(str(task.queue)) for task in tasks]))
     return (
-        [columns[0], "name", *columns[1:]],
-        [[row[0], formats.one_line(name or "-"), *row[1:]] for row, name in named],
+        [columns[0], *(name for name, _ in added), *columns[1:]],
+        [
+            [row[0], *(cells[place] for _, cells in added), *row[1:]]
+            for place, row in enumerate(rows)
+        ],
     )
+
+
+def shown(tasks: Iterable[Task[Any]], *, reveal: bool = False) -> list[Task[Any]]:
+    """Return tasks as they may be printed: what the dashboard masks is masked, unless revealed."""
+    masker = Masker(None if reveal else TELLING_KEYS)
+    return [masker.task(task) for task in tasks]
 
 
 def others(queue: Queue[Any]) -> str:
@@ -183,19 +247,36 @@ def others(queue: Queue[Any]) -> str:
 def show(
     session: Session,
     task_id: Annotated[str, typer.Argument(metavar="ID", help="The id of a task of any queue.")],
+    *,
+    reveal: Reveal = False,
 ) -> None:
-    """Show one task with its payload, its error and the history of its attempts."""
+    """Show one task with its payload, error and history; secrets are masked."""
     with session.connect() as queue:
         task = find(session, queue, task_id)
         now = queue.now()
-    print_task(session, task, now)
+    print_task(session, task, now, reveal=reveal)
 
 
 def find(session: Session, queue: Queue[Any], text: str) -> Task[Any]:
-    """Find a task by what somebody typed, whatever type its id has.
+    """Find a task by what was typed; see :func:`find_all`."""
+    (task,) = find_all(session, queue, [text])
+    return task
 
-    In any queue, unless one was given: then a task of another one is refused.
+
+def find_all(session: Session, queue: Queue[Any], texts: Sequence[str]) -> list[Task[Any]]:
+    """Find tasks by what was typed, whatever types their ids have.
+
+    In any queue, unless one was given: then a task of another one is rejected. If some do not
+    exist, all of those are named.
     """
+    found = [_find_one(session, queue, text) for text in texts]
+    missing = [text for text, task in zip(texts, found, strict=True) if task is None]
+    if missing:
+        raise TaskNotFound(task_ids=missing)
+    return [task for task in found if task is not None]
+
+
+def _find_one(session: Session, queue: Queue[Any], text: str) -> Task[Any] | None:
     wanted = session.options.queue
     elsewhere: str | None = None
     for task_id in candidate_ids(text):
@@ -206,12 +287,13 @@ def find(session: Session, queue: Queue[Any], text: str) -> Task[Any]:
     if elsewhere is not None:
         reason = f"task {text!r} is in queue {elsewhere!r}; give that one, or leave --queue out"
         raise refused("queue", wanted, reason)
-    raise TaskNotFound(task_id=text)
+    return None
 
 
-def print_task(session: Session, task: Task[Any], now: datetime) -> None:
-    """Print everything about one task."""
+def print_task(session: Session, task: Task[Any], now: datetime, *, reveal: bool = False) -> None:
+    """Print everything about one task, with secrets masked unless revealed."""
     out = session.out
+    (task,) = shown([task], reveal=reveal)
     if out.as_json:
         out.json(task)
         return

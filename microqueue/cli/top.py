@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -15,8 +16,17 @@ from microqueue.cli import formats, tasks
 from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
-from microqueue.insights import MOST_RUNNING, Insights, MinuteCounts, Overview, QueueOverview
-from microqueue.sweeper import COUNTERS, SweepReport, check_every
+from microqueue.insights import (
+    MOST_RUNNING,
+    Insights,
+    MinuteCounts,
+    Overview,
+    QueueOverview,
+    RunningTask,
+)
+from microqueue.masking import Masker
+from microqueue.operations.stats import MINUTES
+from microqueue.sweeper import COUNTERS, SweepReport, check_every, describe_burials
 
 RATE_MINUTES = 5
 RUNNING_SHOWN = 15
@@ -36,24 +46,26 @@ def top(
     interval: Annotated[
         timedelta | None, typer.Option(hidden=True, help="The same as --every.", **tasks.DURATION)
     ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help=tasks.EXACT_HELP)] = False,
 ) -> None:
     """Look on: queues with their rates, the workers, and what runs and for how long.
 
-    All queues, or the one given with -q. Looking leaves no trace in the queue.
+    All queues, or the one given with -q. Looking leaves no trace in the queue. A number with a
+    ~ is an estimate: there are more than MICROQUEUE_COUNT_LIMIT.
     """
     pause = check_every(every if interval is None else interval)
     with session.connect() as queue:
         insights = Insights(queue)
         if once or not session.out.for_people:
-            _print(session, _seen(session, insights))
+            _print(session, _seen(session, insights, exact=exact))
             return
         with stop_on_signals() as stop:
-            _watch(session, insights, stop, pause)
+            _watch(session, insights, stop, pause, exact=exact)
 
 
-def _seen(session: Session, insights: Insights) -> Overview:
+def _seen(session: Session, insights: Insights, *, exact: bool) -> Overview:
     """Take an overview, of the one queue that was asked for, or of all."""
-    overview, wanted = insights.overview(), session.options.queue
+    overview, wanted = insights.overview(exact=exact), session.options.queue
     if wanted is None:
         return overview
     minutes = overview.minutes
@@ -79,10 +91,12 @@ def _print(session: Session, overview: Overview) -> None:
         session.out.console.print(_view(session, overview))
 
 
-def _watch(session: Session, insights: Insights, stop: threading.Event, pause: float) -> None:
+def _watch(
+    session: Session, insights: Insights, stop: threading.Event, pause: float, *, exact: bool
+) -> None:
     with Live(console=session.out.console, auto_refresh=False, screen=True) as live:
         while not stop.is_set():
-            view = _view(session, _seen(session, insights))
+            view = _view(session, _seen(session, insights, exact=exact))
             live.update(Group(view, Text("\nCtrl-C ends this.", style="dim")), refresh=True)
             stop.wait(pause)
 
@@ -92,7 +106,17 @@ def _as_document(overview: Overview) -> dict[str, Any]:
         {**one.model_dump(), **dict(zip(RATE_NAMES, _rates(overview, one.queue), strict=True))}
         for one in overview.queues
     ]
-    return {**{name: getattr(overview, name) for name in Overview.model_fields}, "queues": queues}
+    fields = {name: getattr(overview, name) for name in Overview.model_fields}
+    return {**fields, "queues": queues, "running": [_masked(one) for one in overview.running]}
+
+
+def _masked(running: RunningTask) -> RunningTask:
+    """Mask what a handler says of its progress, as the dashboard does."""
+    if running.progress is None:
+        return running
+    message = Masker().mask(running.progress.message)
+    progress = running.progress.model_copy(update={"message": message})
+    return running.model_copy(update={"progress": progress})
 
 
 def _rates(overview: Overview, queue: str) -> tuple[float, float]:
@@ -126,19 +150,37 @@ def _view(session: Session, overview: Overview) -> RenderableType:
 def _queue_row(overview: Overview, one: QueueOverview) -> list[Cell]:
     done, failed = _rates(overview, one.queue)
     age = one.oldest_ready_age_sec
+    minutes = overview.minutes
+
+    def shown(field: str) -> int:
+        return formats.number(getattr(one, field), estimated=field in one.estimated)
+
+    def red(field: str) -> Text:
+        return Text(formats.figure(shown(field)), style="red" if shown(field) else "")
+
     name = Text(one.queue, style="bold")
     return [
         name.append(" (paused)", style="yellow") if one.paused else name,
-        one.ready,
-        "-" if age is None else formats.seconds(age),
-        one.delayed,
-        one.processing,
-        Text(f"{one.overdue:,}", style="red" if one.overdue else ""),
-        one.done_last_hour,
-        f"{done:,.1f}",
-        f"{failed:,.1f}",
-        Text(f"{one.failed:,}", style="red" if one.failed else ""),
+        shown("ready"),
+        "-" if age is None else _mark(one.estimated, "oldest_ready_age_sec", formats.seconds(age)),
+        shown("delayed"),
+        shown("processing"),
+        red("overdue"),
+        shown("done_last_hour"),
+        f"{'~' if _recent(minutes.done_estimated) else ''}{done:,.1f}",
+        f"{'~' if _recent(minutes.failed_estimated) else ''}{failed:,.1f}",
+        red("failed"),
     ]
+
+
+def _mark(estimated: Sequence[str], field: str, text: str) -> str:
+    """Mark an age that may be larger."""
+    return f"{text}+" if field in estimated else text
+
+
+def _recent(estimated: Sequence[int]) -> bool:
+    """Tell whether a rate is made of a minute that is an estimate."""
+    return any(MINUTES - RATE_MINUTES - 1 <= place < MINUTES - 1 for place in estimated)
 
 
 def _workers(session: Session, overview: Overview) -> list[RenderableType]:
@@ -161,7 +203,10 @@ def _workers(session: Session, overview: Overview) -> list[RenderableType]:
 
 def _running(session: Session, overview: Overview) -> list[RenderableType]:
     now = overview.at
-    total = sum(one.processing for one in overview.queues)
+    total = formats.number(
+        sum(one.processing for one in overview.queues),
+        estimated=any("processing" in one.estimated for one in overview.queues),
+    )
     rows: list[list[Cell]] = []
     for one in overview.running[:RUNNING_SHOWN]:
         lasted = "-" if one.started_at is None else _elapsed(one.started_at, now)
@@ -178,7 +223,7 @@ def _running(session: Session, overview: Overview) -> list[RenderableType]:
 
 
 def _section(name: str, total: int, shown: int) -> Text:
-    text = Text(f"\n{name}: {total:,}", style="bold")
+    text = Text(f"\n{name}: {formats.figure(total)}", style="bold")
     return text.append(f" ({shown} shown)", style="dim") if shown < total else text
 
 
@@ -195,4 +240,5 @@ def _sweep_line(report: SweepReport | None, now: datetime) -> str:
         return "No sweep yet: run microqueue sweep --every 5."
     moved = [f"{getattr(report, name):,} {name}" for name in COUNTERS if getattr(report, name)]
     what = ", ".join(moved) or "nothing to do"
-    return f"Last sweep {formats.since(report.at, now)} by {report.sweeper_id}: {what}."
+    buried = "".join(f"; {formats.one_line(one)}" for one in describe_burials(report.buried_tasks))
+    return f"Last sweep {formats.since(report.at, now)} by {report.sweeper_id}: {what}{buried}."

@@ -29,10 +29,13 @@ class Watchdog:
         self._end_at = float("inf")
         self._left = False
         self._status = 1
+        self._flushing, self._flushed = threading.Event(), threading.Event()
         self._reader, self._writer = os.pipe()  # Never closed: a late stop may write to it.
 
     def __enter__(self) -> Self:
+        # Both from the beginning: Python starts no thread once it is shutting down.
         threading.Thread(target=self._watch, name="microqueue-watchdog", daemon=True).start()
+        threading.Thread(target=self._flush, name="microqueue-flush", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,19 +57,14 @@ class Watchdog:
             if select.select([self._reader], [], [], wait_sec)[0]:
                 os.read(self._reader, 64)
         if not self._left:
-            end_process(self._status)
+            self._flushing.set()
+            self._flushed.wait(FLUSH_SEC)
+            os._exit(self._status)
 
-
-def end_process(status: int) -> None:
-    """End at once, without waiting for threads, handlers or connections."""
-
-    def flush() -> None:
+    def _flush(self) -> None:
+        """Log and flush in a thread of its own: what does not end may hold the lock of a stream."""
+        self._flushing.wait()
         logger.warning("something keeps this process from ending; it is ended now")
         sys.stdout.flush()
         sys.stderr.flush()
-
-    # In a thread: who does not end may hold the lock of a stream.
-    flusher = threading.Thread(target=flush, daemon=True)
-    flusher.start()
-    flusher.join(FLUSH_SEC)
-    os._exit(status)
+        self._flushed.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +15,7 @@ import typer
 
 from microqueue.async_queue import AsyncQueue
 from microqueue.cli import formats, reloading, serving, tasks, values
+from microqueue.cli.adopting import adopt
 from microqueue.cli.control import resume_command
 from microqueue.cli.loading import load
 from microqueue.cli.logs import LogLevel
@@ -23,10 +24,12 @@ from microqueue.cli.watchdog import Watchdog
 from microqueue.core import worker_name
 from microqueue.errors import MicroqueueError
 from microqueue.operations import workers
-from microqueue.operations.control import list_paused
+from microqueue.operations.control import Pause, list_paused
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
+from microqueue.sweeper import describe_burials
 from microqueue.worker import AsyncWorker, Worker, stopping_by_signal
+from microqueue.worker.arriving import await_server
 from microqueue.worker.handlers import router_for
 from microqueue.worker.stopping import ENDING_SEC, HURRY_SEC
 from microqueue.worker.supervisor import (
@@ -52,16 +55,38 @@ class Job:
     hooks: list[Any]
     watchdog: Watchdog
 
-    def watched(self, stop: Callable[..., None]) -> Callable[..., None]:
-        """Give a stop after which the process ends in time, whatever keeps it."""
+    def expect_end(self, *, immediately: bool) -> None:
+        """See to it that the process ends in time after a stop, whatever keeps it."""
         grace_sec = self.options["grace"].total_seconds()
+        limit_sec = HURRY_SEC if immediately else grace_sec + ENDING_SEC
+        self.watchdog.expect_end(limit_sec + MARGIN_SEC)
 
-        def stop_in_time(*, immediately: bool = False) -> None:
-            limit_sec = HURRY_SEC if immediately else grace_sec + ENDING_SEC
-            self.watchdog.expect_end(limit_sec + MARGIN_SEC)
-            stop(immediately=immediately)
 
-        return stop_in_time
+class Stop:
+    """What signals ask for: first of the wait for MongoDB, then of what runs.
+
+    Only sets flags and calls, so that a signal handler may call it.
+    """
+
+    def __init__(self, expect_end: Callable[..., None]) -> None:
+        self._expect_end = expect_end
+        self._pass_on: Callable[..., None] | None = None
+        self._immediately = False
+        self.asked = False
+
+    def __call__(self, *, immediately: bool = False) -> None:
+        """Stop what is under way."""
+        self._immediately = self._immediately or immediately
+        self.asked = True
+        self._expect_end(immediately=immediately)
+        if self._pass_on is not None:
+            self._pass_on(immediately=immediately)
+
+    def pass_on_to(self, stop: Callable[..., None]) -> None:
+        """Pass on from now on, and what was asked before."""
+        self._pass_on = stop
+        if self.asked:
+            stop(immediately=self._immediately)
 
 
 def worker(
@@ -120,7 +145,8 @@ def worker(
     """Work off queues until Ctrl-C or SIGTERM: in threads, or with asyncio for coroutines.
 
     The first signal lets running handlers finish within --grace and hands the rest back; the
-    second one hands everything back at once.
+    second one hands everything back at once. A MongoDB that is not there yet is waited for, unless
+    with --burst.
     """
     session.log(LogLevel.INFO)
     serving.check_ports(metrics_port, processes)
@@ -160,9 +186,15 @@ def _run(job: Job) -> int:
     function = load(job.handler)
     # Not before: what the app says of its own logging counts.
     job.session.log(LogLevel.INFO, of_app=True)
-    with ExitStack() as opened:
-        first = opened.enter_context(job.session.connect(job.names[0]))
-        first.ensure_indexes(adjust=False)  # A server that is not there is told at once.
+    stop = Stop(job.expect_end)
+    with stopping_by_signal(stop), ExitStack() as opened:
+        end_with_supervisor(stop)
+        first = opened.enter_context(job.session.open(job.names[0]))
+        who = f"worker {job.options['worker_id']}"
+        pauses = _prepare(first, who, stop, burst=job.burst)
+        if pauses is None:
+            job.watchdog.succeeded()
+            return 0
         if not job.burst and own_name() is None:
             described = formats.listed([repr(name) for name in job.names])
             noun = "queue" if len(job.names) == 1 else "queues"
@@ -170,31 +202,50 @@ def _run(job: Job) -> int:
                 f"Working on {noun} {described} with {job.handler}. Ctrl-C ends it."
             )
         if own_name() is None:
-            _tell_pauses(job.session, first, job.names)
+            _tell_pauses(job.session, pauses, job.names)
         if router_for(function).coroutines():
-            return asyncio.run(_run_async(job, function, first.settings))
+            return asyncio.run(_run_async(job, function, first.settings, stop))
         others = [
             Queue(first.collections.tasks, name, settings=first.settings) for name in job.names[1:]
         ]
         threads = Worker([first, *others], function, hooks=job.hooks, **job.options)
-        stop = job.watched(threads.stop)
-        with stopping_by_signal(stop):
-            end_with_supervisor(stop)
-            handled = threads.run(burst=job.burst)
-            job.watchdog.succeeded()
-            return handled
+        stop.pass_on_to(threads.stop)
+        handled = threads.run(burst=job.burst)
+        job.watchdog.succeeded()
+        return handled
 
 
-def _tell_pauses(session: Session, queue: Queue[Any], names: list[str]) -> None:
+def _prepare(queue: Queue[Any], who: str, stop: Stop, *, burst: bool) -> Sequence[Pause] | None:
+    """Find the dead letters, create the indexes, and return what is paused.
+
+    All of it once MongoDB is there; in a burst that is now, or an error.
+
+    Returns:
+        The pauses; none if there was a stop before MongoDB was there.
+    """
+    pauses: list[Pause] = []
+
+    def prepare() -> None:
+        adopt(queue)
+        queue.ensure_indexes(adjust=False)
+        pauses[:] = queue.run(list_paused(queue.collections.name))
+
+    if burst:
+        prepare()
+        return pauses
+    return pauses if await_server(prepare, who=who, stopping=lambda: stop.asked) else None
+
+
+def _tell_pauses(session: Session, pauses: Sequence[Pause], names: list[str]) -> None:
     """Say which queues give nothing, and how that ends."""
-    for one in queue.run(list_paused(queue.collections.name)):
+    for one in pauses:
         if one.queue in names:
             reason = f" ({one.reason})" if one.reason else ""
             ends = resume_command(session, one.queue)
             session.out.remark(f"Queue {one.queue!r} is paused{reason}; `{ends}` ends that.")
 
 
-async def _run_async(job: Job, function: Any, settings: QueueSettings) -> int:
+async def _run_async(job: Job, function: Any, settings: QueueSettings, stop: Stop) -> int:
     async with AsyncExitStack() as opened:
         first = await opened.enter_async_context(
             AsyncQueue[Any].from_uri(
@@ -209,12 +260,10 @@ async def _run_async(job: Job, function: Any, settings: QueueSettings) -> int:
             for name in job.names[1:]
         ]
         coroutines = AsyncWorker([first, *others], function, hooks=job.hooks, **job.options)
-        stop = job.watched(coroutines.stop)
-        with stopping_by_signal(stop):
-            end_with_supervisor(stop)
-            handled = await coroutines.run(burst=job.burst)
-            job.watchdog.succeeded()
-            return handled
+        stop.pass_on_to(coroutines.stop)
+        handled = await coroutines.run(burst=job.burst)
+        job.watchdog.succeeded()
+        return handled
 
 
 def _supervise(
@@ -231,46 +280,54 @@ def _supervise(
 ) -> None:
     """Run this very command in several processes, and take back what a dead one held."""
     load(handler)  # A wrong name is told once, before anything starts.
-    with session.connect(names[0]) as queue:
-        queue.ensure_indexes(adjust=False)
-        _tell_pauses(session, queue, names)
-        session.out.say(
-            f"Working on {formats.listed([repr(name) for name in names])} with {handler} in "
-            f"{formats.count(processes, 'process', 'processes')}. Ctrl-C ends it."
-        )
+    grace_sec = grace.total_seconds()
+    with Watchdog() as watchdog:
 
-        def take_back(name: str) -> int | None:
-            try:
-                # It stays on the list until the sweeper has looked once more: a claim of its
-                # last moment may reach the server only now.
-                found = queue.run(
-                    workers.reclaim_from(name, queue.now(), queue.settings, concurrency=concurrency)
-                )
-            except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
-                session.out.error(exc)
-                return None
-            if count := sum(found):
-                session.out.remark(f"{name} is gone; {count} of its tasks were taken back.")
-            return count
-
-        supervisor = Supervisor(
-            [sys.executable, "-m", "microqueue.cli", *sys.argv[1:]],
-            processes,
-            name=name,
-            on_death=take_back,
-            grace_sec=grace.total_seconds(),
-            patient=reload,
-            may_end=burst,
-        )
-        grace_sec = grace.total_seconds()
-
-        def stop(*, immediately: bool) -> None:
+        def expect_end(*, immediately: bool) -> None:
             # It waits for its processes, kills what is left, and waits for that.
             limit_sec = (0.0 if immediately else grace_sec) + 2 * KILL_AFTER_SEC
             watchdog.expect_end(limit_sec + ENDING_SEC)
-            supervisor.stop()
 
-        with Watchdog() as watchdog, stopping_by_signal(stop):
+        stop = Stop(expect_end)
+        with stopping_by_signal(stop), session.open(names[0]) as queue:
+            pauses = _prepare(queue, f"supervisor {name}", stop, burst=burst)
+            if pauses is None:
+                watchdog.succeeded()
+                return
+            _tell_pauses(session, pauses, names)
+            session.out.say(
+                f"Working on {formats.listed([repr(name) for name in names])} with {handler} in "
+                f"{formats.count(processes, 'process', 'processes')}. Ctrl-C ends it."
+            )
+
+            def take_back(name: str) -> int | None:
+                try:
+                    # It stays on the list until the sweeper has looked once more: a claim of its
+                    # last moment may reach the server only now.
+                    found = queue.run(
+                        workers.reclaim_from(
+                            name, queue.now(), queue.settings, concurrency=concurrency
+                        )
+                    )
+                except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
+                    session.out.error(exc)
+                    return None
+                if count := found.counts.total():
+                    session.out.remark(f"{name} is gone; {count} of its tasks were taken back.")
+                for line in describe_burials(found.burials):
+                    session.out.remark(line)
+                return count
+
+            supervisor = Supervisor(
+                [sys.executable, "-m", "microqueue.cli", *sys.argv[1:]],
+                processes,
+                name=name,
+                on_death=take_back,
+                grace_sec=grace_sec,
+                patient=reload,
+                may_end=burst,
+            )
+            stop.pass_on_to(lambda **_: supervisor.stop())
             if reload:
                 reloading.watch_code(supervisor.restart)
             status = supervisor.run()

@@ -10,14 +10,17 @@ from microqueue.arguments import (
     check_id,
     check_name,
     check_status,
+    refused,
 )
 from microqueue.core.base import QueueBase
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument
 from microqueue.operations import (
     administer,
+    examine,
     inspect,
     relocate,
+    stats,
     workers,
 )
 from microqueue.operations.call import Operation
@@ -38,19 +41,31 @@ class Administration(QueueBase[PayloadT]):
         return self.view(document) if document else None
 
     def _peek(
-        self, limit: int, status: TaskStatus | str | None, queue: str | None
+        self,
+        limit: int,
+        status: TaskStatus | str | None,
+        queue: str | None,
+        *,
+        all_queues: bool = False,
     ) -> Operation[list[Task[PayloadT]]]:
+        chosen: str | list[str] = self.name if queue is None else check_name(queue)
+        if all_queues and queue is not None:
+            raise refused("queue", queue, "leave it out, or leave out all_queues")
+        if all_queues:
+            chosen = yield from examine.every_queue(self.settings)
         documents = yield from inspect.peek(
-            self.name if queue is None else check_name(queue),
+            chosen,
             status=None if status is None else check_status(status),
             limit=check_count("limit", limit),
             settings=self.settings,
         )
         return [self.view(document) for document in documents]
 
-    def _stats(self) -> Operation[inspect.QueueStats]:
+    def _stats(self, *, exact: bool) -> Operation[stats.QueueStats]:
         now = yield from self._now()
-        return (yield from inspect.stats(self.name, now, self.settings))
+        bounds = self.count_bounds(exact=exact)
+        (found,) = yield from stats.queue_stats([self.name], now, self.settings, bounds=bounds)
+        return found
 
     def _workers(self) -> Operation[list[workers.WorkerInfo]]:
         return (yield from workers.list_workers(self.collections.name))

@@ -13,6 +13,7 @@ from microqueue.errors import InvalidPayload
 from microqueue.operations import indexes
 from microqueue.operations.call import Document, Operation, Target, letters_collection
 from microqueue.operations.claim import Spread
+from microqueue.operations.stats import Bounds, KnownSamples
 from microqueue.operations.time import read_clock
 from microqueue.payload import PayloadCodec, codec_of
 from microqueue.positions import Positions
@@ -39,6 +40,7 @@ class QueueBase(Generic[PayloadT]):
         self._codec: PayloadCodec[PayloadT] = codec_of(payload_model)
         self._positions = Positions()
         self._spread = Spread()
+        self._samples = KnownSamples()
         self._connection: Connection | None = None
         self._indexed = not self.settings.ensure_indexes
 
@@ -84,6 +86,12 @@ class QueueBase(Generic[PayloadT]):
     def _now(self) -> Operation[datetime]:
         return (yield from read_clock(self.clock))
 
+    def count_bounds(self, *, exact: bool) -> Bounds:
+        """Say how far to count. In memory there is no server to spare, and all is counted."""
+        unbounded = exact or self.collections.in_memory
+        limit = None if unbounded else self.settings.count_limit
+        return Bounds(self.collections.name, limit, self._samples)
+
     def _ensure_indexes(self, *, adjust: bool) -> Operation[list[str]]:
         tasks = self.collections.name
         wanted = indexes.task_indexes(self.settings.retention)
@@ -109,6 +117,10 @@ class QueueBase(Generic[PayloadT]):
         """Give the time, and the place at the end of the line."""
         now = yield from self.begin()
         return now, self._positions.take(now)
+
+    def check_payload(self, payload: Any) -> None:
+        """Raise :class:`InvalidPayload` if a task of this queue could not be read back with it."""
+        self._codec.load(payload)
 
     def view(self, document: Document) -> Task[PayloadT]:
         """Show a task as it is stored, validated if it can be: a bad payload is still seen."""

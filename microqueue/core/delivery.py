@@ -8,9 +8,10 @@ import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
+from microqueue.clock import TICK, later
 from microqueue.core.pausing import REMEMBERED_SEC, Pausing
 from microqueue.core.settling import Settling
 from microqueue.durations import to_positive_timedelta
@@ -29,7 +30,6 @@ from microqueue.operations.settle import Settlement
 from microqueue.task import Claimed, Lease, PayloadT, Task, TaskError
 
 _HOST = socket.gethostname()
-TICK = timedelta(milliseconds=1)
 
 
 class Delivery(Settling[PayloadT], Pausing[PayloadT]):
@@ -105,7 +105,9 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
     def claim_again(self, lease: Lease) -> Operation[list[Claimed]]:
         """Take what a claim holds that ended in an error, under the same lease, renewed."""
         now = yield from self.begin()
-        renewed = lease.model_copy(update={"expires_at": now + self.settings.visibility_timeout})
+        renewed = lease.model_copy(
+            update={"expires_at": later(now, self.settings.visibility_timeout)}
+        )
         documents = yield from claim.find_held(renewed)
         return (yield from self._deliver(documents, renewed))
 
@@ -119,7 +121,7 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
             token=secrets.token_hex(12),
             worker_id=worker_id or f"{_HOST}:{os.getpid()}",
             started_at=started_at,
-            expires_at=now + self.settings.visibility_timeout,
+            expires_at=later(now, self.settings.visibility_timeout),
         )
 
     def _deliver(self, documents: list[Document], lease: Lease) -> Operation[list[Claimed]]:
@@ -140,7 +142,8 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
                 with suppress(LeaseLost):  # Whoever has it now decides about it.
                     yield from self._settle(task, settlement, now)
         if own := [one for one in sound if one.own_timeout_sec is not None]:
-            yield from claim.apply_own_timeouts([one.document for one in own], lease)
+            granted_at = lease.expires_at - self.settings.visibility_timeout
+            yield from claim.apply_own_timeouts([one.document for one in own], lease, granted_at)
             for one in own:
                 expires_at = one.document["lease_expires_at"]
                 one.lease = lease.model_copy(update={"expires_at": expires_at})

@@ -13,6 +13,7 @@ from microqueue.arguments import (
     check_session,
     check_several,
 )
+from microqueue.clock import later
 from microqueue.core.base import QueueBase
 from microqueue.durations import Duration, duration_argument, to_positive_timedelta
 from microqueue.errors import LeaseLost
@@ -91,7 +92,7 @@ class Settling(QueueBase[PayloadT]):
         lease = check_popped(task).lease
         given = duration_argument("extend", extend)
         now = yield from self._now()
-        expires_at = now + (given if given is not None else self._lease_length(task))
+        expires_at = later(now, given if given is not None else self._lease_length(task))
         yield from settle.touch(task, expires_at, now)
         renewed = lease.model_copy(update={"expires_at": expires_at}) if lease else None
         return task.model_copy(update={"lease": renewed, "updated_at": now})

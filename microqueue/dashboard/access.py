@@ -10,12 +10,15 @@ import anyio.to_thread
 
 from microqueue.arguments import check_name
 from microqueue.async_queue import AsyncQueue
+from microqueue.dead_letters import AsyncDeadLetters, DeadLetters
 from microqueue.drivers.asynchronous import settled
 from microqueue.insights import AsyncInsights, Insights
 from microqueue.queue import Queue
+from microqueue.settings import QueueSettings
 from microqueue.sweeper import AsyncSweeper, Sweeper
 
 AnyQueue: TypeAlias = Queue[Any] | AsyncQueue[Any]
+AnyLetters: TypeAlias = DeadLetters[Any] | AsyncDeadLetters[Any]
 MOST_QUEUES = 1000
 
 
@@ -27,12 +30,16 @@ class Access:
         self.blocking = isinstance(queue, Queue)
         self.core = queue
         self.name = queue.name
-        self.settings = queue.settings
         self.collections = queue.collections
         self._queues: dict[str, AnyQueue] = {}
         self.insights: Insights | AsyncInsights = (
             Insights(queue) if isinstance(queue, Queue) else AsyncInsights(queue)
         )
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The queue's settings, which say more once its server was reached for the first time."""
+        return self.core.settings
 
     async def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call a method of a queue or a collection, and give its result."""
@@ -53,14 +60,20 @@ class Access:
     def queue(self, name: str | None) -> AnyQueue:
         """Give one of the collection's queues, by name; payloads are left as they are stored."""
         chosen = self.name if name is None else check_name(name)
-        if chosen not in self._queues:
+        found = self._queues.get(chosen)
+        if found is None or found.settings is not self.settings:
             if len(self._queues) >= MOST_QUEUES:
                 self._queues.clear()
             kind = Queue if self.blocking else AsyncQueue
-            self._queues[chosen] = kind(
+            found = self._queues[chosen] = kind(
                 self.collections.tasks, chosen, settings=self.settings, clock=self.core.clock
             )
-        return self._queues[chosen]
+        return found
+
+    async def names(self) -> list[str]:
+        """List all queues of the collection."""
+        found: list[str] = await self.call(self.insights.queue_names)
+        return found
 
     def sweeper(self) -> Sweeper | AsyncSweeper:
         """Make a sweeper of all queues."""

@@ -10,20 +10,21 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, Any, TypeAlias
 
-from fastapi import APIRouter, Body, Path, Request
+from fastapi import APIRouter, Body, Depends, Path, Request
 from pydantic import BaseModel
 
+from microqueue.clock import later
 from microqueue.dashboard.access import AnyQueue
 from microqueue.dashboard.context import Context
 from microqueue.dashboard.extended import from_json
-from microqueue.dashboard.problems import NothingReady
+from microqueue.dashboard.problems import ManualActionsOff, NothingReady
 from microqueue.dashboard.requests import Failure, NewTaskBody, Shared, Success
-from microqueue.dashboard.views import TaskDetail
+from microqueue.dashboard.views import EnqueuedTask, FieldNote, TaskDetail
 from microqueue.errors import MicroqueueError, WrongStatus
 from microqueue.operations import handpick
 from microqueue.payload import check_encodable
 from microqueue.sweeper import SweepReport
-from microqueue.task import Lease, Task, TaskStatus
+from microqueue.task import Lease, Task, TaskStatus, name_in
 from microqueue.task_ids import new_id
 
 WORKER_ID = f"dashboard:{socket.gethostname()}:{os.getpid()}"
@@ -36,6 +37,15 @@ FailureBody = Annotated[Failure | None, Body()]
 Settlement: TypeAlias = Callable[[AnyQueue, Task[Any]], Awaitable[Any]]
 
 
+def manual_actions(shared: Shared) -> None:
+    """Reject what settles a task that no worker ran, unless that is allowed here."""
+    if not shared.options.manual_actions:
+        raise ManualActionsOff
+
+
+MANUAL = [Depends(manual_actions)]
+
+
 class Paused(BaseModel):
     """Whether a queue is paused now."""
 
@@ -44,8 +54,8 @@ class Paused(BaseModel):
 
 
 @router.post("/tasks", status_code=HTTPStatus.CREATED)
-async def enqueue(request: Request, shared: Shared, body: NewTaskBody) -> TaskDetail:
-    """Add a task by hand."""
+async def enqueue(request: Request, shared: Shared, body: NewTaskBody) -> EnqueuedTask:
+    """Add a task by hand. What is not valid is rejected before anything is stored."""
     queue = shared.access.queue(body.queue)
     given: dict[str, Any] = {
         "priority": body.priority,
@@ -53,16 +63,34 @@ async def enqueue(request: Request, shared: Shared, body: NewTaskBody) -> TaskDe
         "max_attempts": body.max_attempts,
         "dedupe_key": body.dedupe_key,
         "expires_in": body.expires_in_sec,
-        "headers": from_json(body.headers, name="headers"),
+        "headers": from_json(body.named_headers(), name="headers"),
     }
     if body.task_id is not None:
         chosen = body.task_id
         given["task_id"] = new_id(chosen) if isinstance(chosen, str) else chosen
     payload = from_json(body.payload)
+    name = name_in(given["headers"])
+    await shared.check_payload(queue.name, name, payload)
+    warnings = await _doubts(shared, queue.name, name)
     async with shared.acting(request, "task.enqueue", queue=queue.name) as tally:
         task = await shared.access.call(queue.enqueue, payload, **given)
         tally.count = 1
-    return await shared.detail(task.id)
+    detail = await shared.detail(task.id)
+    return EnqueuedTask(**detail.model_dump(), warnings=warnings)
+
+
+async def _doubts(shared: Context, queue: str, name: str | None) -> list[FieldNote]:
+    """Say if no worker that is alive is known to serve the name, or the lack of one."""
+    served = [one for one in await shared.served_names() if one.queue == queue]
+    if any(one.any_name for one in served):
+        return []
+    if name is None:
+        message = f"the workers of queue {queue!r} serve named tasks alone"
+        return [FieldNote(path="name", message=message)] if served else []
+    if name in shared.known_names() or any(name in one.names for one in served):
+        return []
+    message = f"no worker of queue {queue!r} has registered the name {name!r}"
+    return [FieldNote(path="name", message=message)]
 
 
 @router.post("/tasks/{task_id:path}/cancel")
@@ -104,11 +132,11 @@ async def retry(request: Request, shared: Shared, task_id: str) -> TaskDetail:
     return await shared.detail(task.id)
 
 
-@router.post("/tasks/{task_id:path}/succeed")
+@router.post("/tasks/{task_id:path}/succeed", dependencies=MANUAL)
 async def succeed(
     request: Request, shared: Shared, task_id: str, body: SuccessBody = None
 ) -> TaskDetail:
-    """Claim a waiting task and finish it, as a worker would."""
+    """Claim a waiting task and mark it as done; no worker runs it."""
     task = await _task(shared, task_id)
     settlement = _settlement(shared, body or Success())
     async with _acting_on(shared, request, "task.succeed", task) as tally:
@@ -117,11 +145,11 @@ async def succeed(
     return await shared.detail(task.id)
 
 
-@router.post("/tasks/{task_id:path}/fail")
+@router.post("/tasks/{task_id:path}/fail", dependencies=MANUAL)
 async def fail(
     request: Request, shared: Shared, task_id: str, body: FailureBody = None
 ) -> TaskDetail:
-    """Claim a waiting task and fail it, as a worker would: it waits again, or is buried."""
+    """Claim a waiting task and mark its attempt as failed: it waits again, or is buried."""
     task = await _task(shared, task_id)
     settlement = _settlement(shared, body or Failure())
     async with _acting_on(shared, request, "task.fail", task) as tally:
@@ -130,19 +158,19 @@ async def fail(
     return await shared.detail(task.id)
 
 
-@router.post("/queues/{queue:path}/succeed-next")
+@router.post("/queues/{queue:path}/succeed-next", dependencies=MANUAL)
 async def succeed_next(
     request: Request, shared: Shared, queue: QueueInPath, body: SuccessBody = None
 ) -> TaskDetail:
-    """Pop the next task and finish it."""
+    """Pop the next task and mark it as done; no worker runs it."""
     return await _process_next(request, shared, queue, "queue.succeed_next", body or Success())
 
 
-@router.post("/queues/{queue:path}/fail-next")
+@router.post("/queues/{queue:path}/fail-next", dependencies=MANUAL)
 async def fail_next(
     request: Request, shared: Shared, queue: QueueInPath, body: FailureBody = None
 ) -> TaskDetail:
-    """Pop the next task and fail it."""
+    """Pop the next task and mark its attempt as failed; no worker runs it."""
     return await _process_next(request, shared, queue, "queue.fail_next", body or Failure())
 
 
@@ -190,7 +218,7 @@ async def _claim(shared: Context, task: Task[Any]) -> Task[Any]:
         token=secrets.token_hex(12),
         worker_id=WORKER_ID,
         started_at=now,
-        expires_at=now + shared.access.settings.visibility_timeout,
+        expires_at=later(now, shared.access.settings.visibility_timeout),
     )
     return Task.from_document(await shared.access.run(handpick.claim_one(task.id, lease)))
 

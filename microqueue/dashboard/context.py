@@ -19,8 +19,9 @@ from microqueue.dashboard.security import Guard, storable
 from microqueue.dashboard.shared import SharedReads, overview_of
 from microqueue.dashboard.views import TaskDetail, Viewer
 from microqueue.errors import MicroqueueError, TaskNotFound
-from microqueue.operations import audit, inspect
+from microqueue.operations import audit, inspect, workers
 from microqueue.operations.call import Document
+from microqueue.operations.workers import ServedNames
 from microqueue.overview import Overview
 from microqueue.task import TaskId
 
@@ -44,15 +45,49 @@ class Context:
         self.options = options
         self.access = Access(queue)
         self.redactor = Redactor(options.redact)
-        self.viewer = Viewer(self.redactor, read_only=options.read_only)
+        self.viewer = Viewer(
+            self.redactor, read_only=options.read_only, manual_actions=options.manual_actions
+        )
         self.guard = Guard(options)
         self.shared = SharedReads(options.cache_sec)
         self.events = EventHub(self.access, options, self.shared)
         self._audit_ready = False
 
-    async def overview(self) -> Overview:
-        """Give the overview that all viewers share."""
-        return await overview_of(self.access, self.shared)
+    async def overview(self, *, exact: bool = False) -> Overview:
+        """Give the overview that all viewers share; with ``exact``, everything is counted."""
+        return await overview_of(self.access, self.shared, exact=exact)
+
+    async def served_names(self) -> list[ServedNames]:
+        """List which names of tasks the living workers serve, by queue."""
+
+        async def read() -> list[ServedNames]:
+            now = await self.access.now()
+            found: list[ServedNames] = await self.access.run(
+                workers.served_names(self.access.collections.name, now)
+            )
+            return found
+
+        names: list[ServedNames] = await self.shared.get("names", read)
+        return names
+
+    def known_names(self) -> list[str]:
+        """List the named tasks that this dashboard was given."""
+        tasks = self.options.tasks
+        return [] if tasks is None else sorted(tasks.names())
+
+    async def check_payload(self, queue: str, name: str | None, payload: Any) -> None:
+        """Raise :class:`InvalidPayload` if a task could not run with this payload.
+
+        Known here are the model of the dashboard's own queue, and the named tasks that were given.
+        """
+
+        def check() -> None:
+            if queue == self.access.name:
+                self.access.core.check_payload(payload)
+            if name is not None and self.options.tasks is not None:
+                self.options.tasks.check(name, payload)
+
+        await anyio.to_thread.run_sync(check)  # Validators are the caller's, and may take long.
 
     async def document(self, task_id: str) -> Document:
         """Find a task by the id in an address, or raise :class:`TaskNotFound`."""

@@ -255,7 +255,10 @@ class PollFeed:
         before, overview = self._counts, await self._overview()
         self._counted_at = time.monotonic()
         self._counts = {
-            one.queue: (one.ready, one.delayed, one.processing, one.failed)
+            one.queue: tuple(
+                _coarse(getattr(one, name)) if name in one.estimated else getattr(one, name)
+                for name in ("ready", "delayed", "processing", "failed")
+            )
             for one in overview.queues
         }
         differing = dict(before.items() ^ self._counts.items())
@@ -278,3 +281,8 @@ class PollFeed:
         """Read the last sweep that moved something, and the last of all, by when they were."""
         last, active = await self._access.call(self._access.insights.last_sweeps)
         return {report.at: report for report in (active, last) if report is not None}
+
+
+def _coarse(estimate: int) -> int:
+    """Round an estimate to one digit: two of the same queue differ by chance."""
+    return int(round(estimate, 1 - len(str(estimate))))

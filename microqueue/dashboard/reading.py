@@ -15,6 +15,7 @@ from microqueue.dashboard.context import Context
 from microqueue.dashboard.replies import (
     Config,
     GroupsReply,
+    NamesReply,
     OverviewReply,
     QueuesReply,
     RunningReply,
@@ -24,6 +25,7 @@ from microqueue.dashboard.replies import (
 )
 from microqueue.dashboard.requests import (
     Cursor,
+    Exact,
     Instant,
     LetterQuery,
     Limit,
@@ -71,23 +73,24 @@ async def config(shared: Shared) -> Config:
         redacts=options.redact is not None,
         mask=MASK,
         can_pause=not options.read_only,
+        manual_actions=options.manual_actions,
         live=shared.events.live,
     )
 
 
 @router.get("/overview")
-async def overview(shared: Shared) -> OverviewReply:
+async def overview(shared: Shared, exact: Exact = False) -> OverviewReply:  # noqa: FBT002 (a query parameter)
     """Tell how all queues, workers and the sweeper stand."""
-    found: Overview = await shared.overview()
+    found: Overview = await shared.overview(exact=exact)
     return OverviewReply.model_construct(
         **{name: getattr(found, name) for name in OverviewReply.model_fields}
     )
 
 
 @router.get("/queues")
-async def queues(shared: Shared) -> QueuesReply:
+async def queues(shared: Shared, exact: Exact = False) -> QueuesReply:  # noqa: FBT002 (as above)
     """Tell how the queues stand."""
-    found: Overview = await shared.overview()
+    found: Overview = await shared.overview(exact=exact)
     return QueuesReply.model_construct(at=found.at, queues=list(found.queues))
 
 
@@ -104,7 +107,9 @@ async def running(shared: Shared, queue: QueueName = None, limit: Limit = 200) -
     most = min(limit, shared.options.page_limit)
     found: Overview = await shared.overview()
     rows = [row for row in found.running if queue is None or row.queue == queue]
-    total = sum(one.processing for one in found.queues if queue is None or one.queue == queue)
+    counted = [one for one in found.queues if queue is None or one.queue == queue]
+    total = sum(one.processing for one in counted)
+    estimated = any("processing" in one.estimated for one in counted)
     if len(rows) < min(most, total):  # The overview holds those that end soonest of all queues.
         rows = await shared.shared.get(
             ("running", queue, most),
@@ -114,7 +119,27 @@ async def running(shared: Shared, queue: QueueName = None, limit: Limit = 200) -
         row.model_copy(update={"progress": shared.viewer.progress(row.progress)})
         for row in rows[:most]
     ]
-    return RunningReply.model_construct(at=found.at, total=total, items=shown)
+    return RunningReply.model_construct(
+        at=found.at,
+        total=total,
+        estimated=estimated,
+        items=shown,
+        queue=queue,
+        all_queues=queue is None,
+    )
+
+
+@router.get("/task-names")
+async def task_names(shared: Shared, queue: QueueName = None) -> NamesReply:
+    """List the names of tasks that workers serve, for whoever enqueues one."""
+    served = await shared.served_names()
+    return NamesReply.model_construct(
+        at=await shared.access.now(),
+        queues=[one for one in served if queue in {None, one.queue}],
+        known=shared.known_names(),
+        queue=queue,
+        all_queues=queue is None,
+    )
 
 
 @router.get("/tasks")
@@ -143,7 +168,7 @@ async def tasks(
             shown=shared.redactor.mask,
             made=shared.viewer.row,
         )
-        return _listed(found)
+        return _listed(found, queue)
 
     reply: TasksReply = await shared.shared.get(("tasks", repr(which), most, cursor), read)
     return reply
@@ -163,12 +188,12 @@ async def dead_letters(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> TasksReply:
-    """List dead letters, newest first."""
+    """List dead letters of a queue, or of all, newest first."""
     most = min(limit, shared.options.page_limit)
 
     async def read() -> TasksReply:
         found = await _letters(shared, query, limit=most, cursor=cursor, made=shared.viewer.row)
-        return _listed(found)
+        return _listed(found, query.queue)
 
     key = ("letters", query.queue, repr(query.which), most, cursor)
     reply: TasksReply = await shared.shared.get(key, read)
@@ -177,12 +202,17 @@ async def dead_letters(
 
 @router.get("/dead-letters/groups")
 async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> GroupsReply:
-    """Group dead letters by error code and normalised message."""
+    """Group dead letters of a queue, or of all, by error code and normalised message."""
 
     async def read() -> GroupsReply:
+        queues = (
+            await shared.access.names()
+            if query.queue is None
+            else shared.access.queue(query.queue).name
+        )
         found: LetterGroups = await shared.access.run(
             letter_groups.groups(
-                shared.access.queue(query.queue).name,
+                queues,
                 query.which,
                 shared.access.settings,
                 shown=shared.redactor.text,
@@ -194,6 +224,8 @@ async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> Gr
             truncated=found.truncated,
             groups=list(found.groups[:MOST_GROUPS]),
             more_groups=max(len(found.groups) - MOST_GROUPS, 0),
+            queue=query.queue,
+            all_queues=query.queue is None,
         )
 
     key = ("groups", query.queue, repr(query.which))
@@ -207,7 +239,7 @@ async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> Gr
     responses={200: {"content": {"application/x-ndjson": {}}}},
 )
 async def export(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> StreamingResponse:
-    """Give all dead letters that match, one JSON document per line."""
+    """Give all dead letters of a queue, or of all, that match, one JSON document per line."""
     first = await _lines(shared, query, None)
 
     async def lines() -> AsyncIterator[str]:
@@ -276,7 +308,7 @@ async def _lines(shared: Context, query: LetterQuery, cursor: str | None) -> Tas
 async def _letters(shared: Context, query: LetterQuery, **options: Any) -> TaskPage:
     found: TaskPage = await shared.access.call(
         shared.access.insights.letters,
-        shared.access.queue(query.queue).name,
+        None if query.queue is None else shared.access.queue(query.queue).name,
         query.which,
         shown=shared.redactor.text,
         **options,
@@ -284,10 +316,12 @@ async def _letters(shared: Context, query: LetterQuery, **options: Any) -> TaskP
     return found
 
 
-def _listed(found: TaskPage) -> TasksReply:
+def _listed(found: TaskPage, queue: str | None) -> TasksReply:
     return TasksReply(
         at=found.at,
         items=list(found.documents),
         next_cursor=found.next_cursor,
         complete=found.complete,
+        queue=queue,
+        all_queues=queue is None,
     )

@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from microqueue.arguments import refused
 from microqueue.dashboard.extended import to_exact_json
-from microqueue.dashboard.masking import mask_text
 from microqueue.errors import InvalidArgument
+from microqueue.masking import TELLING_KEYS, Masker
 from microqueue.redaction import MASK
 
-TELLING_KEYS = (
-    r"pass(word|wd|phrase|code|key)|secret(?!ar)|token(?!i[sz])"
-    r"|(^|[-_]|(?-i:(?<=[a-z0-9])(?=[A-Z])))(pass|pwd|jwt)s?$"
-    r"|(api|access|private|signing|encryption)[-_]?key|authorization|cookie|credential|^bearer$"
-    r"|session[-_]?id|^cvv$|^cvc$|card[-_]?number|^pin$|^iban$|^ssn$"
-)
-"""Keys whose values are masked by default, in any case."""
+__all__ = ["TELLING_KEYS", "Redactor"]
 
-NAMES = frozenset({"name", "key"})
-"""Keys that tell what the ``value`` beside them is."""
 MISSING = object()
 
 
-class Redactor:
-    """Masks the values of names that match a pattern; without one, shows everything."""
-
-    def __init__(self, pattern: str | None) -> None:
-        try:
-            self._secret = None if pattern is None else re.compile(pattern, re.IGNORECASE)
-        except re.error as exc:
-            raise refused("redact", pattern, str(exc)) from exc
-
-    def mask(self, value: Any) -> Any:
-        """Give a value with what is secret in it masked, however deep."""
-        if self._secret is None:
-            return value
-        if isinstance(value, Mapping):
-            telling = self._is_telling_pair(value)
-            return {
-                key: MASK
-                if self._secret.search(str(key)) or (telling and str(key).lower() == "value")
-                else self.mask(item)
-                for key, item in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return [self.mask(item) for item in value]
-        return self.text(value) if isinstance(value, str) else value
-
-    def text(self, text: str) -> str:
-        """Mask keys, users of addresses, and values that follow a telling name, in a text."""
-        return text if self._secret is None else mask_text(text, self._secret)
+class Redactor(Masker):
+    """A masker that can put back what it masked, after an edit."""
 
     def restore(self, edited: Any, stored: Any) -> Any:
         """Put back what was masked when a value was shown, and left as it was by the edit.
@@ -100,13 +64,6 @@ class Redactor:
                 raise _refused(f"{path}.{place}")
             restored.append(self._restored(item, before, was, f"{path}.{place}"))
         return restored
-
-    def _is_telling_pair(self, value: Mapping[Any, Any]) -> bool:
-        """Tell whether it is like ``{"name": "Authorization", "value": ...}``."""
-        return self._secret is not None and any(
-            isinstance(item, str) and str(key).lower() in NAMES and self._secret.search(item)
-            for key, item in value.items()
-        )
 
 
 def _holds_mask(value: Any) -> bool:

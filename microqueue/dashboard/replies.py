@@ -10,7 +10,15 @@ from pydantic import BaseModel
 from microqueue.dashboard.views import TaskRow
 from microqueue.insights import MinuteCounts, QueueOverview, RunningTask, WorkerView
 from microqueue.operations.letter_groups import LetterGroup
+from microqueue.operations.workers import ServedNames
 from microqueue.sweeper import SweepReport
+
+
+class Shown(BaseModel):
+    """Which queues a reply shows: one, or all."""
+
+    queue: str | None
+    all_queues: bool
 
 
 class Config(BaseModel):
@@ -29,6 +37,7 @@ class Config(BaseModel):
     redacts: bool
     mask: str
     can_pause: bool
+    manual_actions: bool
     live: Literal["change_stream", "polling", "idle"]
 
 
@@ -57,15 +66,27 @@ class WorkersReply(BaseModel):
     workers: list[WorkerView]
 
 
-class RunningReply(BaseModel):
-    """What runs, those whose lease ends soonest first."""
+class NamesReply(Shown):
+    """The names of tasks that living workers have registered, by queue.
+
+    ``known`` are those of the tasks that the dashboard was given; their payloads are checked.
+    """
+
+    at: datetime
+    queues: list[ServedNames]
+    known: list[str]
+
+
+class RunningReply(Shown):
+    """What runs, those whose lease ends soonest first; ``estimated``: the total is an estimate."""
 
     at: datetime
     total: int
+    estimated: bool
     items: list[RunningTask]
 
 
-class TasksReply(BaseModel):
+class TasksReply(Shown):
     """A page of tasks; not ``complete``: go on with ``next_cursor`` even if there are few."""
 
     at: datetime
@@ -74,7 +95,7 @@ class TasksReply(BaseModel):
     complete: bool = True
 
 
-class GroupsReply(BaseModel):
+class GroupsReply(Shown):
     """Dead letters by code and normalised message, the largest groups first.
 
     ``more_groups`` is how many smaller ones there are; ``total`` counts their letters too.

@@ -6,13 +6,25 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from microqueue.arguments import is_encodable
+from microqueue.dashboard.access import AnyLetters
 from microqueue.dashboard.context import Context
 from microqueue.dashboard.extended import LARGEST_EXACT
 from microqueue.operations import inspect
 from microqueue.operations.dead_letters import DeadLetterFilter
 from microqueue.operations.matching import LONGEST_TEXT
+from microqueue.task import NAME_HEADER
 from microqueue.task_ids import candidate_ids
 
 LONGEST_CURSOR = 2000
@@ -32,6 +44,7 @@ Text = Annotated[str | None, Query(max_length=LONGEST_TEXT)]
 Instant = Annotated[AwareDatetime | None, Query()]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(max_length=LONGEST_CURSOR)]
+Exact = Annotated[bool, Query(description="Count everything, however long it takes.")]
 Seconds = Annotated[float, Field(ge=0, le=CENTURY_SEC, allow_inf_nan=False)]
 
 
@@ -56,12 +69,14 @@ class LetterFilter(Strict):
 
 
 class Selection(Strict):
-    """Dead letters by their ids, or all that a filter matches.
+    """Dead letters by their ids, or all of a queue, or of all queues, that a filter matches.
 
-    An id is given as it was shown, or as a task's ``reference``.
+    An id is given as it was shown, or as a task's ``reference``. It means a letter of any queue,
+    unless one is named.
     """
 
     queue: str | None = Field(default=None, min_length=1, max_length=120)
+    all_queues: bool = False
     ids: list[str | int] | None = Field(default=None, min_length=1, max_length=MOST_IDS)
     filter: LetterFilter | None = None
     limit: int | None = Field(default=None, ge=1, le=2**31 - 1)
@@ -71,7 +86,16 @@ class Selection(Strict):
     def _one_of_both(self) -> Selection:
         if (self.ids is None) == (self.filter is None):
             raise ValueError("give either ids or filter")
+        if self.queue is not None and self.all_queues:
+            raise ValueError("give either queue or all_queues=true")
+        if self.ids is None and self.queue is None and not self.all_queues:
+            raise ValueError("say which queue: give queue, or all_queues=true for all of them")
         return self
+
+    def letters(self, shared: Context) -> AnyLetters:
+        """Return the dead letters of the queue, or of all queues."""
+        letters = shared.access.queue(self.queue).dead_letters
+        return letters if self.queue is not None else letters.all_queues
 
     async def chosen(self, shared: Context) -> Any:
         """Give it as the queue takes it: the filter, or the very ids that are meant."""
@@ -85,7 +109,8 @@ class Selection(Strict):
         if self.filter is None:
             return ", ".join(str(one) for one in self.ids or ())
         given = self.filter.model_dump(exclude_none=True, mode="json")
-        return ", ".join(f"{name}={value!r}" for name, value in given.items()) or "all"
+        told = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "all"
+        return told if self.queue is not None else f"all queues: {told}"
 
 
 def _meant(text: str) -> list[Any]:
@@ -109,10 +134,23 @@ class EditAndReplay(Strict):
     delay_sec: Seconds = 0
 
 
-class NewTaskBody(Strict):
-    """A task to add by hand. The payload may hold extended JSON, as in ``{"$date": ...}``."""
+def _printable(name: str) -> str:
+    if not name.isprintable() or not is_encodable(name):
+        raise ValueError("give a printable string")
+    return name
 
-    queue: str | None = Field(default=None, min_length=1, max_length=120)
+
+PrintableName = Annotated[str, Field(min_length=1, max_length=120), AfterValidator(_printable)]
+
+
+class NewTaskBody(Strict):
+    """A task to add by hand. The payload may hold extended JSON, as in ``{"$date": ...}``.
+
+    ``name`` is what named tasks are found by; it is stored in the header ``task``.
+    """
+
+    queue: PrintableName | None = None
+    name: PrintableName | None = None
     payload: dict[str, Any] = Field(default_factory=dict)
     priority: int = Field(default=0, ge=0, le=255)
     delay_sec: Seconds | None = None
@@ -121,6 +159,18 @@ class NewTaskBody(Strict):
     expires_in_sec: Seconds | None = Field(default=None, gt=0)
     task_id: str | int | None = None
     headers: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("headers")
+    @classmethod
+    def _name_is_given_once(cls, headers: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        name = info.data.get("name")
+        if name is not None and headers.get(NAME_HEADER, name) != name:
+            raise ValueError(f"{NAME_HEADER!r} holds the task's name, which is {name!r}")
+        return headers
+
+    def named_headers(self) -> dict[str, Any]:
+        """Give the headers with the name among them."""
+        return self.headers if self.name is None else {**self.headers, NAME_HEADER: self.name}
 
 
 class Success(Strict):

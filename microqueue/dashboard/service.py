@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi import APIRouter, Header, HTTPException, Query, Request
+from fastapi.responses import (
+    FileResponse,
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from microqueue.dashboard.problems import problem
@@ -41,14 +47,28 @@ async def login_page(shared: Shared) -> Response:
 
 
 @pages.post("/login")
-async def log_in(request: Request, shared: Shared) -> RedirectResponse:
+async def log_in(request: Request, shared: Shared) -> Response:
     """Take the token, and give a cookie for it."""
     fields = parse_qs((await request.body()).decode("utf-8", "replace"))
-    if not shared.guard.is_token(fields.get("token", [""])[0]):
+    try:
+        right = shared.guard.check_login(request, fields.get("token", [""])[0])
+    except HTTPException as exc:
+        if "text/html" not in request.headers.get("accept", ""):
+            raise
+        return _throttled_form(exc)
+    if not right:
         return RedirectResponse("login?failed=1", HTTPStatus.SEE_OTHER)
     response = RedirectResponse("./", HTTPStatus.SEE_OTHER)
     shared.guard.log_in(request, response)
     return response
+
+
+def _throttled_form(exc: HTTPException) -> HTMLResponse:
+    """Give the form again, with the reason why it was not looked at."""
+    form = (STATIC / "login.html").read_text(encoding="utf-8")
+    reason = f"{exc.detail[:1].upper()}{exc.detail[1:]}."
+    told = form.replace('id="throttled" hidden>', f'id="throttled">{reason}')
+    return HTMLResponse(told, exc.status_code, headers=dict(exc.headers or {}))
 
 
 @pages.post("/logout")

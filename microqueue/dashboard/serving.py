@@ -6,7 +6,7 @@ import contextlib
 import ipaddress
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -14,9 +14,11 @@ import uvicorn
 from microqueue.arguments import refused
 from microqueue.dashboard.access import AnyQueue
 from microqueue.dashboard.app import dashboard
-from microqueue.dashboard.security import LOCAL_NAMES
+from microqueue.dashboard.security import LOCAL_NAMES, check_token
 from microqueue.errors import InvalidArgument
 from microqueue.settings import DASHBOARD_PORT
+
+__all__ = ["DashboardServer", "check_proxies", "check_reach", "check_token", "is_local"]
 
 ENDING_SEC = 2
 PATIENCE_SEC = 30.0
@@ -33,7 +35,9 @@ class _Server(uvicorn.Server):
 class DashboardServer:
     """A dashboard at an address. It listens when it is made, and answers in :meth:`run`.
 
-    An address that others can reach needs a ``token``, or ``insecure=True``.
+    An address that others can reach needs a ``token``, or ``insecure=True``. ``proxies`` are the
+    addresses, or networks, of proxies whose ``X-Forwarded-For`` names the client; without them
+    the header is ignored.
     """
 
     def __init__(
@@ -43,9 +47,11 @@ class DashboardServer:
         host: str = "127.0.0.1",
         port: int = DASHBOARD_PORT,
         insecure: bool = False,
+        proxies: Sequence[str] = (),
         **options: Any,
     ) -> None:
         token = options.get("token")
+        check_proxies(proxies)
         check_reach(host, protected=bool(token), insecure=insecure)
         if is_local(host) and not token:
             # A name of another site may be made to lead here; only a token would stop its page.
@@ -59,6 +65,9 @@ class DashboardServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Else a client behind 127.0.0.1 would choose the address that it is counted by.
+                proxy_headers=bool(proxies),
+                forwarded_allow_ips=[*proxies],
                 timeout_graceful_shutdown=ENDING_SEC,
             )
         )
@@ -93,6 +102,15 @@ def check_reach(host: str, *, protected: bool, insecure: bool) -> None:
             argument="host",
             value=host,
         )
+
+
+def check_proxies(proxies: Sequence[str]) -> None:
+    """Reject what is no address or network: the server would compare it with none."""
+    for proxy in proxies:
+        try:
+            ipaddress.ip_network(proxy)
+        except ValueError as exc:
+            raise refused("proxies", proxy, "give an address, or a network as 10.0.0.0/8") from exc
 
 
 def is_local(host: str) -> bool:

@@ -30,9 +30,11 @@ class _Answer:
     until: float
 
 
-async def overview_of(access: Access, shared: SharedReads) -> Overview:
-    """Give the overview that all viewers share."""
-    found: Overview = await shared.get("overview", lambda: access.call(access.insights.overview))
+async def overview_of(access: Access, shared: SharedReads, *, exact: bool = False) -> Overview:
+    """Give the overview that all viewers share; with ``exact``, everything is counted."""
+    found: Overview = await shared.get(
+        ("overview", exact), lambda: access.call(access.insights.overview, exact=exact)
+    )
     return found
 
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from microqueue.dashboard.context import Context
 from microqueue.dashboard.problems import problem
-from microqueue.dashboard.security import HEADERS, OPEN_PATHS, SAFE_METHODS
+from microqueue.dashboard.security import CREDENTIALS, HEADERS, OPEN_PATHS, SAFE_METHODS
 
 
 class Shield:
@@ -46,11 +46,22 @@ class Shield:
     def _refusal(self, request: Request) -> Response | None:
         guard = self._context.guard
         guard.check_host(request)
-        guard.check_origin(request)
         path = local_path(request.scope)
-        if path in OPEN_PATHS or path.startswith("/static/") or guard.is_known(request):
+        if path in OPEN_PATHS or path.startswith("/static/"):
+            guard.check_origin(request)
             return None
-        if path in {"", "/"} and request.method in SAFE_METHODS:
+        is_page = path in {"", "/"} and request.method in SAFE_METHODS
+        try:
+            credentials = guard.credentials_of(request)
+        except HTTPException:
+            if is_page:  # The login form tells it.
+                return RedirectResponse("login", HTTPStatus.SEE_OTHER)
+            raise
+        request.scope[CREDENTIALS] = credentials
+        guard.check_origin(request, with_token=credentials == "token")
+        if credentials is not None:
+            return None
+        if is_page:
             return RedirectResponse("login", HTTPStatus.SEE_OTHER)
         raise HTTPException(
             HTTPStatus.UNAUTHORIZED,

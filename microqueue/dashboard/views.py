@@ -16,6 +16,8 @@ from microqueue.operations.matching import state_of
 from microqueue.task import Progress, Task, TaskId
 from microqueue.task_ids import reference
 
+MANUAL = frozenset({"succeed", "fail"})
+"""Actions that settle a task which no worker ran."""
 ACTIONS: dict[str, tuple[str, ...]] = {
     "ready": ("cancel", "succeed", "fail"),
     "delayed": ("cancel", "retry", "succeed", "fail"),
@@ -91,6 +93,19 @@ class TaskDetail(TaskRow):
     actions: list[str] = Field(default_factory=list)
 
 
+class FieldNote(BaseModel):
+    """What is to be said of one field of a request; ``path`` is as in ``payload.to``."""
+
+    path: str
+    message: str
+
+
+class EnqueuedTask(TaskDetail):
+    """A task that was added. ``warnings``: it is stored, but may not do what is wanted."""
+
+    warnings: list[FieldNote] = Field(default_factory=list)
+
+
 def shown_id(task_id: TaskId) -> str | int:
     """Write an id for a browser, whose numbers are exact up to 2^53."""
     if isinstance(task_id, int) and abs(task_id) <= LARGEST_EXACT:
@@ -101,9 +116,12 @@ def shown_id(task_id: TaskId) -> str | int:
 class Viewer:
     """Makes rows and details of documents."""
 
-    def __init__(self, redactor: Redactor, *, read_only: bool) -> None:
+    def __init__(
+        self, redactor: Redactor, *, read_only: bool, manual_actions: bool = False
+    ) -> None:
         self._redactor = redactor
         self._read_only = read_only
+        self._hidden = frozenset() if manual_actions else MANUAL
 
     def row(self, document: Mapping[str, Any], now: datetime) -> TaskRow:
         """Show a task in a list."""
@@ -140,7 +158,7 @@ class Viewer:
             backoff=None if task.backoff is None else task.backoff.model_dump(mode="json"),
             backoff_sec=_float(task.backoff_sec),
             progress=self.progress(task.progress),
-            actions=list(actions),
+            actions=[one for one in actions if one not in self._hidden],
         )
 
     def preview(self, payload: Any) -> str:

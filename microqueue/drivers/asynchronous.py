@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
-from datetime import timedelta
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from pymongo.errors import PyMongoError
+import pymongo
+from pymongo.errors import NetworkTimeout, PyMongoError
 from tenacity import AsyncRetrying
 
 from microqueue.drivers import memory
 from microqueue.drivers.collections import Collections
 from microqueue.drivers.memory import take
 from microqueue.drivers.transient import (
+    CLOSE_SEC,
     DRIVER_ERRORS,
-    is_transient,
-    may_pass,
-    retry_options,
+    FEW,
+    MANY,
+    PING,
+    Bounds,
+    Patience,
+    took_too_long,
     translate,
 )
-from microqueue.operations.call import CURSORS, ENOUGH, Call, Operation
+from microqueue.operations.call import CURSORS, ENOUGH, Call, Operation, Timed
+from microqueue.settings import QueueSettings
 
 T = TypeVar("T")
-FEW = 8
+GRACE_SEC = 0.5
+"""How much longer to wait for a driver than it is told to."""
 
 
 async def settled(reply: Any) -> Any:
@@ -36,15 +44,17 @@ class AsyncDriver:
     """Performs the calls of an operation one after the other, awaiting each."""
 
     def __init__(
-        self, collections: Collections, *, deadline: timedelta, on_retry: Callable[[], None]
+        self, collections: Collections, *, settings: QueueSettings, on_retry: Callable[[], None]
     ) -> None:
         self._collections = collections
-        self._reached = False
-        self._retrying = AsyncRetrying(**retry_options(deadline, on_retry)) if deadline else None
+        self._on_retry = on_retry
+        self._bounds = Bounds(collections, settings)
 
     async def run(self, operation: Operation[T]) -> T:
         """Drive an operation to its result, with errors as :meth:`SyncDriver.run` has them."""
         call: Call | None = None
+        if self._collections.primary_changed():
+            self._on_retry()
         try:
             call = next(operation)
             while True:
@@ -63,33 +73,86 @@ class AsyncDriver:
             raise translate(exc) from exc
 
     async def _perform_repeatedly(self, call: Call) -> Any:
+        if self._collections.in_memory:
+            return await self._perform(call, 0.0)
+        if self._bounds.must_ask_first(call):
+            await self._perform_repeatedly(PING)
+        patience = Patience(self._bounds, call)
         try:
-            reply = await self._perform(call)
+            return await self._attempt(call, patience)
         except PyMongoError as exc:
-            passing = may_pass(exc) if self._reached else is_transient(exc)
-            if self._retrying is None or not call.repeatable or not passing:
-                raise
-        else:
-            self._reached = True
-            return reply
-        return await self._retrying.copy()(self._perform, call)
+            patience.check_repeatable(exc)
+        self._on_retry()
+        # The first repeat is immediate; the next ones are left to tenacity.
+        retrying = AsyncRetrying(**patience.retry_options(self._on_retry))
+        return await retrying(self._attempt, call, patience)
 
-    async def _perform(self, call: Call) -> Any:
+    async def _attempt(self, call: Call, patience: Patience) -> Any:
+        try:
+            reply = await self._perform(call, patience.limit_sec())
+        except NetworkTimeout as exc:
+            if call.own_limit_sec is not None:
+                raise took_too_long(exc) from exc
+            await self._drop_connections()
+            raise
+        self._bounds.answered()
+        return reply
+
+    async def _perform(self, call: Call, limit_sec: float) -> Any:
+        if not call.timed:
+            return await self._ask(call, limit_sec)
+        sent = time.monotonic()
+        reply = await self._ask(call, limit_sec)
+        return Timed(reply, sent, time.monotonic())
+
+    async def _ask(self, call: Call, limit_sec: float) -> Any:
         if self._collections.in_memory:
             return memory.perform(self._collections, call)
         method = getattr(self._collections.at(call.target), call.method)
-        reply = await settled(method(*call.arguments, **call.options))
-        if call.method not in CURSORS:
-            return reply
-        return await (reply.to_list(None) if call.each is None else _take(reply, call.each()))
+        async with bounded(limit_sec):
+            reply = await settled(method(*call.arguments, **call.options))
+        return await _read(reply, call, limit_sec) if call.method in CURSORS else reply
+
+    async def _drop_connections(self) -> None:
+        """Let go of idle connections: they may be as dead as the one that gave no answer."""
+        for pool in self._collections.pools():
+            if inspect.iscoroutinefunction(pool.reset_without_pause):
+                await pool.reset_without_pause()
+            else:
+                await asyncio.to_thread(pool.reset_without_pause)
 
 
-async def _take(cursor: Any, each: Callable[[Any], Any]) -> list[Any]:
-    """Do something with each document, a few at a time, beside the event loop."""
+@asynccontextmanager
+async def bounded(limit_sec: float) -> AsyncIterator[None]:
+    """End what is awaited here by a limit.
+
+    Motor's calls wait for a thread of its pool first, which others may have taken for good. So
+    the limit is not left to the driver alone.
+    """
+    try:
+        async with asyncio.timeout(limit_sec + GRACE_SEC):
+            with pymongo.timeout(limit_sec):
+                yield
+    except TimeoutError as exc:
+        raise NetworkTimeout(f"no answer within {limit_sec:.3g} s") from exc
+
+
+async def _read(cursor: Any, call: Call, limit_sec: float) -> list[Any]:
+    """Read a cursor to its end, a number of documents at a time; the limit is for each.
+
+    What is done with each document is done beside the event loop, and may take long.
+    """
+    each = call.each() if call.each is not None else None
+    size = MANY if each is None else FEW
     found: list[Any] = []
-    while some := await cursor.to_list(FEW):
-        found += await asyncio.to_thread(take, some, each)
-        if found[-1] is ENOUGH:
-            await settled(cursor.close())
-            break
-    return found
+    try:
+        while True:
+            async with bounded(limit_sec):
+                some = await cursor.to_list(size)
+            found += some if each is None else await asyncio.to_thread(take, some, each)
+            if len(some) < size or found[-1] is ENOUGH:
+                return found
+    finally:
+        with suppress(PyMongoError):
+            async with bounded(CLOSE_SEC):
+                await settled(cursor.close())

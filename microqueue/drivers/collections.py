@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC
 from typing import Any
 
@@ -19,6 +20,12 @@ LOCKS_COLLECTION = "microqueue_locks"
 WORKERS_COLLECTION = "microqueue_workers"
 AUDIT_COLLECTION = "microqueue_audit"
 LOADS_COLLECTION = "microqueue_loads"
+
+
+STREAM_MS = 60_000
+"""After how long a change stream is given up on which the server does not even say that there is
+no change."""
+PRIMARIES = frozenset({"RSPrimary", "Standalone"})
 
 
 class Collections:
@@ -45,6 +52,15 @@ class Collections:
         self.loads = database[LOADS_COLLECTION].with_options(**options)
         self.database = database
         self.client = database.client
+        # Its objects have any attribute that is asked for, so the type's own name decides.
+        self.is_motor = not self.in_memory and type(self.tasks).__module__.startswith("motor.")
+        self._topology: Any = None
+        self._primary: Any = None
+        # What the caller's client is set to.
+        self.timeout_sec: float | None = None if self.in_memory else self.client.options.timeout
+        self.selection_sec: float = (
+            math.inf if self.in_memory else self.client.options.server_selection_timeout
+        )
 
     def _options(self, source: Any) -> dict[str, Any]:
         if self.in_memory:
@@ -67,6 +83,32 @@ class Collections:
         """Give the collection, or the database, that a call is for."""
         return getattr(self, target.value)
 
+    def primary_changed(self) -> bool:
+        """Tell whether another server became the primary since this was last asked."""
+        if self.in_memory:
+            return False
+        # Immutable, and replaced at each change.
+        topology = self.client.topology_description
+        if topology is self._topology:
+            return False
+        self._topology, former = topology, self._primary
+        for address, server in topology.server_descriptions().items():
+            if server.server_type_name in PRIMARIES:
+                self._primary = address
+                return former not in {None, address}
+        return False
+
+    def pools(self) -> list[Any]:
+        """Return the connection pools of the client, to drop the connections of.
+
+        There is no public way to do so, and no need that it is possible: without, each of them is
+        found out for itself.
+        """
+        blocking = self.client.delegate if self.is_motor else self.client
+        servers = getattr(getattr(blocking, "_topology", None), "_servers", None) or {}
+        pools = (getattr(server, "pool", None) for server in list(servers.values()))
+        return [pool for pool in pools if hasattr(pool, "reset_without_pause")]
+
     def second_client(self) -> MongoClient[Any] | None:
         """Make a blocking client like the one in use, with as many connections as it needs.
 
@@ -81,6 +123,9 @@ class Collections:
         pool: dict[str, Any] = {"maxPoolSize": 0, "minPoolSize": 0, "waitQueueTimeoutMS": None}
         others = {name.lower() for name in pool}
         kept = {name: value for name, value in given.items() if name.lower() not in others}
+        if first.options.pool_options.socket_timeout is None:
+            # For its change stream: calls have limits of their own.
+            kept["socketTimeoutMS"] = STREAM_MS
         return MongoClient(**kept, **pool)
 
     def through(self, client: MongoClient[Any] | None) -> Any:

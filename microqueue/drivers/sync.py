@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from contextlib import closing
-from datetime import timedelta
+from contextlib import suppress
+from itertools import islice
 from typing import Any, TypeVar
 
-from pymongo.errors import PyMongoError
+import pymongo
+from pymongo.errors import NetworkTimeout, PyMongoError
 from tenacity import Retrying
 
 from microqueue.drivers import memory
 from microqueue.drivers.collections import Collections
 from microqueue.drivers.memory import take
 from microqueue.drivers.transient import (
+    CLOSE_SEC,
     DRIVER_ERRORS,
-    is_transient,
-    may_pass,
-    retry_options,
+    FEW,
+    MANY,
+    PING,
+    Bounds,
+    Patience,
+    took_too_long,
     translate,
 )
-from microqueue.operations.call import CURSORS, Call, Operation
+from microqueue.operations.call import CURSORS, ENOUGH, Call, Operation, Timed
+from microqueue.settings import QueueSettings
 
 T = TypeVar("T")
+
+bounded = pymongo.timeout
+"""End what is done here by a limit, in seconds; a shorter one around it holds as well."""
 
 
 class SyncDriver:
     """Performs the calls of an operation one after the other."""
 
     def __init__(
-        self, collections: Collections, *, deadline: timedelta, on_retry: Callable[[], None]
+        self, collections: Collections, *, settings: QueueSettings, on_retry: Callable[[], None]
     ) -> None:
         self._collections = collections
-        self._reached = False
-        self._retrying = Retrying(**retry_options(deadline, on_retry)) if deadline else None
+        self._on_retry = on_retry
+        self._bounds = Bounds(collections, settings)
 
     def run(self, operation: Operation[T]) -> T:
         """Drive an operation to its result.
@@ -43,6 +53,8 @@ class SyncDriver:
         is, because the caller's ``with_transaction`` retries by its labels.
         """
         call: Call | None = None
+        if self._collections.primary_changed():
+            self._on_retry()
         try:
             call = next(operation)
             while True:
@@ -61,23 +73,67 @@ class SyncDriver:
             raise translate(exc) from exc
 
     def _perform_repeatedly(self, call: Call) -> Any:
+        if self._collections.in_memory:
+            return self._perform(call, 0.0)
+        if self._bounds.must_ask_first(call):
+            self._perform_repeatedly(PING)
+        patience = Patience(self._bounds, call)
         try:
-            reply = self._perform(call)
+            return self._attempt(call, patience)
         except PyMongoError as exc:
-            passing = may_pass(exc) if self._reached else is_transient(exc)
-            if self._retrying is None or not call.repeatable or not passing:
-                raise
-        else:
-            self._reached = True
-            return reply
-        return self._retrying.copy()(self._perform, call)
+            patience.check_repeatable(exc)
+        self._on_retry()
+        # The first repeat is immediate; the next ones are left to tenacity.
+        retrying = Retrying(**patience.retry_options(self._on_retry))
+        return retrying(self._attempt, call, patience)
 
-    def _perform(self, call: Call) -> Any:
+    def _attempt(self, call: Call, patience: Patience) -> Any:
+        try:
+            reply = self._perform(call, patience.limit_sec())
+        except NetworkTimeout as exc:
+            if call.own_limit_sec is not None:
+                raise took_too_long(exc) from exc
+            self._drop_connections()
+            raise
+        self._bounds.answered()
+        return reply
+
+    def _perform(self, call: Call, limit_sec: float) -> Any:
+        if not call.timed:
+            return self._ask(call, limit_sec)
+        sent = time.monotonic()
+        reply = self._ask(call, limit_sec)
+        return Timed(reply, sent, time.monotonic())
+
+    def _ask(self, call: Call, limit_sec: float) -> Any:
         if self._collections.in_memory:
             return memory.perform(self._collections, call)
         method = getattr(self._collections.at(call.target), call.method)
-        reply = method(*call.arguments, **call.options)
-        if call.method not in CURSORS:
-            return reply
-        with closing(reply):
-            return list(reply) if call.each is None else take(reply, call.each())
+        with bounded(limit_sec):
+            reply = method(*call.arguments, **call.options)
+        return _read(reply, call, limit_sec) if call.method in CURSORS else reply
+
+    def _drop_connections(self) -> None:
+        """Let go of idle connections: they may be as dead as the one that gave no answer."""
+        for pool in self._collections.pools():
+            pool.reset_without_pause()
+
+
+def _read(cursor: Any, call: Call, limit_sec: float) -> list[Any]:
+    """Read a cursor to its end, a number of documents at a time; the limit is for each.
+
+    Not for all, as there may be many, and what is done with each may take long.
+    """
+    each = call.each() if call.each is not None else None
+    size = MANY if each is None else FEW
+    found: list[Any] = []
+    try:
+        while True:
+            with bounded(limit_sec):
+                some = list(islice(cursor, size))
+            found += some if each is None else take(some, each)
+            if len(some) < size or found[-1] is ENOUGH:
+                return found
+    finally:
+        with suppress(PyMongoError), bounded(CLOSE_SEC):
+            cursor.close()

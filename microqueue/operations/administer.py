@@ -9,6 +9,7 @@ from pymongo import ReturnDocument
 
 from microqueue.errors import TaskNotFound, WrongStatus
 from microqueue.operations import dead_letters, filters, inspect, replay, settle
+from microqueue.operations.batches import not_after
 from microqueue.operations.call import Call, Document, Operation
 from microqueue.operations.settle import Settlement
 from microqueue.operations.sweep import delete_all
@@ -88,4 +89,6 @@ def purge(
         return int((yield Call("count_documents", selection)))
     if status is TaskStatus.FAILED and settings.letters_apart:
         return (yield from replay.discard([selection], now=now, limit=None, settings=settings))
+    if before is None:  # Producers and workers may go on meanwhile, and this must end.
+        selection |= not_after("updated_at", now)
     return (yield from delete_all(selection, settings.batch_size))

@@ -12,13 +12,10 @@ import bson
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions
 
-from microqueue.operations import filters, relocate
+from microqueue.operations import confirm, filters, relocate
 from microqueue.operations.call import Call, Document, Operation, Target
 
 FINISHED_STATUSES = (filters.DONE, filters.FAILED)
-LIFE = {"created_at": 1, "insert_token": 1, "retired_at": 1}
-"""What tells tasks of one id apart, and a tombstone from a letter."""
-
 PLACES = (Target.TASKS, Target.DEAD_LETTERS, Target.TASKS)
 """Where a task may live on, in an order that misses none which moves meanwhile."""
 
@@ -73,14 +70,23 @@ def _versions(documents: Sequence[Document], status: str) -> Document:
 def _superseded(archived: Sequence[Document]) -> Operation[list[Document]]:
     """Find the archived documents whose tasks are still there, in a later version.
 
-    A task that was added later under the same id is another one, and does not count.
+    A task that was added later under the same id is another one, and does not count. Both that
+    it is there and that it is not are what a majority has: the log keeps it for good.
     """
-    ids = filters.any_of(document["_id"] for document in archived)
     alive: set[Any] = set()
     for target in PLACES:
-        found = yield Call("find", ids, LIFE, target=target)
-        alive |= {_life(document) for document in found if "retired_at" not in document}
+        left = [document for document in archived if _life(document) not in alive]
+        some = {**filters.any_of(document["_id"] for document in left), "retired_at": None}
+        if left and (yield from confirm.holds(some, target=target)):  # Most often all are gone.
+            fences = [{**_same_life(document), "retired_at": None} for document in left]
+            there = yield from confirm.which(fences, target=target)
+            alive |= {_life(one) for one, sure in zip(left, there, strict=True) if sure}
     return [document for document in archived if _life(document) in alive]
+
+
+def _same_life(document: Document) -> Document:
+    names = ("_id", "created_at", "insert_token")
+    return {name: {"$eq": document.get(name)} for name in names}
 
 
 def _life(document: Document) -> tuple[Any, ...] | bytes:

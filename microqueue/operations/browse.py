@@ -83,7 +83,7 @@ def page(
 
 
 def letters(
-    queue: str,
+    queue: filters.Queues,
     which: DeadLetterFilter,
     *,
     limit: int,
@@ -93,15 +93,16 @@ def letters(
     made: Callable[[Document], Any] = whole,
     enough: Callable[[], bool] = gather.never,
 ) -> Operation[Found]:
-    """Read one page of a queue's dead letters; ``shown`` masks what must not be found.
+    """Read one page of the dead letters of some queues; ``shown`` masks what must not be found.
 
     ``made`` is what becomes of each, and ``enough`` may end the page after any.
     """
     matcher = LetterMatcher(which, shown)
+    queues = [queue] if isinstance(queue, str) else queue
     return (
         yield from _page(
             Reader(DIED, dead_letters.targets(settings)),
-            indexed=_indexed(DIED, [queue], which),
+            indexed=_indexed(DIED, queues, which),
             sieve={} if which.code is None else {"error.code": which.code or None},
             matcher=matcher,
             look=matcher.needed,

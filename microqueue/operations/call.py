@@ -8,8 +8,8 @@ client and mongomock, and can be tested as the list of calls that it makes.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from enum import StrEnum
-from typing import Any, TypeAlias, TypeVar
+from enum import IntEnum, StrEnum, auto
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Document: TypeAlias = dict[str, Any]
@@ -38,6 +38,38 @@ def letters_collection(tasks: str) -> str:
     return f"{tasks}_dlq"
 
 
+class Span(IntEnum):
+    """How long a call may take without anything being wrong."""
+
+    BRIEF = auto()
+    """It finds what it needs by an index, or by its id."""
+    LONG = auto()
+    """It may have to read the whole collection."""
+    LONGEST = auto()
+    """It may have to write to the whole collection, or to build an index."""
+
+
+SPANS = {
+    "aggregate": Span.LONG,
+    "count_documents": Span.LONG,
+    "distinct": Span.LONG,
+    "create_indexes": Span.LONGEST,
+}
+
+
+class Timed(NamedTuple):
+    """A reply, and when it was asked for and arrived by this machine's monotonic clock."""
+
+    reply: Any
+    sent: float
+    received: float
+
+    @property
+    def took_sec(self) -> float:
+        """How long the attempt took."""
+        return self.received - self.sent
+
+
 class Call:
     """One method of a collection or database, with its arguments.
 
@@ -47,9 +79,13 @@ class Call:
 
     ``each`` begins what is done with each document of a cursor as it arrives, so that few are
     held at a time; the reply is the list of what that gave. What gives ``ENOUGH`` ends it.
+
+    ``span`` says how long it may take without anything being wrong. Left out, the method tells.
+
+    ``timed`` asks for a :class:`Timed` reply, which tells when the attempt that succeeded was made.
     """
 
-    __slots__ = ("arguments", "each", "method", "options", "repeatable", "target")
+    __slots__ = ("arguments", "each", "method", "options", "repeatable", "span", "target", "timed")
 
     def __init__(
         self,
@@ -59,14 +95,24 @@ class Call:
         repeatable: bool = True,
         session: Any = None,
         each: Each | None = None,
+        timed: bool = False,
+        span: Span | None = None,
         **options: Any,
     ) -> None:
         self.method = method
         self.arguments = arguments
         self.target = target
         self.each = each
+        self.timed = timed
+        self.span = SPANS.get(method, Span.BRIEF) if span is None else span
         self.repeatable = repeatable and session is None
         self.options = options if session is None else {**options, "session": session}
+
+    @property
+    def own_limit_sec(self) -> float | None:
+        """How long the operation itself lets the server take, if it says so."""
+        limit_ms = self.options.get("maxTimeMS") or self.options.get("max_time_ms")
+        return None if limit_ms is None else limit_ms / 1000
 
     @property
     def in_transaction(self) -> bool:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from bson import Int64
 from pymongo import ReturnDocument
 from pymongo.errors import OperationFailure, PyMongoError
 
-from microqueue.operations import filters, refusals
+from microqueue.clock import round_up
+from microqueue.operations import confirm, filters, refusals
 from microqueue.operations.call import Call, Document, Operation
 from microqueue.operations.settle import INVALID_TASK
 from microqueue.task import Lease
 
 WINDOWS = 16
+DUE_ORDER = [("next_retry_at", 1)]
 LARGEST_SKEW = timedelta(seconds=1)
 GOOD_IDS = "give an ObjectId, a string, an integer or a UUID"
 MALFORMED: dict[str, Document] = {
-    "attempts is not a number": {"attempts": {"$not": {"$type": "number"}}},
+    # A list of numbers has the type of a number, too.
+    "attempts is not a number": {
+        "$or": [{"attempts": {"$not": {"$type": "number"}}}, {"attempts": {"$type": "array"}}]
+    },
     f"_id is a document: {GOOD_IDS}": {"_id": {"$type": "object"}},
 }
 _random = random.Random()  # noqa: S311 (it only spreads workers)
@@ -32,9 +37,12 @@ def promote_due(queue: str, now: datetime, *, limit: int) -> Operation[int]:
     The ids are read first because an update of many cannot be limited.
     """
     selection = {"queue": queue, **filters.due(now)}
-    found = yield Call("find", selection, {"_id": 1}, sort=[("next_retry_at", 1)], limit=limit)
-    if not found:
-        return 0
+    found = yield Call("find", selection, {"_id": 1}, sort=DUE_ORDER, limit=limit)
+    return (yield from promote(found, selection, now)) if found else 0
+
+
+def promote(found: Iterable[Document], selection: Document, now: datetime) -> Operation[int]:
+    """Make these tasks ready, as far as they still match; return how many."""
     result = yield Call(
         "update_many",
         {**filters.any_of(document["_id"] for document in found), **selection},
@@ -47,7 +55,7 @@ def pop(queue: str, lease: Lease) -> Operation[Document | None]:
     """Claim the first ready task with one atomic write.
 
     Not safe to repeat blindly: a claim whose reply was lost would stay leased to nobody.
-    So after a lost connection, or a step-down, the token tells whether the claim went through;
+    So after a lost connection, or a step-down, the token tells whether a majority has the claim;
     if it cannot be told, the error surfaces, and a claim that did go through comes back by its
     lease.
     """
@@ -66,7 +74,7 @@ def _claim_one(selection: Document, lease: Lease) -> Operation[Document | None]:
         )
     except PyMongoError as exc:
         if refusals.is_uncertain(exc):
-            document = yield Call("find_one", held_under(lease))
+            document = yield from confirm.one(held_under(lease))
             if document is None:
                 raise
             return document
@@ -189,13 +197,14 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
             repeatable=False,
         )
         all_ours = result.modified_count == len(window)
+        read = _read
     except PyMongoError as exc:
         if not refusals.is_uncertain(exc):
             raise
-        all_ours = False
+        all_ours, read = False, confirm.some  # Perhaps it claimed, and no majority has it.
     if not as_read:
-        return (yield from _read_back(window, lease))
-    ours = window if all_ours else (yield from _won(window, lease))
+        return (yield from _read_back(window, lease, read))
+    ours = window if all_ours else (yield from _won(window, lease, read))
     fields = _claim_fields(lease)
     for document in ours:
         document.update(fields)
@@ -213,18 +222,29 @@ def _newest_stamp(window: list[Document]) -> datetime | None:
     return newest
 
 
-def _won(window: list[Document], lease: Lease) -> Operation[list[Document]]:
+Read: TypeAlias = Callable[..., Operation[list[Document]]]
+
+
+def _read(*query: Any, **options: Any) -> Operation[list[Document]]:
+    """Read what a write matched that was acknowledged: a majority has it."""
+    found: list[Document] = yield Call("find", *query, **options)
+    return found
+
+
+def _won(window: list[Document], lease: Lease, read: Read) -> Operation[list[Document]]:
     """Find out which of a window are ours; their ids tell, where nothing else has changed."""
     held = {**_these(window), **held_under(lease)}
-    found = yield Call("find", held, {"_id": 1}, batch_size=len(window) + 1)
+    found = yield from read(held, {"_id": 1}, batch_size=len(window) + 1)
     ids = {document["_id"] for document in found}
     return [document for document in window if document["_id"] in ids]
 
 
-def _read_back(window: list[Document], lease: Lease) -> Operation[list[Document]]:
+def _read_back(
+    window: list[Document], lease: Lease, read: Read = confirm.some
+) -> Operation[list[Document]]:
     """Read what of a window is ours, in the order of the line."""
     held = {**_these(window), **held_under(lease)}
-    found = yield Call("find", held, batch_size=len(window) + 1)
+    found = yield from read(held, batch_size=len(window) + 1)
     stored = {document["_id"]: document for document in found}
     return [stored[one["_id"]] for one in window if one["_id"] in stored]
 
@@ -281,17 +301,20 @@ def find_held(lease: Lease) -> Operation[list[Document]]:
     return found
 
 
-def apply_own_timeouts(documents: Iterable[Document], lease: Lease) -> Operation[None]:
+def apply_own_timeouts(
+    documents: Iterable[Document], lease: Lease, granted_at: datetime
+) -> Operation[None]:
     """Give tasks with a visibility timeout of their own the lease that they asked for.
 
-    A claim is written before the task is known, so it carries the queue's timeout.
+    A claim is written before the task is known, so it carries the queue's timeout. Leases are
+    counted from ``granted_at``, the latest that the time of the claim can be.
     """
     by_timeout: dict[float, list[Document]] = {}
     for document in documents:
         if (seconds := document.get("visibility_timeout_sec")) is not None:
             by_timeout.setdefault(seconds, []).append(document)
     for seconds, group in by_timeout.items():
-        expires_at = lease.started_at + timedelta(seconds=seconds)
+        expires_at = round_up(granted_at + timedelta(seconds=seconds))
         ids = filters.any_of(document["_id"] for document in group)
         fence = {**ids, "status": filters.PROCESSING, "lease_token": lease.token}
         yield Call("update_many", fence, {"$set": {"lease_expires_at": expires_at}})

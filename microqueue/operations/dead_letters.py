@@ -19,7 +19,7 @@ from microqueue.arguments import is_encodable
 from microqueue.durations import AwareDatetime
 from microqueue.model import Model
 from microqueue.operations import cursors, filters, gather, id_order
-from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.call import Call, Document, Operation, Span, Target
 from microqueue.operations.normalise import beginning
 from microqueue.positions import microseconds
 from microqueue.settings import QueueSettings
@@ -76,34 +76,43 @@ class DeadLetterPage(Model, Generic[PayloadT]):
 
 
 class DeadLetterStats(Model):
-    """How many dead letters there are, and why."""
+    """How many dead letters there are, and why.
+
+    Above ``settings.count_limit`` the ``total`` is ``estimated``, and ``by_code`` counts the
+    newest ``examined`` letters.
+    """
 
     total: int
     by_code: dict[str, int]
     oldest_at: datetime | None
     newest_at: datetime | None
+    estimated: bool = False
+    examined: int = 0
 
 
 class ReplayReport(Model):
     """What a replay did.
 
-    Letters that were ``skipped`` stay dead: a live task has their dedupe key, or somebody
-    else replays them.
+    Letters that were ``skipped`` stay dead: a live task has their dedupe key, or another caller
+    replays them. ``missing`` are the ids that were given and that no task has.
     """
 
     matched: int
     replayed: int
     skipped: Sequence[TaskId] = ()
+    missing: Sequence[TaskId] = ()
     dry_run: bool = False
 
 
-def selection(queue: str, which: DeadLetterFilter | Sequence[Any]) -> Document:
+def selection(queue: filters.Queues, which: DeadLetterFilter | Sequence[Any]) -> Document:
     """Write the filter for chosen ids, or for everything that a filter describes.
+
+    ``queue`` is one, or several: each is then read on its part of the index.
 
     Of a group it matches all that begin like it, and of what is masked the server is not
     asked: :mod:`microqueue.operations.letter_search` looks at the messages.
     """
-    query: Document = {"queue": queue, **filters.DEAD}
+    query: Document = {**filters.of(queue), **filters.DEAD}
     if not isinstance(which, DeadLetterFilter):
         return {**query, **filters.any_of(which)}
     if which.code is not None:
@@ -128,7 +137,7 @@ def page(
     bounded = query if after is None else {"$and": [query, after]}
     pages = []
     for target in targets(settings):
-        options: Document = {"sort": ORDER, "limit": limit + 1, "target": target}
+        options: Document = {"sort": ORDER, "limit": limit + 1, "target": target, "span": Span.LONG}
         pages.append((yield Call("find", bounded, **options)))
     letters, _ = gather.merged(pages, place)
     shown = letters[:limit]
@@ -157,11 +166,11 @@ def read_cursor(cursor: str | None) -> Document | None:
     return {"$or": [{"updated_at": {"$lt": at}}, {"updated_at": at, "$or": later}]}
 
 
-def stats(queue: str, settings: QueueSettings) -> Operation[DeadLetterStats]:
+def stats(queue: filters.Queues, settings: QueueSettings) -> Operation[DeadLetterStats]:
     """Count the letters by error code."""
-    query = {"queue": queue, **filters.DEAD}
+    query = {**filters.of(queue), **filters.DEAD}
     if settings.letters_apart:
-        letters = yield from _each_once(query, {"error.code": 1, "updated_at": 1}, settings)
+        letters = yield from each_once(query, {"error.code": 1, "updated_at": 1}, settings)
         groups: list[Document] = [
             {"_id": (one.get("error") or {}).get("code"), "count": 1, "oldest": at, "newest": at}
             for one in letters.values()
@@ -185,13 +194,14 @@ def stats(queue: str, settings: QueueSettings) -> Operation[DeadLetterStats]:
         by_code=dict(by_code.most_common()),
         oldest_at=min(oldest, default=None),
         newest_at=max(newest, default=None),
+        examined=by_code.total(),
     )
 
 
 def count(query: Document, settings: QueueSettings) -> Operation[int]:
     """Count the letters that a filter matches, each once."""
     if settings.letters_apart:
-        return len((yield from _each_once(query, {"_id": 1}, settings)))
+        return len((yield from each_once(query, {"_id": 1}, settings)))
     total: int = yield Call("count_documents", query)
     return total
 
@@ -204,13 +214,13 @@ def count_all(queries: Sequence[Document], settings: QueueSettings) -> Operation
     return total
 
 
-def _each_once(
+def each_once(
     query: Document, fields: Document, settings: QueueSettings
 ) -> Operation[dict[Any, Document]]:
     """Read some fields of the letters in both places, by id."""
     letters: dict[Any, Document] = {}
     for target in targets(settings):
-        for document in (yield Call("find", query, fields, target=target)):
+        for document in (yield Call("find", query, fields, target=target, span=Span.LONG)):
             letters[id_order.key(document["_id"])] = document
     return letters
 

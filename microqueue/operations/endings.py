@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from microqueue.operations import filters, refusals, settle
+from microqueue.operations import filters, id_order, refusals, settle
+from microqueue.operations.batches import Progress
 from microqueue.operations.call import Call, Document, Operation
 from microqueue.operations.settle import Settlement
 from microqueue.settings import QueueSettings
@@ -40,20 +41,55 @@ def write(endings: Sequence[Ending], *, now: datetime, settings: QueueSettings) 
 
 
 def take_back(
-    endings: Sequence[Ending], *, now: datetime, settings: QueueSettings
-) -> Operation[tuple[int, int]]:
-    """Write what becomes of tasks taken from their workers: how many wait, and are buried.
+    endings: Sequence[Ending], *, now: datetime, settings: QueueSettings, progress: Progress
+) -> Operation[int]:
+    """Write what becomes of tasks reclaimed from their workers; return how many were written.
 
-    What is refused is buried instead, or every sweep would meet it again.
+    What is refused is buried instead, or every sweep would meet it again. What cannot even be
+    buried holds up no other: ``progress`` has the first of such refusals, to be raised after all.
     """
     waits = [one for one in endings if one.settlement.changes["status"] == filters.PENDING]
     dead = [one for one in endings if one.settlement.changes["status"] != filters.PENDING]
     reclaimed, refused = yield from _write(waits, now=now, settings=settings)
+    progress.counts["reclaimed"] += reclaimed
     buried, refused_too = yield from _write(dead, now=now, settings=settings)
     burials = [_burial(one, now) for one in (*refused, *refused_too)]
-    more, refused = yield from _write_once(burials, now=now, settings=settings, anew=True)
-    _raise_first(refused)
-    return reclaimed, buried + more
+    more, unburied = yield from _write_once(burials, now=now, settings=settings, anew=True)
+    progress.counts["buried"] += buried + more
+    gone = [*_without(dead, refused_too), *_without(burials, unburied)]
+    yield from _name(gone, buried + more, now, progress)
+    if unburied:
+        progress.refused = progress.refused or _failure(unburied[0])
+    return reclaimed + buried + more
+
+
+def _without(endings: Sequence[Ending], refused: Sequence[Refusal]) -> list[Ending]:
+    left_out = {id(one.ending) for one in refused}
+    return [one for one in endings if id(one) not in left_out]
+
+
+def _name(dead: Sequence[Ending], count: int, now: datetime, progress: Progress) -> Operation[None]:
+    """Note which tasks were buried. Of those that changed meanwhile, some may not have been."""
+    if count < len(dead):
+        ids = yield from buried_of([one.task.id for one in dead], now)
+        known = set(map(id_order.key, ids))
+        dead = [one for one in dead if id_order.key(one.task.id) in known]
+    by_code: dict[str, list[Any]] = {}
+    for one in dead:
+        error = one.settlement.error
+        by_code.setdefault(str(error.code if error else None), []).append(one.task.id)
+    for code, ids in by_code.items():
+        progress.bury(code, ids, len(ids))
+
+
+def buried_of(
+    ids: Sequence[Any], now: datetime, *, code: str | None = None
+) -> Operation[list[Any]]:
+    """Find which of some tasks were buried at this instant."""
+    buried = {**filters.any_of(ids), **filters.DEAD, "finished_at": now}
+    if code is not None:
+        buried["error.code"] = code
+    return [document["_id"] for document in (yield Call("find", buried, {"_id": 1}))]
 
 
 def _burial(refusal: Refusal, now: datetime) -> Ending:
@@ -102,4 +138,8 @@ def _write_once(
 
 def _raise_first(refused: Sequence[Refusal]) -> None:
     if refused:
-        raise OperationFailure(refused[0].message, refused[0].code)
+        raise _failure(refused[0])
+
+
+def _failure(refusal: Refusal) -> OperationFailure:
+    return OperationFailure(refusal.message, refusal.code)

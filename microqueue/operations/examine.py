@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +14,7 @@ from microqueue.operations import filters
 from microqueue.operations.call import Call, Document, Operation, Target, letters_collection
 from microqueue.operations.claim import claim_update
 from microqueue.operations.indexes import ensure_indexes, index_names
+from microqueue.settings import QueueSettings
 from microqueue.task import Lease
 
 
@@ -117,7 +118,29 @@ def has_letters_apart(collection: str) -> Operation[bool]:
     return name in names
 
 
-def queue_names(*, target: Target = Target.TASKS) -> Operation[list[str]]:
+def every_queue(settings: QueueSettings) -> Operation[list[str]]:
+    """List the queues that have tasks, or dead letters in their own collection."""
+    names = set((yield from queue_names()))
+    if settings.letters_apart:
+        names.update((yield from other_letter_queues(names)))
+    return sorted(names)
+
+
+def queue_names() -> Operation[list[str]]:
     """List the queues that have tasks, by one key of ``browse`` each."""
-    names: list[str] = yield Call("distinct", "queue", target=target)
+    names: list[str] = yield Call("distinct", "queue")
     return sorted(str(name) for name in names)
+
+
+def other_letter_queues(known: Collection[str]) -> Operation[list[str]]:
+    """List the queues that have letters in ``tasks_dlq`` and are not known, by one key each.
+
+    ``distinct`` would read all letters: it cannot skip in a partial index.
+    """
+    found: list[str] = []
+    while True:
+        elsewhere = {"queue": {"$gt": "", "$nin": [*known, *found]}, **filters.DEAD}
+        letters = yield Call("find", elsewhere, {"queue": 1}, limit=1, target=Target.DEAD_LETTERS)
+        if not letters:
+            return found
+        found.append(letters[0]["queue"])

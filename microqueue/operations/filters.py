@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from microqueue.operations.call import Document
 from microqueue.task import Claim, TaskStatus
@@ -19,6 +19,9 @@ DONE = TaskStatus.DONE.value
 FAILED = TaskStatus.FAILED.value
 
 IS_DATE = {"$type": "date"}
+
+Queues: TypeAlias = str | Sequence[str]
+"""One queue by its name, or several."""
 
 READY: Document = {"status": PENDING, "next_retry_at": None}
 DELAYED: Document = {"status": PENDING, "next_retry_at": IS_DATE}
@@ -32,6 +35,11 @@ DEAD: Document = {"status": FAILED}
 DEDUPED: Document = {"finished_at": None, "dedupe_key": {"$gt": ""}}
 
 READY_ORDER = [("priority", -1), ("position", 1), ("_id", 1)]
+
+
+def of(queues: Queues) -> Document:
+    """Match the tasks of one queue, or of several, in a form that every index can use."""
+    return {"queue": queues if isinstance(queues, str) else {"$in": list(queues)}}
 
 
 def between(since: datetime | None, until: datetime | None) -> Document:

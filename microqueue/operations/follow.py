@@ -17,7 +17,7 @@ from bson.max_key import MaxKey
 from bson.min_key import MinKey
 
 from microqueue.operations import export, filters
-from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.call import Call, Document, Operation, Span
 
 CHANGE_ORDER = [("updated_at", 1), ("_id", 1)]
 NEWEST_FIRST = [("updated_at", -1), ("_id", -1)]
@@ -87,9 +87,11 @@ def find_end(
     reachable = between(followed, Changes(start, Mark.behind(horizon)))
     found = []
     if rows is not None:
-        found = yield Call("find", reachable, FIELDS, sort=CHANGE_ORDER, skip=rows - 1, limit=1)
+        found = yield Call(
+            "find", reachable, FIELDS, sort=CHANGE_ORDER, skip=rows - 1, limit=1, span=Span.LONG
+        )
     if not found:
-        found = yield Call("find", reachable, FIELDS, sort=NEWEST_FIRST, limit=1)
+        found = yield Call("find", reachable, FIELDS, sort=NEWEST_FIRST, limit=1, span=Span.LONG)
     return Mark(found[0]["updated_at"], found[0]["_id"]) if found else None
 
 

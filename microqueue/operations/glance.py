@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from microqueue.operations import control, filters
-from microqueue.operations.call import PAUSES_COLLECTION, Call, Document, Operation
+from microqueue.operations.call import PAUSES_COLLECTION, Call, Document, Operation, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ def glance(collection: str, queues: Sequence[str], *, now: datetime) -> Operatio
             {"$unionWith": {"coll": collection, "pipeline": delayed}},
             {"$unionWith": {"coll": PAUSES_COLLECTION, "pipeline": paused}},
         ],
+        span=Span.BRIEF,  # Each part is one key of an index.
     )
     return Glance(
         ready=any("ready" in one for one in found),

@@ -16,7 +16,7 @@ from pymongo.errors import OperationFailure
 
 from microqueue.errors import DuplicatesStored, IndexConflict
 from microqueue.operations import filters
-from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.call import Call, Document, Operation, Span, Target
 from microqueue.operations.refusals import DUPLICATE_KEY
 
 NEVER_SEC = 2**31 - 1
@@ -86,7 +86,8 @@ def ensure_indexes(
                 "name": expected["name"],
                 "expireAfterSeconds": expected["expireAfterSeconds"],
             }
-            yield Call("command", {"collMod": collection, "index": change}, target=Target.DATABASE)
+            command = {"collMod": collection, "index": change}
+            yield Call("command", command, target=Target.DATABASE, span=Span.LONGEST)
     if missing:
         try:
             yield Call("create_indexes", missing, target=target)

@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from microqueue.model import Model
 from microqueue.operations import dead_letters, filters, id_order
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.settings import QueueSettings
-from microqueue.task import TaskStatus
-
-
-class QueueStats(Model):
-    """How a queue stands at ``at``. Ages are in seconds."""
-
-    queue: str
-    at: datetime
-    ready: int
-    delayed: int
-    processing: int
-    overdue: int
-    done: int
-    failed: int
-    oldest_ready_age_sec: float | None
-    """How long the task that has been ready the longest has waited."""
-    next_due_at: datetime | None
-
-    @property
-    def pending(self) -> int:
-        """Tasks that wait, ready or delayed."""
-        return self.ready + self.delayed
-
-    @property
-    def in_flight(self) -> int:
-        """Tasks that a worker holds; the overdue ones among them await the sweeper."""
-        return self.processing
+from microqueue.task import DEFAULT_QUEUE, TaskStatus
 
 
 def get(task_id: Any, settings: QueueSettings) -> Operation[Document | None]:
@@ -69,11 +42,49 @@ def first_existing(
     return [next((one for one in several if one in existing), several[0]) for several in candidates]
 
 
+def whereabouts(ids: Iterable[Any], settings: QueueSettings) -> Operation[dict[Any, str]]:
+    """Read in which queue each of these tasks is, by the key of its id; those that exist.
+
+    A dead letter may move between its two places meanwhile, any number of times. Each move
+    leaves another version in ``tasks_dlq``. So a task that is not in ``tasks`` is missing only
+    if the version is the same before and after.
+    """
+    found: dict[Any, str] = {}
+    left = list(ids)
+    versions: dict[Any, Any] | None = None
+    while left:
+        documents = yield Call("find", filters.any_of(left), {"queue": 1})
+        found |= {id_order.key(one["_id"]): _queue_of(one) for one in documents}
+        left = [one for one in left if id_order.key(one) not in found]
+        if not left or not settings.letters_apart:
+            break
+        fields = {"queue": 1, "status": 1, "version": 1}
+        copies = yield Call("find", filters.any_of(left), fields, target=Target.DEAD_LETTERS)
+        # What has left the dead letters again is a tombstone there, and has no status.
+        dead = [one for one in copies if one.get("status") == filters.FAILED]
+        found |= {id_order.key(one["_id"]): _queue_of(one) for one in dead}
+        before, versions = (
+            versions,
+            {id_order.key(one["_id"]): one.get("version") for one in copies},
+        )
+        left = [
+            one
+            for one in left
+            if (key := id_order.key(one)) not in found
+            and (before is None or before.get(key) != versions.get(key))
+        ]
+    return found
+
+
+def _queue_of(document: Document) -> str:
+    return str(document.get("queue", DEFAULT_QUEUE))
+
+
 def peek(
-    queue: str, *, status: TaskStatus | None, limit: int, settings: QueueSettings
+    queue: filters.Queues, *, status: TaskStatus | None, limit: int, settings: QueueSettings
 ) -> Operation[list[Document]]:
-    """Read the newest tasks of a queue, wherever dead letters are kept."""
-    selection: Document = {"queue": queue}
+    """Read the newest tasks of some queues, wherever dead letters are kept."""
+    selection: Document = filters.of(queue)
     if status is TaskStatus.PROCESSING:
         selection |= filters.LEASED  # Few at any time, and in an index of their own.
     elif status is not None:
@@ -97,24 +108,6 @@ def peek(
     return sorted(found.values(), key=age, reverse=True)[:limit]
 
 
-def stats(queue: str, now: datetime, settings: QueueSettings) -> Operation[QueueStats]:
-    """Count the queue's tasks, each status on the index that holds it."""
-    here = {"queue": queue}
-    ready, ready_since = yield from _count_ready(here)
-    counts = {"ready": ready}
-    for name, selection in {
-        "delayed": filters.DELAYED,
-        "processing": filters.LEASED,
-        "overdue": filters.lease_expired(now),
-        "done": {**filters.FINISHED, "finished_at": filters.IS_DATE},
-    }.items():
-        counts[name] = yield Call("count_documents", {**here, **selection})
-    counts["failed"] = yield from dead_letters.count({**here, **filters.DEAD}, settings)
-    age = None if ready_since is None else max((now - ready_since).total_seconds(), 0.0)
-    due_at = yield from next_due(queue)
-    return QueueStats(queue=queue, at=now, oldest_ready_age_sec=age, next_due_at=due_at, **counts)
-
-
 def next_due(queue: str) -> Operation[datetime | None]:
     """Read when the queue's next delayed task comes due."""
     found = yield Call(
@@ -125,10 +118,3 @@ def next_due(queue: str) -> Operation[datetime | None]:
         limit=1,
     )
     return found[0]["next_retry_at"] if found else None
-
-
-def _count_ready(here: Document) -> Operation[tuple[int, datetime | None]]:
-    """Count ready tasks, and find since when the oldest has been ready: its last update."""
-    group = {"_id": None, "count": {"$sum": 1}, "since": {"$min": "$updated_at"}}
-    found = yield Call("aggregate", [{"$match": {**here, **filters.READY}}, {"$group": group}])
-    return (found[0]["count"], found[0]["since"]) if found else (0, None)

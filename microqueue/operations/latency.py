@@ -21,7 +21,10 @@ MILLISECONDS = 1000
 
 
 class Latency(Model):
-    """What the done tasks of a queue took, in seconds: until they began, and to run."""
+    """What the done tasks of a queue took, in seconds: until they began, and to run.
+
+    ``done`` is the number of tasks that were measured; ``estimated``: there were more.
+    """
 
     queue: str
     done: int
@@ -31,11 +34,16 @@ class Latency(Model):
     run_p50: float
     run_p95: float
     run_p99: float
+    estimated: bool = False
 
 
-def latency(since: datetime, queue: str | None = None) -> Operation[list[Latency]]:
-    """Measure the tasks done since an instant: from enqueue to first start, and the last run."""
-    here = {} if queue is None else {"queue": queue}
+def latency(
+    since: datetime, queue: str | None = None, *, limit: int | None = None
+) -> Operation[list[Latency]]:
+    """Measure the tasks done since an instant: from enqueue to first start, and the last run.
+
+    With a limit, so many are measured, the newest of all queues.
+    """
     began = {"$ifNull": [{"$arrayElemAt": ["$history.started_at", 0]}, "$started_at"]}
     group = {
         "_id": {
@@ -45,12 +53,23 @@ def latency(since: datetime, queue: str | None = None) -> Operation[list[Latency
         },
         "count": {"$sum": 1},
     }
-    selection = {**filters.FINISHED, "finished_at": {"$gte": since}, **here}
-    counted: list[Document] = yield Call("aggregate", [{"$match": selection}, {"$group": group}])
+    selection: Document = {**filters.FINISHED, "finished_at": {"$gte": since}}
+    stages: list[Document] = []
+    if limit is not None:
+        # The index knows no queue: a filter would read past any number of others.
+        stages = [{"$sort": {"finished_at": -1}}, {"$limit": limit + 1}]
+    elif queue is not None:
+        selection["queue"] = queue
+    counted: list[Document] = yield Call(
+        "aggregate", [{"$match": selection}, *stages, {"$group": group}]
+    )
+    more = limit is not None and sum(one["count"] for one in counted) > limit
     waits: dict[str, Counter[int]] = {}
     runs: dict[str, Counter[int]] = {}
     for one in counted:
         name = str(one["_id"]["queue"])
+        if queue not in {None, name}:
+            continue
         waits.setdefault(name, Counter())[int(one["_id"]["wait"] or 0)] += one["count"]
         runs.setdefault(name, Counter())[int(one["_id"]["run"] or 0)] += one["count"]
     return [
@@ -59,6 +78,7 @@ def latency(since: datetime, queue: str | None = None) -> Operation[list[Latency
             done=waits[name].total(),
             **_percentiles("wait", waits[name]),
             **_percentiles("run", runs[name]),
+            estimated=more,
         )
         for name in sorted(waits)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from microqueue.operations import id_order
-from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.call import Call, Document, Operation, Span
 from microqueue.operations.dead_letters import DeadLetterFilter, selection, targets
 from microqueue.settings import QueueSettings
 
@@ -18,6 +18,7 @@ def read_errors(
     letters: dict[Any, Document] = {}
     for target in targets(settings):
         fields = {"queue": 1, "error": 1}
-        for letter in (yield Call("find", query, fields, limit=limit, target=target)):
+        found = yield Call("find", query, fields, limit=limit, target=target, span=Span.LONG)
+        for letter in found:
             letters[id_order.key(letter["_id"])] = letter
     return list(letters.values())

@@ -9,7 +9,7 @@ from typing import Any
 from pymongo.errors import ExecutionTimeout
 
 from microqueue.model import Model
-from microqueue.operations import dead_letters
+from microqueue.operations import dead_letters, filters
 from microqueue.operations.call import Call, Document, Operation
 from microqueue.operations.dead_letters import DeadLetterFilter, selection
 from microqueue.operations.matching import LetterMatcher
@@ -54,7 +54,7 @@ class LetterGroups(Model):
 
 
 def groups(
-    queue: str,
+    queue: filters.Queues,
     which: DeadLetterFilter,
     settings: QueueSettings,
     *,
@@ -76,7 +76,7 @@ def groups(
 
 
 def _equal_messages(
-    queue: str, which: DeadLetterFilter, settings: QueueSettings
+    queue: filters.Queues, which: DeadLetterFilter, settings: QueueSettings
 ) -> Operation[tuple[list[Document], bool]]:
     """Count the newest letters by code and message, and tell whether those were all.
 

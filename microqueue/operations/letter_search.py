@@ -16,7 +16,7 @@ IDS_AT_ONCE = 5000
 
 
 def page(
-    queue: str,
+    queue: filters.Queues,
     which: DeadLetterFilter,
     *,
     limit: int,
@@ -46,7 +46,7 @@ def page(
 
 
 def queries(
-    queue: str, which: DeadLetterFilter, settings: QueueSettings
+    queue: filters.Queues, which: DeadLetterFilter, settings: QueueSettings
 ) -> Operation[list[Document]]:
     """Write the filters of the letters that match and of no others, the oldest letters first."""
     query = dead_letters.selection(queue, which)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from microqueue.operations import filters, produce
-from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations import confirm, filters, produce
+from microqueue.operations.call import Call, Document, Operation, Span, Target
 from microqueue.settings import QueueSettings
 
 FAR = datetime(9999, 1, 1, tzinfo=UTC)
@@ -70,7 +70,7 @@ def _take_part(
     yield Call("update_many", {**met, **HELD, "held": {"$exists": True}}, ours)
     # What another load has put there since then is not ours yet: it counts as gone.
     theirs = {**HELD, "held": {"$exists": True}, "held.by": {"$ne": hold}}
-    found = yield Call("find", {**met, "$nor": [theirs]}, {"queue": 1, "dedupe_key": 1})
+    found = yield from confirm.some({**met, "$nor": [theirs]}, {"queue": 1, "dedupe_key": 1})
     ids = yield from produce.taken_by_letters(documents, settings)
     ids |= {one["_id"] for one in found}
     keys = {(one["queue"], one["dedupe_key"]) for one in found if "dedupe_key" in one}
@@ -97,17 +97,17 @@ def release(queues: Sequence[str] | None, load: str, now: datetime) -> Operation
         "expires_at": {"$ifNull": ["$held.expires_at", "$$REMOVE"]},
         "updated_at": now,
     }
-    result = yield Call(
-        "update_many", _held_by(queues, load), [{"$set": restored}, {"$unset": "held"}]
-    )
+    update = [{"$set": restored}, {"$unset": "held"}]
+    result = yield Call("update_many", _held_by(queues, load), update, span=Span.LONGEST)
     return int(result.modified_count)
 
 
 def abandon(queues: Sequence[str] | None, load: str) -> Operation[int]:
     """Delete what only this load holds, and let go of the rest."""
     alone = {**_held_by(queues, load), "held.by": [load]}
-    result = yield Call("delete_many", alone)
-    yield Call("update_many", _held_by(queues, load), {"$pull": {"held.by": load}})
+    result = yield Call("delete_many", alone, span=Span.LONGEST)
+    update = {"$pull": {"held.by": load}}
+    yield Call("update_many", _held_by(queues, load), update, span=Span.LONGEST)
     return int(result.deleted_count)
 
 

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
+from microqueue.clock import later
 from microqueue.operations.call import Call, Operation, Target
 
 
@@ -18,7 +19,8 @@ def acquire(
 ) -> Operation[bool]:
     """Take or renew the lock. Safe to repeat: the owner's token renews it."""
     free = {"_id": name, "$or": [{"token": token}, {"expires_at": {"$lte": now}}]}
-    held = {"token": token, "owner": owner, "acquired_at": now, "expires_at": now + lifetime}
+    ends = later(now, lifetime)
+    held = {"token": token, "owner": owner, "acquired_at": now, "expires_at": ends}
     try:
         document = yield Call(
             "find_one_and_update",

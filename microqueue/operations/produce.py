@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 from bson import ObjectId
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from microqueue.backoff import BackoffPolicy
-from microqueue.clock import whole_milliseconds
+from microqueue.clock import later, round_up
 from microqueue.errors import DuplicateTask
 from microqueue.new_task import NewTask
-from microqueue.operations import filters
+from microqueue.operations import confirm, filters, id_order
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.refusals import DUPLICATE_KEY
 from microqueue.settings import QueueSettings
 
-ONE_MILLISECOND = timedelta(milliseconds=1)
 DEFAULT_POLICY = BackoffPolicy()
 
 
@@ -64,7 +63,7 @@ def new_document(
     if new.dedupe_key is not None:
         document["dedupe_key"] = new.dedupe_key
     if new.expires_in is not None:
-        document["expires_at"] = round_up(now + new.expires_in)
+        document["expires_at"] = later(now, new.expires_in)
     if new.headers:
         document["headers"] = new.headers
     return document
@@ -77,15 +76,9 @@ def like(document: Document, *, payload: Document, position: int) -> Document:
 
 def not_before(new: NewTask[Any], now: datetime) -> datetime | None:
     """Give the first instant at which the task may run, or nothing if that is now."""
-    eta = now + new.delay if new.delay is not None else new.eta
-    return round_up(eta) if eta is not None and eta > now else None
-
-
-def round_up(instant: datetime) -> datetime:
-    """Round to the millisecond that MongoDB stores, upwards: a delayed task is never early."""
-    exact = instant.astimezone(UTC)  # Python compares some instants of two zones wrongly.
-    cut = whole_milliseconds(exact)
-    return cut if cut == exact else cut + ONE_MILLISECOND
+    if new.delay is not None:
+        return later(now, new.delay) if new.delay else None
+    return round_up(new.eta) if new.eta is not None and new.eta > now else None
 
 
 def enqueue(
@@ -95,24 +88,27 @@ def enqueue(
 
     Safe to repeat: the id is fixed before, and tells our own insert.
     """
-    if (yield from taken_by_letters([document], settings, session)):
-        raise _duplicate(document, existing_id=document["_id"])
-    try:
-        yield Call("insert_one", stored, session=session)
-    except DuplicateKeyError as exc:
-        dedupe_key = document.get("dedupe_key")
-        existing_id = None
-        # A duplicate aborts the caller's transaction, in which nothing can be read any more.
-        if session is None:
-            found = yield Call("find_one", {"_id": document["_id"]}, IDENTITY)
-            if found and _same_insert(found, document):
+    for last in _rounds():
+        if (yield from taken_by_letters([document], settings, session)):
+            raise _duplicate(document, existing_id=document["_id"])
+        try:
+            yield Call("insert_one", stored, session=session)
+        except DuplicateKeyError as exc:
+            # A duplicate aborts the caller's transaction, in which nothing can be read any more.
+            if session is not None:
+                raise _duplicate(document, dedupe_key=document.get("dedupe_key")) from exc
+            (found,) = yield from _find_in_the_way([document])
+            if found is _OURS:
                 return
-            if found:
-                dedupe_key, existing_id = None, found["_id"]
-            else:
-                holder = yield Call("find_one", _live_with_key(document), {"_id": 1})
-                existing_id = holder["_id"] if holder else None
-        raise _duplicate(document, existing_id=existing_id, dedupe_key=dedupe_key) from exc
+            if found is not None:
+                by_id = found["_id"] == document["_id"]
+                dedupe_key = None if by_id else document.get("dedupe_key")
+                existing_id = found["_id"]
+                raise _duplicate(document, existing_id=existing_id, dedupe_key=dedupe_key) from exc
+            if last:
+                raise
+        else:
+            return
 
 
 def enqueue_many(
@@ -129,36 +125,100 @@ def enqueue_many(
     Safe to repeat for the same reason as :func:`enqueue`. Inside a transaction a duplicate
     is an error, because it aborts the transaction.
     """
-    taken = yield from taken_by_letters(documents, settings, session)
     places: Sequence[int] = range(len(documents))
-    chunk, left_out = stored, set[int]()
-    if taken:
-        places = [place for place in places if documents[place]["_id"] not in taken]
-        chunk = [stored[place] for place in places]
-        left_out = set(range(len(documents))) - set(places)
-    if session is not None and left_out:
-        raise _duplicate(documents[min(left_out)], existing_id=documents[min(left_out)]["_id"])
-    if not places:
-        return left_out
-    try:
-        yield Call("insert_many", chunk, ordered=False, session=session)
-    except BulkWriteError as exc:
-        errors = exc.details["writeErrors"] if exc.details else []
-        if not errors or any(error["code"] != DUPLICATE_KEY for error in errors):
-            raise
-        refused = [places[error["index"]] for error in errors]
-        if session is not None:
-            first = documents[refused[0]]
-            raise _duplicate(first, dedupe_key=first.get("dedupe_key")) from exc
-        ids = [documents[index]["_id"] for index in refused]
-        found = yield Call("find", filters.any_of(ids), IDENTITY)
-        present = {document["_id"]: document for document in found}
-        left_out |= {
-            index
-            for index in refused
-            if not _same_insert(present.get(documents[index]["_id"], {}), documents[index])
-        }
+    left_out: set[int] = set()
+    for last in _rounds():
+        whole = len(places) == len(documents)
+        left = documents if whole else [documents[place] for place in places]
+        taken = yield from taken_by_letters(left, settings, session)
+        if taken:
+            left_out |= {place for place in places if documents[place]["_id"] in taken}
+            places = [place for place in places if place not in left_out]
+        if session is not None and left_out:
+            first = documents[min(left_out)]
+            raise _duplicate(first, existing_id=first["_id"])
+        if not places:
+            break
+        whole = len(places) == len(documents)
+        chunk = stored if whole else [stored[place] for place in places]
+        try:
+            yield Call("insert_many", chunk, ordered=False, session=session)
+            break
+        except BulkWriteError as exc:
+            refused = [places[place] for place in only_duplicates(exc)]
+            if session is not None:
+                first = documents[refused[0]]
+                raise _duplicate(first, dedupe_key=first.get("dedupe_key")) from exc
+            found = yield from _find_in_the_way([documents[place] for place in refused])
+            met = dict(zip(refused, found, strict=True))
+            left_out |= {place for place, one in met.items() if one is not _OURS and one}
+            places = [place for place, one in met.items() if one is None]
+            if places and last:
+                raise
     return left_out
+
+
+def _rounds() -> Iterator[bool]:
+    """Count the times that a task is inserted; the last one is true.
+
+    What was in the way may be gone when a majority is asked for it: it was rolled back, or has
+    ended. Then the task is inserted again. It is not for ever, as a unique index that is not ours
+    would be in the way each time.
+    """
+    yield from (number == confirm.ROUNDS - 1 for number in range(confirm.ROUNDS))
+
+
+def only_duplicates(error: BulkWriteError) -> list[int]:
+    """Give the places of duplicates; raise the error if it says anything else.
+
+    A write concern that failed speaks of all that was inserted, and nothing of it is sure.
+    """
+    details: Any = error.details or {}
+    errors = details.get("writeErrors") or []
+    foreign = any(one["code"] != DUPLICATE_KEY for one in errors)
+    if not errors or foreign or details.get("writeConcernErrors"):
+        raise error
+    return [one["index"] for one in errors]
+
+
+_OURS: Document = {"ours": True}
+"""Stands for the very task that was to be inserted, and is."""
+
+
+def _find_in_the_way(documents: Sequence[Document]) -> Operation[list[Document | None]]:
+    """Find what a majority has in place of each of these tasks, which were refused.
+
+    The task itself, inserted just before the connection was lost, is ``_OURS``. None, if there is
+    nothing any more.
+    """
+    selection = in_the_way(documents)
+    for _ in range(confirm.ROUNDS):
+        found = yield Call("find", selection, IDENTITY)
+        by_id = {id_order.key(one["_id"]): one for one in found}
+        by_key = {
+            (one.get("queue"), one["dedupe_key"]): one
+            for one in found
+            if "dedupe_key" in one and one.get("finished_at") is None
+        }
+        met: list[Document | None] = []
+        fences: list[Document] = []
+        for document in documents:
+            same_id = by_id.get(id_order.key(document["_id"]))
+            key = document.get("dedupe_key")
+            holder = by_key.get((document["queue"], key)) if key is not None else None
+            one = same_id or holder
+            met.append(_OURS if same_id and _same_insert(same_id, document) else one)
+            if one is not None:
+                fence = {"_id": {"$eq": one["_id"]}, "insert_token": one.get("insert_token")}
+                fences.append(fence if same_id else {**fence, **_live_with_key(document)})
+        if (yield from confirm.all_hold(fences)):
+            return met
+    raise confirm.unsettled()
+
+
+def key_is_taken(queue: Any, dedupe_key: Any) -> Operation[bool]:
+    """Tell whether a majority has a live task with a dedupe key."""
+    return (yield from confirm.holds(_live_with_keys(queue, {"$eq": dedupe_key})))
 
 
 def taken_by_letters(
@@ -171,7 +231,11 @@ def taken_by_letters(
     if not own:
         return set()
     letters = {**filters.any_of(own), **filters.DEAD}
-    found = yield Call("find", letters, {"_id": 1}, target=Target.DEAD_LETTERS, session=session)
+    place: Document = {"target": Target.DEAD_LETTERS}
+    if session is None:
+        found = yield from confirm.some(letters, {"_id": 1}, **place)
+    else:
+        found = yield Call("find", letters, {"_id": 1}, session=session, **place)
     return {document["_id"] for document in found}
 
 
@@ -186,7 +250,7 @@ def _duplicate(
     )
 
 
-IDENTITY = {"insert_token": 1}
+IDENTITY = dict.fromkeys(["insert_token", "queue", "dedupe_key", "finished_at"], 1)
 
 
 def _same_insert(stored: Document, document: Document) -> bool:

@@ -7,10 +7,13 @@ it could not go on: then nobody knows how much was written.
 
 from __future__ import annotations
 
-from pymongo.errors import AutoReconnect, OperationFailure, WriteConcernError
+from typing import Any
+
+from pymongo.errors import AutoReconnect, BulkWriteError, OperationFailure, WriteConcernError
 
 BAD_VALUE = 2
 TYPE_MISMATCH = 14
+MAX_TIME_EXPIRED = 50
 DUPLICATE_KEY = 11000
 
 BROKEN = frozenset({BAD_VALUE, TYPE_MISMATCH})
@@ -24,8 +27,26 @@ AT_FAULT = BROKEN | {121, 171, 10334, 17280, 17419}
 INTERRUPTED = frozenset({6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
 
 
+# Killed by an operator, or at its time limit: it may have done a part of what it was to do.
+KILLED = frozenset({MAX_TIME_EXPIRED, 11601})
+
+
+def write_concern_codes(error: BaseException) -> list[Any]:
+    """Give the codes with which a write was not acknowledged as it should have been, if any.
+
+    Then it is made on the primary, and nobody knows whether a majority will have it.
+    """
+    if isinstance(error, WriteConcernError):
+        return [error.code]
+    if isinstance(error, BulkWriteError):
+        found = (error.details or {}).get("writeConcernErrors") or []
+        return [one.get("code") for one in found]
+    return []
+
+
 def is_uncertain(error: BaseException) -> bool:
     """Tell whether a write may have been made, in part or as a whole, although it failed."""
     if isinstance(error, OperationFailure):
-        return isinstance(error, WriteConcernError) or error.code in INTERRUPTED
+        interrupted = error.code in INTERRUPTED | KILLED or error.timeout
+        return bool(write_concern_codes(error)) or interrupted
     return isinstance(error, AutoReconnect)

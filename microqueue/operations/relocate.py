@@ -1,7 +1,8 @@
 """Relocate: keep dead letters in ``tasks_dlq``, without ever losing or doubling one.
 
 A letter moves in several writes, and the process may die or stall between any two. Four
-rules keep that safe, without a transaction:
+rules keep that safe, without a transaction; and what decides about the next write is what a
+majority has, or a failover between the two could take both away:
 
 1. Moving out copies first and deletes second, so there is always a letter.
 2. The copy in ``tasks_dlq`` decides. Whoever replays or discards a letter first changes the
@@ -20,12 +21,16 @@ from typing import Any
 
 from pymongo.errors import DuplicateKeyError
 
-from microqueue.operations import filters
+from microqueue.operations import confirm, filters
+from microqueue.operations.batches import Batches, Progress, not_after
 from microqueue.operations.call import Call, Document, Operation, Target
 
 ABANDONED_AFTER = timedelta(minutes=1)
 STEP = 50
 """How many letters are read at a time, whole: each may have 15 MB."""
+
+TRIES = 5
+"""How often a letter is brought back while the task in its way comes and goes."""
 
 UNTOUCHED: Document = {**filters.DEAD, "replaying": None}
 
@@ -34,6 +39,9 @@ def move_out(document: Document) -> Operation[bool]:
     """Move one failed task to ``tasks_dlq``; tell whether its letter is there now."""
     version = _version(document)
     here = {"_id": document["_id"]}
+    if not (yield from confirm.holds(_unchanged(document))):
+        # It changed since it was read; perhaps another has moved it.
+        return (yield from _is_there(_copy({**document, "version": version})))
     older = [
         {**_life(document), "version": {"$lt": version}},
         # The tombstone of an earlier task that had the same id.
@@ -53,12 +61,11 @@ def move_out(document: Document) -> Operation[bool]:
         )
     except DuplicateKeyError:
         same_task = {**here, **_life(document)}
-        present = yield Call("find_one", same_task, {"version": 1}, target=Target.DEAD_LETTERS)
-        if not present or present["version"] > version + 1:
-            return False  # It was replayed or discarded while this process stalled.
-        if present["version"] == version + 1:
+        if (yield from _is_there({**same_task, "version": version + 1})):
             yield Call("delete_one", _unchanged(document))  # Discarded by one who died half way.
             return False
+        if not (yield from _is_there({**same_task, "version": version})):
+            return False  # It was replayed or discarded while this process stalled.
     yield Call("delete_one", _unchanged(document))
     return True
 
@@ -70,21 +77,23 @@ def move_out_by_id(task_id: Any) -> Operation[None]:
         yield from move_out(document)
 
 
-def move_all_out(queues: list[str] | None = None) -> Operation[int]:
-    """Move every failed task that is still in ``tasks``; give how many went."""
-    selection = {**_letters(queues), "replaying": None}
-    moved = 0
-    unmovable: list[Any] = []
-    while True:
-        bounded = {**selection, "_id": {"$nin": unmovable}}
-        batch = yield Call("find", bounded, limit=STEP)
+def move_all_out(
+    now: datetime, queues: list[str] | None = None, progress: Progress | None = None
+) -> Operation[None]:
+    """Move every failed task that is still in ``tasks``."""
+    progress = progress or Progress()
+    # Tasks that fail from now on are moved by the next sweep.
+    selection = {**_letters(queues), "replaying": None, **not_after("updated_at", now)}
+    batches = Batches.of(selection, progress=progress)
+    while batch := (yield from batches.next(STEP)):
+        moved = 0
         for document in batch:
-            if (yield from move_out(document)):
-                moved += 1
-            else:
-                unmovable.append(document["_id"])
-        if len(batch) < STEP:
-            return moved
+            if not (yield from progress.proceed()):
+                return
+            went = yield from move_out(document)
+            moved += went
+            progress.counts["moved"] += went
+        batches.wrote(moved)
 
 
 def move_back(document: Document, changes: Document, now: datetime) -> Operation[bool]:
@@ -117,14 +126,20 @@ def discard(document: Document, now: datetime) -> Operation[bool]:
     return buried
 
 
-def finish_abandoned(now: datetime, queues: list[str] | None = None) -> Operation[int]:
-    """Finish the replays whose process died half way."""
+def finish_abandoned(
+    now: datetime, queues: list[str] | None = None, progress: Progress | None = None
+) -> Operation[int]:
+    """Finish the replays whose process died half way; return how many."""
     abandoned = {**_letters(queues), "replaying.at": {"$lte": now - ABANDONED_AFTER}}
     finished = 0
-    for letter in (yield Call("find", abandoned, limit=STEP, target=Target.DEAD_LETTERS)):
-        finished += yield from _bring_back(letter, now)
-    for task in (yield Call("find", abandoned, limit=STEP)):
-        finished += yield from _finish_returned(task, now)
+    for target, finish in ((Target.DEAD_LETTERS, _bring_back), (Target.TASKS, _finish_returned)):
+        batches = Batches.of(abandoned, progress=progress, target=target)
+        while batch := (yield from batches.next(STEP)):
+            count = 0
+            for document in batch:
+                count += yield from finish(document, now)
+            finished += count
+            batches.wrote(count)
     return finished
 
 
@@ -132,7 +147,7 @@ def _bring_back(letter: Document, now: datetime) -> Operation[bool]:
     """Put a letter that is being replayed into ``tasks`` as failed, then let go of the copy."""
     task = {name: value for name, value in letter.items() if name != "version"}
     mark = {"$set": {"replaying": letter["replaying"]}}
-    while True:
+    for _ in range(TRIES):
         try:
             yield Call("insert_one", task, repeatable=False)
             break
@@ -141,11 +156,13 @@ def _bring_back(letter: Document, now: datetime) -> Operation[bool]:
             marked = yield Call("update_one", _unchanged(letter), mark)
             if marked.matched_count:
                 break
-            present = yield Call("find_one", {"_id": letter["_id"]}, {"status": 1, "replaying": 1})
-            if present:
-                if present.get("replaying") == letter["replaying"]:
-                    break
+            here = {"_id": letter["_id"]}
+            if (yield from confirm.holds({**here, "replaying.at": letter["replaying"]["at"]})):
+                break
+            if (yield from confirm.holds(here)):
                 return False
+    else:
+        return False  # Another task stands in its way: one with the same dedupe key.
     return (yield from _finish_returned(task, now))
 
 
@@ -156,7 +173,7 @@ def _finish_returned(task: Document, now: datetime) -> Operation[bool]:
     here = {"_id": task["_id"], **filters.DEAD, "replaying.at": replaying["at"]}
     if not (yield from _entomb(letter, {"replaying.at": replaying["at"]}, now)):
         grave = {"_id": task["_id"], "version": letter["version"] + 1, "completed": None}
-        if not (yield Call("find_one", grave, {"_id": 1}, target=Target.DEAD_LETTERS)):
+        if not (yield from _is_there(grave)):
             # The replay was completed by another, long ago: this copy came too late.
             yield Call("delete_one", here)
             return False
@@ -190,8 +207,12 @@ def _entomb(letter: Document, condition: Document, now: datetime) -> Operation[b
 def _is_buried(letter: Document) -> Operation[bool]:
     """Tell whether the tombstone of this very letter is in the copy's place."""
     grave = {"_id": letter["_id"], **_life(letter), "version": letter["version"] + 1}
-    found = yield Call("find_one", grave, {"_id": 1}, target=Target.DEAD_LETTERS)
-    return found is not None
+    return (yield from _is_there(grave))
+
+
+def _is_there(selection: Document) -> Operation[bool]:
+    """Tell whether a majority has this among the dead letters."""
+    return (yield from confirm.holds(selection, target=Target.DEAD_LETTERS))
 
 
 def _complete(letter: Document) -> Operation[None]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pymongo import UpdateOne
 
+from microqueue.clock import later
 from microqueue.operations import filters
 from microqueue.operations.administer import CANCELLED
 from microqueue.operations.call import Call, Document, Operation, Target
@@ -45,7 +46,7 @@ def renew(
     lost: list[Task[Any]] = []
     for seconds, group in groups.items():
         fence = filters.claimed_together(group)
-        expires_at = now + timedelta(seconds=seconds)
+        expires_at = later(now, timedelta(seconds=seconds))
         update = {"$max": {"lease_expires_at": expires_at}, "$set": {"updated_at": now}}
         result = yield Call("update_many", fence, update)
         if result.matched_count != len(group):

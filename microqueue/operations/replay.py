@@ -8,10 +8,11 @@ from typing import Any
 
 from pymongo.errors import DuplicateKeyError
 
-from microqueue.operations import dead_letters, filters, id_order, relocate
-from microqueue.operations.call import Call, Document, Operation
+from microqueue.clock import later
+from microqueue.operations import confirm, dead_letters, filters, id_order, produce, relocate
+from microqueue.operations.batches import Batches, not_after, without
+from microqueue.operations.call import Call, Document, Operation, Span
 from microqueue.operations.dead_letters import ReplayReport
-from microqueue.operations.produce import round_up
 from microqueue.operations.sweep import WITHOUT_PAYLOAD
 from microqueue.settings import QueueSettings
 from microqueue.task import Task
@@ -49,26 +50,30 @@ def replay(
         "position": position,
         **(edits or {}),
     }
-    # What fails again while this runs is not replayed again.
-    left = [{"$and": [query, {"updated_at": {"$lte": now}}]} for query in queries]
+    # What fails again while this runs is not replayed again. Another clock may be less behind.
+    begun = later(now, timedelta(0))
+    left = [{"$and": [query, {"updated_at": {"$lte": begun}}]} for query in queries]
     step = _step(settings)
     expected = (yield from dead_letters.count_all(left, settings)) if spread else 1
     expected = expected if limit is None else min(expected, limit)
-    while left and (limit is None or matched < limit):
-        wanted = step if limit is None else min(step, limit - matched)
-        letters = yield from _oldest(left[0], skipped, wanted, settings)
-        etas = [
-            _eta(now, delay, spread, place=(matched + index) / max(expected, 1))
-            for index in range(len(letters))
-        ]
-        timed = list(zip(letters, etas, strict=True))
-        for group, changes in _alike(timed, back, settings, reset_attempts=reset_attempts):
-            count, stayed = yield from _replay_group(group, changes, now, settings)
-            replayed += count
-            skipped += stayed
-        matched += len(letters)
-        if len(letters) < wanted:
-            left.pop(0)
+    for query in left:
+        batches = _batches(query, settings)
+        while letters := (yield from batches.next(_wanted(step, limit, matched))):
+            etas = [
+                _eta(now, delay, spread, place=(matched + index) / max(expected, 1))
+                for index in range(len(letters))
+            ]
+            timed = list(zip(letters, etas, strict=True))
+            before = replayed
+            for group, changes in _alike(timed, back, settings, reset_attempts=reset_attempts):
+                count, stayed = yield from _replay_group(group, changes, now, settings)
+                replayed += count
+                skipped += stayed
+                batches.pass_over(stayed)
+            matched += len(letters)
+            batches.wrote(replayed - before)
+            if matched == limit:
+                return ReplayReport(matched=matched, replayed=replayed, skipped=skipped)
     return ReplayReport(matched=matched, replayed=replayed, skipped=skipped)
 
 
@@ -81,34 +86,48 @@ def discard(
     """
     discarded = 0
     step = _step(settings)
-    left = list(queries)
-    while left and (limit is None or discarded < limit):
-        query = left[0]
-        wanted = step if limit is None else min(step, limit - discarded)
-        letters = yield from _oldest(query, (), wanted, settings)
-        before = discarded
-        if settings.letters_apart:
-            for document in letters:
-                discarded += yield from relocate.discard(document, now)
-        elif letters:
-            ids = filters.any_of(document["_id"] for document in letters)
-            result = yield Call("delete_many", {"$and": [query, ids]})
-            discarded += result.deleted_count
-        if len(letters) < wanted or discarded == before:
-            left.pop(0)
+    for query in queries:
+        # What fails while this runs is not discarded, unless it was chosen by its id.
+        chosen = query if "_id" in query else {"$and": [query, not_after("updated_at", now)]}
+        batches = _batches(chosen, settings)
+        while letters := (yield from batches.next(_wanted(step, limit, discarded))):
+            count = 0
+            if settings.letters_apart:
+                for document in letters:
+                    count += yield from relocate.discard(document, now)
+            else:
+                ids = filters.any_of(document["_id"] for document in letters)
+                result = yield Call("delete_many", {"$and": [chosen, ids]})
+                count = int(result.deleted_count)
+            discarded += count
+            batches.wrote(count)
+            if discarded == limit:
+                return discarded
     return discarded
 
 
-def _oldest(
-    query: Document, skipped: Sequence[Any], limit: int, settings: QueueSettings
-) -> Operation[list[Document]]:
+def _batches(query: Document, settings: QueueSettings) -> Batches:
+    """Read the letters of a filter, the oldest failure first."""
+
+    def read(passed: Sequence[Any], limit: int) -> Operation[list[Document]]:
+        return (yield from _oldest(without(query, passed), limit, settings))
+
+    return Batches(read)
+
+
+def _wanted(step: int, limit: int | None, so_far: int) -> int:
+    return step if limit is None else min(step, limit - so_far)
+
+
+def _oldest(query: Document, limit: int, settings: QueueSettings) -> Operation[list[Document]]:
     """Read the next letters, each once, the oldest failure first."""
-    bounded = {"$and": [query, {"_id": {"$nin": list(skipped)}}]} if skipped else query
     letters: dict[Any, Document] = {}
     for target in dead_letters.targets(settings):
         order = [(field, -direction) for field, direction in dead_letters.ORDER]
         fields = None if settings.letters_apart else WITHOUT_PAYLOAD
-        found = yield Call("find", bounded, fields, sort=order, limit=limit, target=target)
+        found = yield Call(
+            "find", query, fields, sort=order, limit=limit, target=target, span=Span.LONG
+        )
         for document in found:
             letters.setdefault(id_order.key(document["_id"]), document)
     return sorted(letters.values(), key=dead_letters.place, reverse=True)[:limit]
@@ -124,7 +143,7 @@ def _eta(now: datetime, delay: timedelta, spread: timedelta, *, place: float) ->
     """Say when a letter goes, by its place from 0 to 1; in steps, so that one write sends many."""
     step = int(min(place, 1.0) * SPREAD_STEPS)
     wait = delay + spread * step / SPREAD_STEPS
-    return round_up(now + wait) if wait else None
+    return later(now, wait) if wait else None
 
 
 def _alike(
@@ -161,8 +180,18 @@ def _replay_group(
         went = yield from relocate.move_back(group[0], changes, now)
         return int(went), [] if went else ids
     update = {"$set": changes, "$inc": {"replays": 1}}
-    try:
-        result = yield Call("update_many", {**filters.any_of(ids), **filters.DEAD}, update)
-    except DuplicateKeyError:
-        return 0, ids
-    return int(result.modified_count), []
+    for _ in range(confirm.ROUNDS):
+        try:
+            result = yield Call("update_many", {**filters.any_of(ids), **filters.DEAD}, update)
+        except DuplicateKeyError:
+            if (yield from _key_is_taken(group[0], changes)):
+                return 0, ids
+        else:
+            return int(result.modified_count), []
+    return 0, ids
+
+
+def _key_is_taken(letter: Document, changes: Document) -> Operation[bool]:
+    queue = changes.get("queue", letter.get("queue"))
+    key = changes.get("dedupe_key", letter.get("dedupe_key"))
+    return (yield from produce.key_is_taken(queue, key))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError
 
-from microqueue.operations import filters, relocate
+from microqueue.clock import round_up
+from microqueue.operations import confirm, filters, produce, relocate
 from microqueue.operations.call import Call, Document, Operation
-from microqueue.operations.produce import round_up
-from microqueue.operations.refusals import DUPLICATE_KEY
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE
 
@@ -47,23 +45,33 @@ def requeue(
             changes = _changes(one, run, queue, position, now)
             went += yield from relocate.move_back(one.letter, changes, now)
         return went
-    updates = [
-        UpdateOne(
-            _unchanged(one.letter, run),
-            {"$set": _changes(one, run, queue, position, now), "$inc": {"replays": 1}},
-        )
-        for one in fresh
-    ]
-    if not updates:
-        return 0
-    try:
-        result = yield Call("bulk_write", updates, ordered=False)
-    except BulkWriteError as exc:
-        details: Any = exc.details or {}
-        if any(error["code"] != DUPLICATE_KEY for error in details.get("writeErrors", [{}])):
-            raise
-        return int(details["nModified"])
-    return int(result.modified_count)
+    went = 0
+    for _ in range(confirm.ROUNDS):
+        if not fresh:
+            break
+        updates = [
+            UpdateOne(
+                _unchanged(one.letter, run),
+                {"$set": _changes(one, run, queue, position, now), "$inc": {"replays": 1}},
+            )
+            for one in fresh
+        ]
+        try:
+            result = yield Call("bulk_write", updates, ordered=False)
+        except BulkWriteError as exc:
+            refused = produce.only_duplicates(exc)
+            went += int((exc.details or {})["nModified"])
+            left = []
+            for place in refused:
+                one = fresh[place]
+                name = _changes(one, run, queue, position, now)["queue"]
+                # A majority may not have what is in the way; then it is tried again.
+                if not (yield from produce.key_is_taken(name, one.letter.get("dedupe_key"))):
+                    left.append(one)
+            fresh = left
+        else:
+            return went + int(result.modified_count)
+    return went
 
 
 def _unchanged(letter: Document, run: str) -> Document:

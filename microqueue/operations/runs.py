@@ -7,6 +7,7 @@ from typing import Any
 
 from pymongo import ReturnDocument
 
+from microqueue.operations import confirm
 from microqueue.operations.call import Call, Document, Operation, Target
 
 
@@ -25,9 +26,8 @@ def begin(name: str, details: Document, now: datetime) -> Operation[Document]:
 
 
 def find(name: str) -> Operation[Document | None]:
-    """Read the note of a run, if it ever began."""
-    found: Document | None = yield Call("find_one", {"_id": name}, target=Target.LOADS)
-    return found
+    """Read the note of a run, if it ever began, as a majority has it."""
+    return (yield from confirm.one({"_id": name}, target=Target.LOADS))
 
 
 def finish(name: str, report: dict[str, Any], now: datetime) -> Operation[None]:

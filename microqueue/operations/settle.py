@@ -2,7 +2,7 @@
 
 Every write here matches the task only while the caller's claim holds it. All are safe to
 repeat: an attempt that was already settled the same way under the same token is found in
-the history, and counts as success.
+the history, by a write that a majority acknowledges, and counts as success.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
+from microqueue.clock import later
 from microqueue.errors import LeaseLost
-from microqueue.operations import filters, refusals
+from microqueue.operations import confirm, filters, refusals
 from microqueue.operations.call import Call, Document, Operation, Target
-from microqueue.operations.produce import round_up
 from microqueue.positions import front_position, rightful_position
 from microqueue.settings import QueueSettings
 from microqueue.task import Claim, Outcome, Task, TaskError
@@ -35,14 +35,15 @@ class Settlement:
     changes: Document
     error: TaskError | None = None
     increments: Document = field(default_factory=dict)
+    removals: Document = field(default_factory=dict)
 
 
 def done(now: datetime, *, result: Any = None) -> Settlement:
-    """Finish the task."""
+    """Finish the task; the errors of earlier attempts are in its history alone."""
     changes: Document = {"status": filters.DONE, "finished_at": now}
     if result is not None:
         changes["result"] = result
-    return Settlement(Outcome.DONE, changes)
+    return Settlement(Outcome.DONE, changes, removals={"error": ""})
 
 
 def failed(
@@ -73,10 +74,10 @@ def retried(
 
 def waiting(task: Task[Any], now: datetime, delay_sec: float) -> Document:
     """Write the fields of a task that waits, in its rightful place."""
-    eta = round_up(now + timedelta(seconds=delay_sec))
+    delay = timedelta(seconds=delay_sec)
     return {
         "status": filters.PENDING,
-        "next_retry_at": eta if eta > now else None,
+        "next_retry_at": later(now, delay) if delay else None,
         "position": rightful_position(task.position, task.created_at),
     }
 
@@ -180,13 +181,16 @@ def settlement_update(
         counts = {
             name: max(getattr(task, name) + step, 0) for name, step in settlement.increments.items()
         }
-        return {"$set": {**changes, **counts, "history": [entry]}}
-    update: Document = {
-        "$set": changes,
-        "$push": {"history": {"$each": [entry], "$slice": -history_limit}},
-    }
-    if settlement.increments:
-        update["$inc"] = settlement.increments
+        update: Document = {"$set": {**changes, **counts, "history": [entry]}}
+    else:
+        update = {
+            "$set": changes,
+            "$push": {"history": {"$each": [entry], "$slice": -history_limit}},
+        }
+        if settlement.increments:
+            update["$inc"] = settlement.increments
+    if settlement.removals:
+        update["$unset"] = settlement.removals
     return update
 
 
@@ -223,11 +227,13 @@ def _confirm(
     task: Task[Any], outcome: Outcome, *, settings: QueueSettings, session: Any
 ) -> Operation[None]:
     """Accept that nothing matched only if this very settlement is already in the history."""
+    settled = settled_as(task, outcome)
     for target in places(settings):
-        document = yield Call(
-            "find_one", {"_id": task.id}, {"history": 1}, target=target, session=session
-        )
-        if document and settled_as(task, outcome, document):
+        if session is None:
+            found = yield from confirm.holds(settled, target=target)
+        else:
+            found = yield Call("find_one", settled, {"_id": 1}, target=target, session=session)
+        if found:
             return
     raise (yield from explain_loss(task, session=session))
 
@@ -237,16 +243,11 @@ def places(settings: QueueSettings) -> list[Target]:
     return [Target.TASKS, Target.DEAD_LETTERS] if settings.letters_apart else [Target.TASKS]
 
 
-def settled_as(task: Claim, outcome: Outcome, document: Document) -> bool:
-    """Tell whether the history shows this very settlement."""
+def settled_as(task: Claim, outcome: Outcome) -> Document:
+    """Match the task if its history shows this very settlement."""
     token = task.lease.token if task.lease else None
-    history = document.get("history")
-    return isinstance(history, list) and any(
-        isinstance(entry, dict)
-        and entry.get("lease_token") == token
-        and entry.get("outcome") == outcome.value
-        for entry in history
-    )
+    entry = {"lease_token": token, "outcome": outcome.value}
+    return {"_id": {"$eq": task.id}, "history": {"$elemMatch": entry}}
 
 
 def explain_loss(task: Claim, *, session: Any = None) -> Operation[LeaseLost]:

@@ -13,7 +13,7 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from microqueue.errors import LeaseLost
-from microqueue.operations import endings, filters, refusals, relocate, settle
+from microqueue.operations import confirm, endings, filters, refusals, relocate, settle
 from microqueue.operations.call import Call, Operation
 from microqueue.operations.endings import Ending
 from microqueue.operations.settle import Settlement
@@ -84,18 +84,13 @@ def mark_all_done(
 def _find_lost(
     settled: Sequence[tuple[Claim, Settlement]], settings: QueueSettings
 ) -> Operation[list[LeaseLost]]:
-    """Find the settlements that are in no history: they were refused."""
+    """Find the settlements that are in no history that a majority has: they were refused."""
     unproven = list(settled)
     for target in settle.places(settings):
         if unproven:
-            ids = filters.any_of({task.id: None for task, _ in unproven})
-            stored = yield Call("find", ids, {"history": 1}, target=target)
-            documents = {document["_id"]: document for document in stored}
-            unproven = [
-                (task, settlement)
-                for task, settlement in unproven
-                if not settle.settled_as(task, settlement.outcome, documents.get(task.id, {}))
-            ]
+            proofs = [settle.settled_as(task, one.outcome) for task, one in unproven]
+            proven = yield from confirm.which(proofs, target=target)
+            unproven = [one for one, sure in zip(unproven, proven, strict=True) if not sure]
     lost = []
     for task, _ in unproven:
         lost.append((yield from settle.explain_loss(task)))

@@ -2,20 +2,21 @@
 
 Each duty reads a batch of ids on an index of its own and writes under a guard that repeats
 what it read, so any number of sweepers can run at once, and a task that changed in between
-is left alone. All are safe to repeat. ``queues`` limits a duty; ``None`` means all.
+is left alone. All are safe to repeat. ``queues`` limits a duty; ``None`` means all. What was
+done is counted in ``progress``, which is also asked before each batch whether to go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any, TypeAlias
 
 from bson import Decimal128
 
 from microqueue.operations import claim, endings, filters, indexes, settle
-from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.batches import Batches, Progress
+from microqueue.operations.call import Call, Document, Operation, Span
 from microqueue.operations.endings import Ending
 from microqueue.operations.settle import Settlement
 from microqueue.settings import QueueSettings
@@ -24,36 +25,34 @@ from microqueue.task import Outcome, Task, TaskError
 WITHOUT_PAYLOAD = {"payload": 0, "result": 0}
 """A thousand documents of 15 MB each would not fit into memory."""
 
+ID = {"_id": 1}
+
 Queues: TypeAlias = Sequence[str] | None
 
 
 def reclaim_stuck(
-    now: datetime, settings: QueueSettings, queues: Queues = None
-) -> Operation[tuple[int, int]]:
-    """Take back tasks whose lease has expired: how many wait again, and how many were buried.
+    now: datetime,
+    settings: QueueSettings,
+    queues: Queues = None,
+    progress: Progress | None = None,
+) -> Operation[None]:
+    """Reclaim tasks whose lease has expired: they wait again, or are buried.
 
     Fenced by the token and the expiry that were read: a lease renewed meanwhile is kept.
     """
+    progress = progress or Progress()
     selection = {**within(queues), **filters.lease_expired(now)}
-    reclaimed = buried = 0
-    while True:
-        stuck: list[Document] = yield Call(
-            "find",
-            selection,
-            WITHOUT_PAYLOAD,
-            sort=[("lease_expires_at", 1)],
-            limit=settings.batch_size,
-        )
+    order = [("lease_expires_at", 1)]
+    batches = Batches.of(selection, WITHOUT_PAYLOAD, sort=order, progress=progress)
+    while stuck := (yield from batches.next(settings.batch_size)):
         ended: list[Ending] = []
         for document in stuck:
             task: Task[Any] = Task.from_document(document)
             fence = {**filters.claimed(task), "lease_expires_at": document["lease_expires_at"]}
             ended.append(Ending(task, _reclaim(task, now, settings), fence))
-        back, out = yield from endings.take_back(ended, now=now, settings=settings)
-        reclaimed += back
-        buried += out
-        if len(stuck) < settings.batch_size or not back + out:
-            return reclaimed, buried
+        count = yield from endings.take_back(ended, now=now, settings=settings, progress=progress)
+        batches.wrote(count)
+    progress.check_refused()
 
 
 def _reclaim(task: Task[Any], now: datetime, settings: QueueSettings) -> Settlement:
@@ -72,15 +71,20 @@ def _reclaim(task: Task[Any], now: datetime, settings: QueueSettings) -> Settlem
     return settlement
 
 
-def promote_due(now: datetime, settings: QueueSettings, queues: Queues = None) -> Operation[int]:
+def promote_due(
+    now: datetime,
+    settings: QueueSettings,
+    queues: Queues = None,
+    progress: Progress | None = None,
+) -> Operation[None]:
     """Make every delayed task ready whose time has come, queue by queue.
 
     Each step reads the earliest task of the next queue in the index, so that a queue with
     nothing due costs one key, however many tasks it delays.
     """
-    promoted = 0
+    progress = progress or Progress()
     after = ""
-    while True:
+    while (yield from progress.proceed()):
         names = {"$gt": after} if queues is None else {"$gt": after, "$in": list(queues)}
         found = yield Call(
             "find",
@@ -90,21 +94,36 @@ def promote_due(now: datetime, settings: QueueSettings, queues: Queues = None) -
             limit=1,
         )
         if not found:
-            return promoted
+            return
         after = found[0]["queue"]
         if found[0]["next_retry_at"] <= now:
-            step = partial(claim.promote_due, after, now, limit=settings.batch_size)
-            promoted += yield from _repeat(step, settings.batch_size)
+            yield from _promote_queue(after, now, settings, progress)
 
 
-def bury_exhausted(now: datetime, settings: QueueSettings, queues: Queues = None) -> Operation[int]:
+def _promote_queue(
+    queue: str, now: datetime, settings: QueueSettings, progress: Progress
+) -> Operation[None]:
+    selection = {"queue": queue, **filters.due(now)}
+    batches = Batches.of(selection, ID, sort=claim.DUE_ORDER, progress=progress)
+    while batch := (yield from batches.next(settings.batch_size)):
+        count = yield from claim.promote(batch, selection, now)
+        progress.counts["promoted"] += count
+        batches.wrote(count)
+
+
+def bury_exhausted(
+    now: datetime,
+    settings: QueueSettings,
+    queues: Queues = None,
+    progress: Progress | None = None,
+) -> Operation[None]:
     """Fail waiting tasks that have no attempt left: the backstop, which never meets a lease.
 
     Walks the few distinct ``max_attempts`` in the index, and looks at each one's highest count.
     """
-    buried = 0
+    progress = progress or Progress()
     max_attempts: Any = -1
-    while True:
+    while (yield from progress.proceed()):
         found = yield Call(
             "find",
             {**filters.RETRIED, "max_attempts": {"$gt": max_attempts}},
@@ -113,82 +132,87 @@ def bury_exhausted(now: datetime, settings: QueueSettings, queues: Queues = None
             limit=1,
         )
         if not found:
-            return buried
+            return
         max_attempts = found[0]["max_attempts"]
         if _number(found[0]["attempts"]) >= _number(max_attempts):
             used_up = {"attempts": {"$gte": max_attempts, "$gt": 0}, "max_attempts": max_attempts}
             selection = {"status": filters.PENDING, **used_up, **within(queues)}
             message = f"all {max_attempts} attempts are used up"
-            buried += yield from _bury(selection, message, "max_attempts", now, settings)
+            error = {"message": message, "code": "max_attempts", "at": now}
+            count = yield from _bury(selection, error, now, settings, progress)
+            progress.counts["buried"] += count
 
 
 def expire_undelivered(
-    now: datetime, settings: QueueSettings, queues: Queues = None
-) -> Operation[int]:
+    now: datetime,
+    settings: QueueSettings,
+    queues: Queues = None,
+    progress: Progress | None = None,
+) -> Operation[None]:
     """Fail waiting tasks whose ``expires_at`` has passed."""
+    progress = progress or Progress()
     selection = {**filters.undelivered(now), **within(queues)}
-    return (
-        yield from _bury(selection, "not delivered before it expired", "expired", now, settings)
-    )
+    error = {"message": "not delivered before it expired", "code": "expired", "at": now}
+    progress.counts["expired"] += yield from _bury(selection, error, now, settings, progress)
 
 
-def purge_finished(now: datetime, settings: QueueSettings, queues: Queues = None) -> Operation[int]:
+def purge_finished(
+    now: datetime,
+    settings: QueueSettings,
+    queues: Queues = None,
+    progress: Progress | None = None,
+) -> Operation[None]:
     """Delete done tasks older than the retention, as the server's TTL monitor also does.
 
     The retention is the one that the index says: a sweeper with settings of its own must not
     delete what another service keeps.
     """
+    progress = progress or Progress()
     existing = yield Call("index_information")
     retention = indexes.retention_of(existing, settings.retention)
     if retention is None:
-        return 0
-    selection = {**filters.FINISHED, "finished_at": {"$lte": now - retention}}
-    return (yield from delete_all({**selection, **within(queues)}, settings.batch_size))
+        return
+    finished = {**filters.FINISHED, "finished_at": {"$lte": now - retention}, **within(queues)}
+    progress.counts["purged"] += yield from delete_all(finished, settings.batch_size, progress)
 
 
-def delete_all(selection: Document, batch_size: int) -> Operation[int]:
+def delete_all(
+    selection: Document, batch_size: int, progress: Progress | None = None
+) -> Operation[int]:
     """Delete what matches, a batch at a time, so that no single write runs for long."""
-
-    def step() -> Operation[int]:
-        found = yield Call("find", selection, {"_id": 1}, limit=batch_size)
-        if not found:
-            return 0
-        ids = filters.any_of(document["_id"] for document in found)
+    deleted = 0
+    batches = Batches.of(selection, ID, progress=progress, span=Span.LONG)
+    while batch := (yield from batches.next(batch_size)):
+        ids = filters.any_of(document["_id"] for document in batch)
         result = yield Call("delete_many", {"$and": [ids, selection]})
-        return int(result.deleted_count)
-
-    return (yield from _repeat(step, batch_size))
+        deleted += int(result.deleted_count)
+        batches.wrote(result.deleted_count)
+    return deleted
 
 
 def _bury(
-    selection: Document, message: str, code: str, now: datetime, settings: QueueSettings
+    selection: Document, error: Document, now: datetime, settings: QueueSettings, progress: Progress
 ) -> Operation[int]:
+    """Fail what matches, a batch at a time, and note which tasks these are."""
+    buried = 0
     changes = {
         "status": filters.FAILED,
         "updated_at": now,
         "finished_at": now,
-        "error": {"message": message, "code": code, "at": now},
+        "error": error,
     }
-
-    def step() -> Operation[int]:
-        found = yield Call("find", selection, {"_id": 1}, limit=settings.batch_size)
-        if not found:
-            return 0
-        ids = filters.any_of(document["_id"] for document in found)
-        result = yield Call("update_many", {**selection, **ids}, {"$set": changes})
-        return int(result.modified_count)
-
-    return (yield from _repeat(step, settings.batch_size))
-
-
-def _repeat(step: Callable[[], Operation[int]], batch_size: int) -> Operation[int]:
-    """Take steps until one of them comes back with less than a whole batch."""
-    total = 0
-    while True:
-        count = yield from step()
-        total += count
-        if count < batch_size:
-            return total
+    batches = Batches.of(selection, ID, progress=progress)
+    while batch := (yield from batches.next(settings.batch_size)):
+        ids = [document["_id"] for document in batch]
+        these = {"$and": [filters.any_of(ids), selection]}
+        result = yield Call("update_many", these, {"$set": changes})
+        count = int(result.modified_count)
+        if count < len(ids) and progress.wants_names(error["code"]):
+            ids = yield from endings.buried_of(ids, now, code=error["code"])
+        progress.bury(error["code"], ids, count)
+        buried += count
+        batches.wrote(count)
+    return buried
 
 
 def _number(value: Any) -> Any:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from microqueue.operations.call import Call, Document, Operation, Target
 
 
-def store(collection: str, report: Document, *, active: bool) -> Operation[None]:
+def store(collection: str, report: Document, *, active: bool, last: bool = True) -> Operation[None]:
     """Store a report as the last one, and as the last that moved something if it did.
 
+    Not as the ``last`` one if another sweeper took over, as its report may be there already.
     Safe to repeat: it writes the same again.
     """
-    changes = {"last": report, **({"last_active": report} if active else {})}
+    changes = {**({"last": report} if last else {}), **({"last_active": report} if active else {})}
+    if not changes:
+        return
     yield Call(
         "update_one",
         {"_id": _name(collection)},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from microqueue.operations import cursors, dead_letters, filters, gather, id_order
-from microqueue.operations.call import Call, Document, Each, Operation, Target
+from microqueue.operations.call import Call, Document, Each, Operation, Span, Target
 from microqueue.operations.gather import MADE
 from microqueue.operations.matching import LetterMatcher, Matcher
 
@@ -81,7 +81,13 @@ class Reader:
                 # Of one instant, the order of ids is all that is asked for: with more, the
                 # server would not merge the queues' ranges, but walk all ids.
                 order = self.view.order[1:] if "_id" in stage else self.view.order
-                asked = {**options, "sort": order, "limit": wanted, "batch_size": wanted}
+                asked = {
+                    **options,
+                    "sort": order,
+                    "limit": wanted,
+                    "batch_size": wanted,
+                    "span": Span.LONG,
+                }
                 replies = []
                 for target in self.targets:
                     call = Call("find", selected, fields, target=target, each=each, **asked)

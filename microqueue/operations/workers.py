@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from microqueue.clock import later
 from microqueue.model import Model
 from microqueue.operations import endings, filters, settle, suspects
+from microqueue.operations.batches import Batches, Progress, not_after
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.endings import Ending
 from microqueue.operations.settle import Settlement
@@ -26,6 +28,8 @@ from microqueue.settings import QueueSettings
 from microqueue.task import Outcome, Task, TaskError
 
 MISSED_BEATS = 3
+MOST_NAMES = 500
+"""So many names of tasks a worker registers."""
 LATE_BEATS = 2
 AS_CLAIMED = [("started_at", 1), *filters.READY_ORDER]
 """The order in which a worker claimed its tasks, and so starts them."""
@@ -35,7 +39,11 @@ JUDGED_BY = dict.fromkeys(
 
 
 class WorkerInfo(Model):
-    """A worker that has registered, as of its last heartbeat."""
+    """A worker that has registered, as of its last heartbeat.
+
+    ``tasks`` are the names of the tasks that it serves, the first 500 of them; ``more_tasks``:
+    there are others. ``None``: one function serves all of its tasks, whatever their names.
+    """
 
     id: str
     collection: str
@@ -48,14 +56,28 @@ class WorkerInfo(Model):
     started_at: datetime
     heartbeat_at: datetime
     heartbeat_sec: float
+    tasks: Sequence[str] | None = None
+    more_tasks: bool | None = False
 
     def gone_at(self) -> datetime:
         """When it counts as gone: after three heartbeats that did not come."""
-        return self.heartbeat_at + timedelta(seconds=self.heartbeat_sec * MISSED_BEATS)
+        return later(self.heartbeat_at, timedelta(seconds=self.heartbeat_sec * MISSED_BEATS))
 
     def late_at(self) -> datetime:
         """When it is to be noticed that it is silent: one heartbeat earlier."""
-        return self.heartbeat_at + timedelta(seconds=self.heartbeat_sec * LATE_BEATS)
+        return later(self.heartbeat_at, timedelta(seconds=self.heartbeat_sec * LATE_BEATS))
+
+
+class ServedNames(Model):
+    """The names of tasks that the living workers of a queue serve.
+
+    ``any_name``: at least one of them may serve others, too.
+    """
+
+    queue: str
+    names: Sequence[str]
+    any_name: bool
+    workers: int
 
 
 def beat(info: WorkerInfo) -> Operation[None]:
@@ -85,22 +107,43 @@ def list_workers(collection: str) -> Operation[list[WorkerInfo]]:
     return [_read(document) for document in found]
 
 
+def served_names(collection: str, now: datetime) -> Operation[list[ServedNames]]:
+    """List by queue which names of tasks the living workers serve."""
+    served: dict[str, list[WorkerInfo]] = {}
+    for worker in (yield from list_workers(collection)):
+        for queue in worker.queues if worker.gone_at() > now else ():
+            served.setdefault(str(queue), []).append(worker)
+    return [
+        ServedNames(
+            queue=queue,
+            names=sorted({str(name) for one in workers for name in one.tasks or ()}),
+            any_name=any(one.tasks is None or bool(one.more_tasks) for one in workers),
+            workers=len(workers),
+        )
+        for queue, workers in sorted(served.items())
+    ]
+
+
 def reclaim_orphaned(
-    collection: str, now: datetime, settings: QueueSettings, queues: Queues = None
-) -> Operation[tuple[int, int]]:
-    """Take back the tasks of workers whose heartbeat has ended: how many wait, and are buried.
+    collection: str,
+    now: datetime,
+    settings: QueueSettings,
+    queues: Queues = None,
+    progress: Progress | None = None,
+) -> Operation[None]:
+    """Reclaim the tasks of workers whose heartbeat has ended: they wait again, or are buried.
 
     A worker is taken off the list only after its tasks were, so a sweeper that dies half
     way leaves the rest to the next one; and one of some queues, what is in the others.
     """
-    reclaimed = buried = 0
+    progress = progress or Progress()
     for document in (yield from _dead(collection, now)):
         worker_id, blamed = _worker_id(document), document.get("blamed", 0)
         left = max((document.get("concurrency") or 1) - blamed, 0)
+        if not (yield from progress.proceed()):
+            return
         held = yield from _judge_held(worker_id, left)
-        back, out = yield from _take_back(worker_id, held, now, settings, queues)
-        reclaimed += back
-        buried += out
+        yield from _take_back(worker_id, held, now, settings, queues=queues, progress=progress)
         # Unless it beat again in the meantime: then it was only slow.
         unchanged = {"_id": document["_id"], "heartbeat_at": document["heartbeat_at"]}
         if queues is None or not (yield Call("find_one", _held_by(worker_id), {"_id": 1})):
@@ -109,7 +152,7 @@ def reclaim_orphaned(
             # Whoever takes back the rest must not blame as many once more.
             fewer = {"$set": {"blamed": blamed + more}}
             yield Call("update_one", unchanged, fewer, target=Target.WORKERS)
-    return reclaimed, buried
+    progress.check_refused()
 
 
 def _dead(collection: str, now: datetime) -> Operation[list[Document]]:
@@ -119,7 +162,8 @@ def _dead(collection: str, now: datetime) -> Operation[list[Document]]:
     unnoticed = [one for one in found if one.get("missed_at") is None]
     for one in unnoticed:
         unchanged = {"_id": one["_id"], "heartbeat_at": one["heartbeat_at"]}
-        yield Call("update_one", unchanged, {"$set": {"missed_at": now}}, target=Target.WORKERS)
+        noticed = {"$set": {"missed_at": later(now, timedelta(0))}}
+        yield Call("update_one", unchanged, noticed, target=Target.WORKERS)
     return [
         one
         for one in found
@@ -142,14 +186,17 @@ def reclaim_from(
     *,
     concurrency: int,
     queues: Queues = None,
-) -> Operation[tuple[int, int]]:
-    """Take back what one worker holds, in all queues or in some: how many wait, and are buried.
+) -> Operation[Progress]:
+    """Reclaim what one worker holds, in all queues or in some: it waits again, or is buried.
 
     A crash is counted only against those that may have been running, and an attempt only of
     those that may have been started; :mod:`microqueue.operations.suspects` tells which.
     """
+    progress = Progress()
     held = yield from _judge_held(worker_id, concurrency)
-    return (yield from _take_back(worker_id, held, now, settings, queues))
+    yield from _take_back(worker_id, held, now, settings, queues=queues, progress=progress)
+    progress.check_refused()
+    return progress
 
 
 class Judged(NamedTuple):
@@ -169,27 +216,30 @@ def _judge_held(worker_id: str, concurrency: int) -> Operation[list[Judged]]:
 
 
 def _take_back(
-    worker_id: str, judged: Sequence[Judged], now: datetime, settings: QueueSettings, queues: Queues
-) -> Operation[tuple[int, int]]:
-    selection = {**_held_by(worker_id), **within(queues)}
+    worker_id: str,
+    judged: Sequence[Judged],
+    now: datetime,
+    settings: QueueSettings,
+    *,
+    queues: Queues,
+    progress: Progress,
+) -> Operation[None]:
+    # A worker that was only slow may claim on: what it claims from now on is not taken.
+    selection = {**_held_by(worker_id), **within(queues), **not_after("started_at", now)}
     # An id that a hand wrote may be a document, which cannot be looked up.
     verdicts = {repr(one.id): one.verdict for one in judged}
-    reclaimed = buried = 0
-    while True:
-        held: list[Document] = yield Call(
-            "find", selection, WITHOUT_PAYLOAD, sort=AS_CLAIMED, limit=settings.batch_size
-        )
+    # Crash attribution judges all that it held together, so this is not left half done.
+    batches = Batches.of(selection, WITHOUT_PAYLOAD, sort=AS_CLAIMED)
+    while held := (yield from batches.next(settings.batch_size)):
+        yield from progress.proceed()
         ended: list[Ending] = []
         for document in held:
             task: Task[Any] = Task.from_document(document)
             # One that was claimed in between: nobody can tell.
             verdict = verdicts.get(repr(task.id), Verdict.STARTED)
             ended.append(Ending(task, _crash(task, now, settings, verdict), filters.claimed(task)))
-        back, out = yield from endings.take_back(ended, now=now, settings=settings)
-        reclaimed += back
-        buried += out
-        if len(held) < settings.batch_size or not back + out:
-            return reclaimed, buried
+        count = yield from endings.take_back(ended, now=now, settings=settings, progress=progress)
+        batches.wrote(count)
 
 
 def _held_by(worker_id: str) -> Document:

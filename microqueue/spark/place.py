@@ -41,9 +41,7 @@ class Place:
             database = connection.client[options.database]
         self._client = connection.client
         self.collections = ReadCollections(database[options.collection])
-        self._driver = SyncDriver(
-            self.collections, deadline=self.settings.retry_deadline, on_retry=lambda: None
-        )
+        self._driver = SyncDriver(self.collections, settings=self.settings, on_retry=lambda: None)
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation here."""

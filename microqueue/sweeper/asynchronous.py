@@ -30,10 +30,11 @@ class AsyncSweeper(SweeperCore):
         queues: Sequence[str] | None = None,
         jobs: Iterable[str] = JOBS,
         on_report: Callable[[SweepReport], None] | None = None,
+        lock_ttl: Duration | None = None,
     ) -> None:
         if not isinstance(queue, AsyncQueue):
             raise refused("queue", queue, "give an AsyncQueue; for a Queue there is Sweeper")
-        super().__init__(queue, queues=queues, jobs=jobs, on_report=on_report)
+        super().__init__(queue, queues=queues, jobs=jobs, on_report=on_report, lock_ttl=lock_ttl)
         self._run = queue.run
         self._stopping = asyncio.Event()
 
@@ -68,19 +69,21 @@ class AsyncSweeper(SweeperCore):
     async def run_once(self) -> SweepReport:
         """See :meth:`Sweeper.run_once`."""
         now, acquired = await self._run(self._acquire())
-        tally = Tally(self.sweeper_id, now)
+        progress = self._progress(now)
+        tally = Tally(self.sweeper_id, now, progress)
         if not acquired:
             return self._finish(tally.report(skipped=True))
         away = False
         try:
             for job in self.jobs:
                 try:
-                    tally.add(await self._run(self._job(job)))
-                    await self._run(self._acquire())  # A long sweep keeps the lock.
+                    await self._run(self._job(job, progress))
                 except Exception as exc:  # noqa: BLE001 (one job must not stop the others)
                     tally.failed(job, exc)
                     if away := is_away(exc):
                         break
+                if progress.stopped:
+                    break
         finally:
             if not away:  # Else the lock ends by itself.
                 await self._run(self._release())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
+from uuid import UUID
 
+from bson import ObjectId
 from pydantic import Field
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, WTimeoutError
 
@@ -15,6 +18,9 @@ from microqueue.arguments import check_several, refused
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import MicroqueueError, ServerUnavailable
 from microqueue.model import Model
+from microqueue.operations.batches import Burial, Progress
+from microqueue.task import TaskId
+from microqueue.task_ids import reference
 
 JOBS = (
     "reclaim_stuck",
@@ -28,13 +34,27 @@ JOBS = (
 COUNTERS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved")
 """The fields of a report that count tasks."""
 
+LONGEST_ID = 100
+"""How many characters of an id are logged."""
+
 logger = logging.getLogger("microqueue.sweeper")
 
 Counts: TypeAlias = dict[str, int]
 
 
+class BuriedTasks(Model):
+    """Tasks that a sweep buried with one code: how many, and the ids of the first ten."""
+
+    count: int
+    ids: Sequence[TaskId]
+
+
 class SweepReport(Model):
-    """What one sweep did. ``skipped``: another sweeper was at it. ``errors``: by job."""
+    """What one sweep did.
+
+    ``skipped``: another sweeper was at it. ``taken_over``: another sweeper took the lock over
+    after this one had stalled, and does the rest. ``errors``: by job. ``buried_tasks``: by code.
+    """
 
     sweeper_id: str
     at: datetime
@@ -46,6 +66,8 @@ class SweepReport(Model):
     purged: int = 0
     moved: int = 0
     skipped: bool = False
+    taken_over: bool = False
+    buried_tasks: Mapping[str, BuriedTasks] = Field(default_factory=dict)
     errors: Mapping[str, str] = Field(default_factory=dict)
 
     @property
@@ -60,17 +82,13 @@ class SweepReport(Model):
 
 
 class Tally:
-    """Adds up the counts of the jobs of one sweep."""
+    """Makes a report of the progress of one sweep."""
 
-    def __init__(self, sweeper_id: str, at: datetime) -> None:
-        self._values: dict[str, Any] = {"sweeper_id": sweeper_id, "at": at}
+    def __init__(self, sweeper_id: str, at: datetime, progress: Progress) -> None:
+        self._sweeper_id, self._at = sweeper_id, at
+        self._progress = progress
         self._errors: dict[str, str] = {}
         self._started = time.monotonic()
-
-    def add(self, counts: Counts) -> None:
-        """Count what a job did."""
-        for name, count in counts.items():
-            self._values[name] = self._values.get(name, 0) + count
 
     def failed(self, job: str, error: Exception) -> None:
         """Note that a job failed, with a traceback if it should not have."""
@@ -78,9 +96,45 @@ class Tally:
         self._errors[job] = str(error) or repr(error)
 
     def report(self, *, skipped: bool = False) -> SweepReport:
-        """Give the report of all that was added."""
-        took_sec = round(time.monotonic() - self._started, 6)
-        return SweepReport(**self._values, took_sec=took_sec, errors=self._errors, skipped=skipped)
+        """Report what was done so far."""
+        progress = self._progress
+        return SweepReport(
+            sweeper_id=self._sweeper_id,
+            at=self._at,
+            took_sec=round(time.monotonic() - self._started, 6),
+            errors=self._errors,
+            skipped=skipped,
+            taken_over=progress.stopped,
+            buried_tasks={
+                code: BuriedTasks(count=burial.count, ids=[_plain_id(one) for one in burial.ids])
+                for code, burial in progress.burials.items()
+            },
+            **{name: progress.counts[name] for name in COUNTERS},
+        )
+
+
+def _plain_id(task_id: Any) -> TaskId:
+    """Return an id of a type that tasks have; others, which were inserted manually, as text."""
+    known = isinstance(task_id, ObjectId | UUID | str | int) and not isinstance(task_id, bool)
+    return task_id if known else str(task_id)
+
+
+def describe_burials(burials: Mapping[str, Burial | BuriedTasks]) -> list[str]:
+    """Name buried tasks, a line per code, as commands take their ids."""
+    return [
+        f"buried {one.count:,} as {code}: {_named(one)}" for code, one in sorted(burials.items())
+    ]
+
+
+def _named(burial: Burial | BuriedTasks) -> str:
+    named = [_one_line(reference(one)) for one in burial.ids]
+    more = burial.count - len(named)
+    return ", ".join([*named, *([f"{more:,} more"] if more > 0 else [])])
+
+
+def _one_line(text: str) -> str:
+    shown = text if text.isprintable() else json.dumps(text)
+    return shown if len(shown) <= LONGEST_ID else f"{shown[: LONGEST_ID - 1]}…"
 
 
 def is_away(error: Exception) -> bool:

@@ -23,8 +23,13 @@ from microqueue.sweeper.report import (
 class Sweeper(SweeperCore):
     """Runs the jobs over a :class:`Queue`'s collection.
 
-    ``queues`` limits it to some; ``jobs`` to some of the jobs. ``on_report`` is called with
-    each :class:`SweepReport`.
+    Args:
+        queue: a queue of the collection; all its queues are swept.
+        queues: only these queues.
+        jobs: only these jobs.
+        on_report: called with each :class:`SweepReport`.
+        lock_ttl: how long the sweeper's lock lives without being renewed, and so how long a
+            sweeper that was killed delays the others; else the setting ``lock_ttl``.
     """
 
     def __init__(
@@ -34,10 +39,11 @@ class Sweeper(SweeperCore):
         queues: Sequence[str] | None = None,
         jobs: Iterable[str] = JOBS,
         on_report: Callable[[SweepReport], None] | None = None,
+        lock_ttl: Duration | None = None,
     ) -> None:
         if not isinstance(queue, Queue):
             raise refused("queue", queue, "give a Queue; for an AsyncQueue there is AsyncSweeper")
-        super().__init__(queue, queues=queues, jobs=jobs, on_report=on_report)
+        super().__init__(queue, queues=queues, jobs=jobs, on_report=on_report, lock_ttl=lock_ttl)
         self._run = queue.run
         self._stopping = threading.Event()
 
@@ -72,22 +78,25 @@ class Sweeper(SweeperCore):
     def run_once(self) -> SweepReport:
         """Run the jobs one after the other; one that fails does not stop the others.
 
-        A server that is away does, as it would fail them all.
+        A server that is away does, as it would fail them all. The lock is renewed between
+        batches; a sweeper that stalled until another took the lock over stops at the next batch.
         """
         now, acquired = self._run(self._acquire())
-        tally = Tally(self.sweeper_id, now)
+        progress = self._progress(now)
+        tally = Tally(self.sweeper_id, now, progress)
         if not acquired:
             return self._finish(tally.report(skipped=True))
         away = False
         try:
             for job in self.jobs:
                 try:
-                    tally.add(self._run(self._job(job)))
-                    self._run(self._acquire())  # A long sweep keeps the lock.
+                    self._run(self._job(job, progress))
                 except Exception as exc:  # noqa: BLE001 (one job must not stop the others)
                     tally.failed(job, exc)
                     if away := is_away(exc):
                         break
+                if progress.stopped:
+                    break
         finally:
             if not away:  # Else the lock ends by itself.
                 self._run(self._release())

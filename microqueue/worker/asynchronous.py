@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from microqueue.async_queue import AsyncQueue
@@ -74,11 +75,18 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             on_timeout=lambda held: self._from_thread(self._time_out, held),
             on_lost=lambda held: self._from_thread(self._lose, held),
         )
+        given_up = False  # By a cancellation, of which the thread that waits would not know.
+
+        def stopping() -> bool:
+            return self._stopping or given_up
+
         try:
-            await run_in_thread(upkeep.register)
+            if not await run_in_thread(partial(self._register, upkeep, stopping, burst=burst)):
+                return 0
             upkeep.start()
             sleeper = self._sleeper = AsyncSleeper(upkeep.twins)
         except BaseException:
+            given_up = True
             Background(upkeep.let_go, name="microqueue-end").start()
             raise
         settler = asyncio.create_task(self._settle_forever())
@@ -204,6 +212,10 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             self._changed.set()
 
     async def _handle(self, held: Held) -> None:
+        # Here and not when it was put on the loop, which others may have blocked meanwhile.
+        if not self._may_start(held, self._settle_later):
+            held.on_interrupt = None
+            return
         handler: Handler | None = None
         result: Any = None
         error: BaseException | None = None

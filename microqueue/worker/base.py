@@ -13,13 +13,21 @@ from microqueue.core import QueueCore, worker_name
 from microqueue.errors import AlreadyRunning, InvalidArgument, MicroqueueError
 from microqueue.operations import workers
 from microqueue.task import Claimed, Lease
+from microqueue.worker.arriving import await_server
+from microqueue.worker.background import Background
 from microqueue.worker.caution import Caution
 from microqueue.worker.claiming import Claiming, Sight
-from microqueue.worker.handlers import Handler, SingleHandler, router_for
+from microqueue.worker.handlers import Handler, SingleHandler, router_for, task_names
 from microqueue.worker.hooks import HookList, Hooks
-from microqueue.worker.inflight import RENEWALS_PER_LEASE, Held, InFlight, now_sec
+from microqueue.worker.inflight import (
+    RENEWALS_PER_LEASE,
+    Held,
+    InFlight,
+    lease_now,
+    now_sec,
+)
 from microqueue.worker.judging import Judge
-from microqueue.worker.log import logger
+from microqueue.worker.log import Unstarted, logger
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outbox import Finished
 from microqueue.worker.pace import Pace
@@ -73,12 +81,18 @@ class WorkerCore(Stopping, Generic[QueueT]):
         )
         self._selection = make_selection(self._queues, self.options.weights)
         self._timeout_sec = self.options.timeout.total_seconds() if self.options.timeout else None
+        self._unstarted = Unstarted()
         self._judge = Judge(
-            self.options, pace=self._pace, in_flight=self._in_flight, hooks=self._hooks
+            self.options,
+            pace=self._pace,
+            in_flight=self._in_flight,
+            hooks=self._hooks,
+            unstarted=self._unstarted,
         )
         self._settling = Settling(
             self._in_flight,
             self._hooks,
+            self._unstarted,
             try_until=lambda: 0.0 if self._hurrying else self._stop_by,
         )
         self._claimed_last: datetime | None = None
@@ -100,6 +114,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
             )
             yield
         finally:
+            self._unstarted.log()
             handled, handed_back = self._settling.handled, self._settling.handed_back
             event = "worker %s ends: %d handled, %d handed back"
             logger.info(event, self.worker_id, handled, handed_back)
@@ -111,7 +126,11 @@ class WorkerCore(Stopping, Generic[QueueT]):
     ) -> Upkeep:
         """Make what looks after the tasks of one run."""
         registration = Registration(
-            self.worker_id, self.options, self._in_flight, handled=lambda: self._settling.handled
+            self.worker_id,
+            self.options,
+            self._in_flight,
+            handled=lambda: self._settling.handled,
+            tasks=lambda: task_names(self._router),
         )
         return Upkeep(
             self._queues,
@@ -119,7 +138,31 @@ class WorkerCore(Stopping, Generic[QueueT]):
             registration,
             on_timeout=on_timeout,
             on_lost=on_lost,
+            on_looked=self._unstarted.log,
         )
+
+    def _register(self, upkeep: Upkeep, stopping: Callable[[], bool], *, burst: bool) -> bool:
+        """Register this worker, as soon as MongoDB is there; return whether it is to begin.
+
+        A burst is for what is there now: it waits for nothing.
+        """
+
+        def abandon(*, succeeded: bool) -> None:
+            try:
+                if succeeded:
+                    upkeep.unregister()
+            finally:
+                upkeep.close()
+
+        try:
+            if burst:
+                upkeep.register()
+                return True
+            who = f"worker {self.worker_id}"
+            return await_server(upkeep.register, who=who, stopping=stopping, abandon=abandon)
+        except BaseException:
+            Background(upkeep.close, name="microqueue-end").start()
+            raise
 
     def _claiming(
         self,
@@ -159,16 +202,18 @@ class WorkerCore(Stopping, Generic[QueueT]):
         """
         uncertain = self._uncertain.setdefault(queue, [])
         while uncertain:
+            asked_at = lease_now()
             found = yield from run_on(queue, queue.claim_again(uncertain[-1]))
             uncertain.pop()
             if found:
-                return self._take_in(queue, found)
+                return self._take_in(queue, found, asked_at)
+        asked_at = lease_now()  # Before: what the claim takes is leased from then on, or later.
         operation = queue.claim_batch(
             limit, self.worker_id, after=self._claimed_last, attempted=uncertain, one_reply=True
         )
         claimed = yield from run_on(queue, operation)
         uncertain.clear()
-        return self._take_in(queue, claimed)
+        return self._take_in(queue, claimed, asked_at)
 
     def _look(self, opened: Sequence[QueueT]) -> Steps[Sight]:
         """Look at the queues that are open, as far as is known."""
@@ -193,10 +238,9 @@ class WorkerCore(Stopping, Generic[QueueT]):
             if now_sec() < end_by():  # Later nobody waits any more, and that was said.
                 logger.warning("the end of this worker could not be told: %s", exc)
 
-    def _take_in(self, queue: QueueT, claimed: Sequence[Claimed]) -> list[Held]:
+    def _take_in(self, queue: QueueT, claimed: Sequence[Claimed], claimed_at: float) -> list[Held]:
         """Take tasks in that were just claimed, and have their leases looked after."""
-        now = now_sec()
-        held = [Held(queue, one, now) for one in claimed]
+        held = [Held(queue, one, claimed_at) for one in claimed]
         self._in_flight.add(held)
         if held:
             for sample in {claimed[0], claimed[-1]}:  # All would take long, and these will do.
@@ -205,7 +249,8 @@ class WorkerCore(Stopping, Generic[QueueT]):
             self._claimed_last = lease.started_at if lease else None
             own = [one.own_timeout_sec for one in claimed if one.own_timeout_sec is not None]
             shortest_sec = min([self._shortest_lease_sec, *own])
-            self._upkeep.expect_renewal(now + shortest_sec / RENEWALS_PER_LEASE)
+            due = claimed_at + shortest_sec / RENEWALS_PER_LEASE
+            self._upkeep.expect_renewal(due - lease_now())
         return held
 
     def _tell_stopping(self) -> None:
@@ -213,6 +258,19 @@ class WorkerCore(Stopping, Generic[QueueT]):
         running = sum(not one.concluded for one in self._in_flight.snapshot())
         if running and (grace_sec := self._stop_by - now_sec()) > 0:
             logger.info("stopping: %d running, to end within %.3g s", running, grace_sec)
+
+    def _may_start(self, held: Held, settle_later: Callable[[Finished | None], None]) -> bool:
+        """Decide whether a handler starts that is about to; if its lease has ended, it does not.
+
+        The task is released all the same: if nobody has reclaimed it, others get it at once, with
+        its attempt; else the fence keeps it as it is.
+        """
+        if held.concluded:  # Its lease was lost while it waited.
+            return False
+        if not held.lapsed:
+            return True
+        settle_later(self._judge.discard(held))
+        return False
 
     def _begin_handling(self, held: Held) -> Handler:
         """Note the start of a handler, and find it."""

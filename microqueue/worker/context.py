@@ -9,7 +9,7 @@ from microqueue.arguments import refused
 from microqueue.durations import Duration
 from microqueue.operations.settle import storable_text
 from microqueue.task import Progress, Task
-from microqueue.worker.inflight import Held, now_sec
+from microqueue.worker.inflight import Held, lease_now
 
 
 class _Context:
@@ -50,7 +50,7 @@ class _Context:
 
     def _touched(self, task: Task[Any], at: float) -> None:
         self._held.touch(task, at)
-        self._expect(self._held.renewal_due)
+        self._expect(self._held.renewal_due - lease_now())
 
 
 class Context(_Context):
@@ -61,7 +61,7 @@ class Context(_Context):
 
         A lease that ``extend`` made longer than usual stays so; a shorter one is renewed in time.
         """
-        at = now_sec()
+        at = lease_now()
         self._touched(self._queue.touch(self._held.task, extend=extend), at)
 
 
@@ -70,5 +70,5 @@ class AsyncContext(_Context):
 
     async def touch(self, extend: Duration | None = None) -> None:
         """Renew the lease by hand, as :meth:`Context.touch` does."""
-        at = now_sec()
+        at = lease_now()
         self._touched(await self._queue.touch(self._held.task, extend=extend), at)

@@ -88,6 +88,11 @@ def router_for(handler: Any) -> Router:
     return SingleHandler(make_handler(handler))
 
 
+def task_names(router: Router) -> list[str] | None:
+    """List the names of the tasks that a router serves; ``None``: tasks of any name."""
+    return None if isinstance(router, SingleHandler) else router.names()
+
+
 def make_handler(function: Any, **options: Any) -> Handler:
     """Look at a function's signature once, before any task is claimed for it."""
     if not callable(function):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from microqueue.task import Claimed, Progress, Task
@@ -13,6 +15,10 @@ from microqueue.worker.pace import Pace
 
 RENEWALS_PER_LEASE = 3
 PAUSE_SEC = 1.0  # Between two tries while the server is away.
+# How much of a lease must be left for a handler to start: a fraction, but no more than a second.
+# Leases are renewed long before, so less is left only if that was not possible.
+LEAST_LEFT = 0.1
+LEAST_LEFT_SEC = 1.0
 
 
 def now_sec() -> float:
@@ -20,8 +26,36 @@ def now_sec() -> float:
     return time.monotonic()
 
 
+def _find_lease_clock() -> Callable[[], float]:
+    """Find a monotonic clock that does not stand still while the machine is suspended."""
+    # Linux; macOS, whose own monotonic clock goes on; else what there is.
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
+        number = getattr(time, name, None)
+        if number is not None:
+            with suppress(OSError):  # It has a name here, but the kernel does not know it.
+                time.clock_gettime(number)
+                return partial(time.clock_gettime, number)
+    return time.monotonic
+
+
+lease_clock = _find_lease_clock()
+
+
+def lease_now() -> float:
+    """Read the clock by which leases are measured: it runs on while the process is stopped.
+
+    The server's clock runs on, too, and with it the lease, while this machine is suspended.
+    """
+    return lease_clock()
+
+
 class Held:
-    """One task in this worker's hands."""
+    """One task in this worker's hands.
+
+    ``claimed_at``, ``renewed`` and ``leased_at`` are readings of :func:`lease_now`, each taken
+    before the server was asked. ``renewed`` is when the lease was last renewed, or found lost;
+    ``leased_at`` is when it was last known to begin.
+    """
 
     # Defaults of the class: most tasks never have one of their own, and many are made.
     started: float | None = None
@@ -31,6 +65,7 @@ class Held:
     cancelled = False
     was_cancelled = False
     timed_out = False
+    discarded = False  # Not started, because its lease had ended.
     granted_sec: float | None = None  # The length of its lease, where the handler gave one.
     progress: Progress | None = None
     on_interrupt: Callable[[], object] | None = None
@@ -38,7 +73,7 @@ class Held:
     def __init__(self, queue: Any, claimed: Claimed, claimed_at: float) -> None:
         self.queue = queue
         self.claimed = claimed
-        self.claimed_at = self.renewed = claimed_at
+        self.claimed_at = self.renewed = self.leased_at = claimed_at
 
     @property
     def task(self) -> Task[Any]:
@@ -51,6 +86,17 @@ class Held:
         own = self.claimed.own_timeout_sec
         queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
         return queue_sec if own is None else own
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether its lease has ended, or is about to, so that its handler must not start.
+
+        The process may have been stopped, or the machine suspended, or MongoDB was away: the
+        sweeper may have given the task to another worker.
+        """
+        lease_sec = self.lease_sec
+        least_sec = min(lease_sec * LEAST_LEFT, LEAST_LEFT_SEC)
+        return lease_now() >= self.leased_at + lease_sec - least_sec
 
     def interrupt(self) -> None:
         """Tell the handler that its work is no longer wanted."""
@@ -66,7 +112,7 @@ class Held:
     @property
     def waiting_sec(self) -> float:
         """How long it has been waiting for its handler."""
-        return now_sec() - self.claimed_at if self.started is None else 0.0
+        return lease_now() - self.claimed_at if self.started is None else 0.0
 
     @property
     def longest_wait_sec(self) -> float:
@@ -93,17 +139,23 @@ class Held:
         left_sec = min(granted_sec, usual_sec) * (1 - 1 / RENEWALS_PER_LEASE)
         return self.renewed + granted_sec - left_sec
 
-    def renew(self, at: float) -> None:
-        """Note that the worker renewed the lease, unless the handler did so since."""
+    def renew(self, at: float, *, lost: bool = False) -> None:
+        """Note that the worker renewed the lease, or found it lost, unless the handler did since.
+
+        A lost one is no news for :attr:`lapsed`: whoever starts tasks may look before it is known
+        how this one was lost.
+        """
         if self.renewed <= at:
             self.renewed, self.granted_sec = at, None
+            if not lost:
+                self.leased_at = at
 
     def touch(self, task: Task[Any], at: float) -> None:
         """Take the task as it is since its handler renewed the lease."""
         self.claimed.replace(task)
         if task.lease is not None:
             self.granted_sec = (task.lease.expires_at - task.updated_at).total_seconds()
-            self.renewed = at
+            self.renewed = self.leased_at = at
 
 
 def split(held: Iterable[Held], test: Callable[[Held], bool]) -> tuple[list[Held], list[Held]]:

@@ -15,7 +15,7 @@ from microqueue.task import Outcome, TaskStatus
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import HookList
 from microqueue.worker.inflight import Held, InFlight, now_sec
-from microqueue.worker.log import logger, tell
+from microqueue.worker.log import Unstarted, logger, tell
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outbox import Finished
 from microqueue.worker.outcomes import Fail, is_unexpected, plain_retry, settlement_for
@@ -26,12 +26,19 @@ class Judge:
     """Says what becomes of each task, once: whoever is first to conclude it decides."""
 
     def __init__(
-        self, options: WorkerOptions, *, pace: Pace, in_flight: InFlight, hooks: HookList
+        self,
+        options: WorkerOptions,
+        *,
+        pace: Pace,
+        in_flight: InFlight,
+        hooks: HookList,
+        unstarted: Unstarted,
     ) -> None:
         self._keep_result = options.keep_result
         self._pace = pace
         self._in_flight = in_flight
         self._hooks = hooks
+        self._unstarted = unstarted
         self._verbose = logger.isEnabledFor(logging.DEBUG)
 
     def ended(
@@ -100,8 +107,18 @@ class Judge:
             tell(logging.INFO, held.task, "cancelled; its handler is told")
             self._hooks.call("on_cancel", held.task)
         else:
-            tell(logging.WARNING, held.task, "its lease is lost; its result is discarded")
+            if held.started is None:
+                self._unstarted.add(held)
+            else:
+                tell(logging.WARNING, held.task, "its lease is lost; its result is discarded")
             self._hooks.call("on_lease_lost", held.task)
+
+    def discard(self, held: Held) -> Finished | None:
+        """Release a task that is not started because its lease has ended."""
+        finished = self.hand_back(held)
+        if finished is not None:
+            self._unstarted.add(held)
+        return finished
 
     def hand_back(self, held: Held) -> Finished | None:
         """Give a task back unharmed, unless it ended by itself."""

@@ -19,7 +19,7 @@ from microqueue.operations import filters
 from microqueue.operations.renew import Taken, find_taken, renew, report_progress
 from microqueue.queue import Queue
 from microqueue.task import Progress
-from microqueue.worker.inflight import Held, InFlight, now_sec
+from microqueue.worker.inflight import Held, InFlight, lease_now, now_sec, split
 from microqueue.worker.registration import Registration
 from microqueue.worker.watcher import Watcher
 
@@ -35,6 +35,7 @@ class LeaseKeeper(Watcher):
     """Renews the leases in flight, beats, and speaks up when a task was taken away.
 
     ``twins`` are the queues that it looks after, each with the blocking one that stands for it.
+    ``on_looked`` is called after each look, at least once a second.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class LeaseKeeper(Watcher):
         registration: Registration,
         *,
         on_lost: Callable[[Held], None],
+        on_looked: Callable[[], None],
     ) -> None:
         super().__init__("microqueue-leases")
         self._in_flight = in_flight
         self._twins = twins
         self._registration = registration
         self._on_lost = on_lost
+        self._on_looked = on_looked
         self._beat_due = now_sec() + registration.heartbeat_sec
         self._look_due = 0.0
         self._troubled = False  # Something failed, and is tried again after a pause.
@@ -62,6 +65,8 @@ class LeaseKeeper(Watcher):
         for duty in (self._say_alive, self._renew, self._look_after):
             with self._undisturbed():
                 duty(held)
+        with self._undisturbed():
+            self._on_looked()
         return now_sec() + self._pause_sec(held)
 
     @contextmanager
@@ -80,12 +85,12 @@ class LeaseKeeper(Watcher):
     def _pause_sec(self, held: list[Held]) -> float:
         if self._troubled:
             return LONGEST_PAUSE_SEC
-        due = [one.renewal_due for one in held]
-        due.append(self._beat_due)
+        now, leased_now = now_sec(), lease_now()
+        pauses = [one.renewal_due - leased_now for one in held]
+        pauses.append(self._beat_due - now)
         if held:
-            due.append(self._look_due)
-        pause = min(due) - now_sec()
-        return min(max(pause, SHORTEST_PAUSE_SEC), LONGEST_PAUSE_SEC)
+            pauses.append(self._look_due - now)
+        return min(max(min(pauses), SHORTEST_PAUSE_SEC), LONGEST_PAUSE_SEC)
 
     def _say_alive(self, _held: list[Held]) -> None:
         if self._beat_due <= now_sec():
@@ -93,13 +98,13 @@ class LeaseKeeper(Watcher):
             self._registration.beat(self._twins)
 
     def _renew(self, held: list[Held]) -> None:
-        due = [one for one in held if one.renewal_due <= now_sec()]
+        due = [one for one in held if one.renewal_due <= lease_now()]
         for queue, blocking, group in self._by_queue(due):
             with self._undisturbed():
                 self._renew_group(queue, blocking, group)
 
     def _renew_group(self, queue: Any, blocking: Queue[Any], group: list[Held]) -> None:
-        started = now_sec()
+        started = lease_now()
         lost = blocking.run(
             renew(
                 [one.task for one in group],
@@ -108,12 +113,15 @@ class LeaseKeeper(Watcher):
             )
         )
         lost_claims = {filters.claim_of(task) for task in lost}
-        for one in group:
+        gone, kept = split(
+            group, lambda one: bool(lost_claims) and filters.claim_of(one.claimed) in lost_claims
+        )
+        for one in kept:
             one.renew(started)
-        if lost_claims:
-            self._tell_taken(
-                blocking, [one for one in group if filters.claim_of(one.claimed) in lost_claims]
-            )
+        for one in gone:
+            one.renew(started, lost=True)
+        if gone:
+            self._tell_taken(blocking, gone)
 
     def _look_after(self, held: list[Held]) -> None:
         """Store progress, and find out which tasks were cancelled or reclaimed.

@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from microqueue.task import Task
 
 logger = logging.getLogger("microqueue.worker")
+
+
+class Unstarted:
+    """Counts tasks that waited here until their leases were over, for one log line about all.
+
+    A worker that was stopped and continued has hundreds of them at once.
+    """
+
+    def __init__(self) -> None:
+        self._found: deque[Any] = deque()  # Threads add to it without a lock.
+
+    def add(self, held: Any) -> None:
+        """Count one; once, however many find out."""
+        if not held.discarded:
+            held.discarded = True
+            self._found.append(held.claimed.id)
+
+    def log(self) -> None:
+        """Log how many there were since the last time, if any."""
+        count = 0
+        while self._found:
+            with suppress(IndexError):  # Another thread was quicker.
+                self._found.popleft()
+                count += 1
+        if count:
+            logger.warning(
+                "%d claimed tasks are not started: their leases ended while they waited; "
+                "was this process stopped, the machine suspended, or MongoDB away?",
+                count,
+                extra={"not_started": count},
+            )
 
 
 def named(task: Task[Any]) -> str:

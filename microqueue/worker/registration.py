@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
 from microqueue.core import QueueCore
 from microqueue.operations import workers
-from microqueue.operations.workers import WorkerInfo
+from microqueue.operations.workers import MOST_NAMES, WorkerInfo
 from microqueue.queue import Queue
 from microqueue.worker.inflight import InFlight
 from microqueue.worker.options import WorkerOptions
@@ -28,17 +28,21 @@ class Registration:
         in_flight: InFlight,
         *,
         handled: Callable[[], int],
+        tasks: Callable[[], Sequence[str] | None] = lambda: None,
     ) -> None:
         self._worker_id = worker_id
         self._options = options
         self._in_flight = in_flight
         self._handled = handled
+        self._tasks = tasks
         self._started_at: datetime | None = None
         self.heartbeat_sec = options.heartbeat.total_seconds()
 
     def beat(self, twins: Mapping[Any, Queue[Any]]) -> None:
         """Say it for these queues, each by the blocking one that stands for it."""
         held = self._in_flight.snapshot()
+        names = self._tasks()
+        registered = None if names is None else sorted(names)[:MOST_NAMES]
         for group in by_collection(twins):
             first = twins[group[0]]
             now = first.now()
@@ -55,8 +59,16 @@ class Registration:
                 started_at=self._started_at,
                 heartbeat_at=now,
                 heartbeat_sec=self.heartbeat_sec,
+                tasks=registered,
+                more_tasks=len(names or ()) > MOST_NAMES,
             )
             first.run(workers.beat(info))
+
+    def leave(self, twins: Mapping[Any, Queue[Any]]) -> None:
+        """Say for these queues that it has ended, and holds nothing."""
+        for group in by_collection(twins):
+            first = twins[group[0]]
+            first.run(workers.leave(self._worker_id, first.collections.name))
 
 
 def by_collection(queues: Iterable[QueueT]) -> list[list[QueueT]]:

@@ -16,6 +16,7 @@ from microqueue.operations.settle_many import settle_batch
 from microqueue.task import Outcome, TaskError
 from microqueue.worker.hooks import HookList
 from microqueue.worker.inflight import PAUSE_SEC, InFlight, now_sec
+from microqueue.worker.log import Unstarted
 from microqueue.worker.outbox import Finished
 from microqueue.worker.steps import Do, Step, Steps, run_on
 
@@ -31,10 +32,16 @@ class Settling:
     """
 
     def __init__(
-        self, in_flight: InFlight, hooks: HookList, *, try_until: Callable[[], float]
+        self,
+        in_flight: InFlight,
+        hooks: HookList,
+        unstarted: Unstarted,
+        *,
+        try_until: Callable[[], float],
     ) -> None:
         self._in_flight = in_flight
         self._hooks = hooks
+        self._unstarted = unstarted
         self._try_until = try_until
         self.begin()
 
@@ -79,10 +86,14 @@ class Settling:
     def _account(self, batch: Sequence[Finished], lost: Sequence[LeaseLost]) -> None:
         """Let a batch go, and tell of the leases that were lost."""
         if lost:
-            tasks = {held.claimed.id: held.task for held, _ in batch}
+            by_id = {held.claimed.id: held for held, _ in batch}
             for error in lost:
-                logger.warning("%s", error)
-                self._hooks.call("on_lease_lost", tasks[error.task_id])
+                held = by_id[error.task_id]
+                if held.started is None:
+                    self._unstarted.add(held)
+                else:
+                    logger.warning("%s", error)
+                self._hooks.call("on_lease_lost", held.task)
         handed_back = sum(
             settlement is not None and settlement.outcome is Outcome.RELEASED
             for _, settlement in batch

@@ -39,9 +39,9 @@ class _Sleeper:
                 self._ending.append(thread)
 
     def wait_closed(self) -> None:
-        """Wait until the stream is closed on the server: at most a second."""
+        """Wait until the stream is closed on the server, unless that does not answer."""
         while self._ending:
-            self._ending.pop(0).join()
+            self._ending.pop(0).join(listener.ENDS_WITHIN_SEC)
 
     def _join(self, wake: Callable[[], None]) -> None:
         for found, names in self._listeners.items():
@@ -94,7 +94,7 @@ class AsyncSleeper(_Sleeper):
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
-        """Leave the listener. Not on the loop: its lock is held while a server is asked."""
+        """Leave the listener, beside the loop."""
         closing = Background(self._leave, name="microqueue-end")
         closing.start()
         self._ending.append(closing)

@@ -109,6 +109,14 @@ class NamedTask(Generic[CallP, P, R]):
             raise unknown_task(task.name, [self.name])
         return self.handler
 
+    def check(self, name: str, payload: Any) -> None:
+        """Raise :class:`InvalidPayload` if a task of its name could not be run with this payload.
+
+        It is read as a worker would read it. A task of another name is not checked.
+        """
+        if name == self.name:
+            self._arguments.codec.load(payload)
+
     def names(self) -> list[str]:
         """Give its name, as all that a worker of it knows."""
         return [self.name]
@@ -256,6 +264,14 @@ class Tasks:
     def knows(self, name: str) -> bool:
         """Tell whether a name is registered."""
         return name in self._tasks
+
+    def check(self, name: str, payload: Any) -> None:
+        """Raise :class:`InvalidPayload` if the task of this name could not run with this payload.
+
+        It is read as a worker would read it. A task that is not registered is not checked.
+        """
+        if name in self._tasks:
+            self._tasks[name].check(name, payload)
 
     def coroutines(self) -> list[str]:
         """Give the names of the tasks that only ``AsyncWorker`` can run."""

@@ -83,7 +83,8 @@ class Worker(WorkerCore[Queue[Any]]):
             )
             for n in range(self.options.concurrency)
         ]
-        self._upkeep.register()
+        if not self._register(self._upkeep, lambda: self._stopping, burst=burst):
+            return 0
         ended = False
         try:
             try:
@@ -155,7 +156,7 @@ class Worker(WorkerCore[Queue[Any]]):
 
     def _handle_forever(self, line: Line, variables: Variables) -> None:
         while (held := line.take()) is not None:
-            if not held.concluded:  # Its lease may have been lost while it waited.
+            if self._may_start(held, self._settle_later):
                 # What a handler sets in its context variables is not for the next one to see.
                 variables.copy().run(self._handle, held)
 

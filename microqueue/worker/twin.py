@@ -6,15 +6,22 @@ the queue's client hold it up.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from pymongo import MongoClient
 
 from microqueue.core import QueueCore
+from microqueue.drivers.sync import bounded
+from microqueue.drivers.transient import CLOSE_SEC
 from microqueue.queue import Queue
+
+SHORTEST_SEC = 1.0
+"""A server that is busy takes longer than that, and is not to be asked all the more."""
 
 # One client beside each that queues have, however many queues and workers use it.
 _clients: dict[int, MongoClient[Any] | None] = {}
@@ -23,8 +30,14 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def blocking_twin(queue: QueueCore[Any]) -> Iterator[Queue[Any]]:
-    """Give a blocking queue on the same collection."""
+def blocking_twin(
+    queue: QueueCore[Any], *, heartbeat_sec: float = math.inf
+) -> Iterator[Queue[Any]]:
+    """Give a blocking queue on the same collection.
+
+    Its calls are short, and must be through before a lease ends or the worker counts as dead. So
+    an attempt is given up early, and made again on another connection.
+    """
     collections = queue.collections
     key = id(collections.client)
     with _lock:
@@ -34,7 +47,11 @@ def blocking_twin(queue: QueueCore[Any]) -> Iterator[Queue[Any]]:
         _users[key] = _users.get(key, 0) + 1
     try:
         source = collections.through(client)
-        yield Queue(source, queue.name, settings=queue.settings, clock=queue.clock)
+        settings = queue.settings
+        brief = min(heartbeat_sec, settings.visibility_timeout.total_seconds() / 3)
+        limit = min(settings.call_timeout, timedelta(seconds=max(brief, SHORTEST_SEC)))
+        brisk = settings.model_copy(update={"call_timeout": limit})
+        yield Queue(source, queue.name, settings=brisk, clock=queue.clock)
     finally:
         with _lock:
             _users[key] -= 1
@@ -43,4 +60,5 @@ def blocking_twin(queue: QueueCore[Any]) -> Iterator[Queue[Any]]:
                 del _users[key]
                 unused = _clients.pop(key)
         if unused is not None:
-            unused.close()
+            with bounded(CLOSE_SEC):  # It tells the server which sessions have ended.
+                unused.close()

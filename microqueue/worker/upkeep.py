@@ -8,7 +8,7 @@ from typing import Any
 
 from microqueue.core import QueueCore
 from microqueue.worker.deadlines import Deadlines
-from microqueue.worker.inflight import Held, InFlight
+from microqueue.worker.inflight import Held, InFlight, now_sec
 from microqueue.worker.keeper import LeaseKeeper
 from microqueue.worker.registration import Registration
 from microqueue.worker.twin import blocking_twin
@@ -29,10 +29,15 @@ class Upkeep:
         *,
         on_timeout: Callable[[Held], None],
         on_lost: Callable[[Held], None],
+        on_looked: Callable[[], None],
     ) -> None:
         self._registration = registration
         with ExitStack() as opened:
-            self.twins = {queue: opened.enter_context(blocking_twin(queue)) for queue in queues}
+            beat_sec = registration.heartbeat_sec
+            self.twins = {
+                queue: opened.enter_context(blocking_twin(queue, heartbeat_sec=beat_sec))
+                for queue in queues
+            }
             self._opened = opened.pop_all()
         self._deadlines = Deadlines(in_flight, on_timeout)
         by_client: dict[int, list[QueueCore[Any]]] = {}
@@ -44,17 +49,18 @@ class Upkeep:
                 {queue: self.twins[queue] for queue in group},
                 registration,
                 on_lost=on_lost,
+                on_looked=on_looked,
             )
             for group in by_client.values()
         ]
 
     def register(self) -> None:
         """Say that the worker lives. Before its first claim: its death may come soon."""
-        try:
-            self._registration.beat(self.twins)
-        except BaseException:
-            self.close()
-            raise
+        self._registration.beat(self.twins)
+
+    def unregister(self) -> None:
+        """Take the worker off the list: it ends before its first claim."""
+        self._registration.leave(self.twins)
 
     def start(self) -> None:
         """Begin to look after what is held."""
@@ -62,8 +68,9 @@ class Upkeep:
             keeper.start()
         self._deadlines.start()
 
-    def expect_renewal(self, due: float) -> None:
-        """Be awake by then: a lease wants to be renewed."""
+    def expect_renewal(self, within_sec: float) -> None:
+        """Be awake within so many seconds: a lease wants to be renewed."""
+        due = now_sec() + within_sec
         for keeper in self._keepers:
             keeper.expect(due)
 

@@ -26,6 +26,7 @@ from microqueue.embedded import running
 from microqueue.operations.call import Operation
 from microqueue.sweeper import core as sweeper_core
 from tests.acceptance.command_line import PROGRAM, Cli, bury
+from tests.waiting import lasts
 
 # Producing and looking
 
@@ -41,8 +42,10 @@ def test_enqueue_stores_the_task_with_all_its_options(cli: Cli, queue: Queue[Any
     assert task is not None
     assert (task.queue, task.payload, task.priority) == ("mails", {"to": "anna"}, 7)
     assert (task.max_attempts, task.dedupe_key) == (3, "anna-1")
-    assert task.next_retry_at == task.created_at + timedelta(minutes=90)
-    assert task.expires_at == task.created_at + timedelta(days=2)
+    assert task.next_retry_at is not None
+    assert task.expires_at is not None
+    assert lasts(task.next_retry_at - task.created_at, 90 * 60)
+    assert lasts(task.expires_at - task.created_at, 2 * 86_400)
     assert task.headers == {"trace": "abc", "empty": ""}
 
 
@@ -115,6 +118,14 @@ def test_value_that_cannot_be_accepted_is_one_line_and_status_1(
         (["dlq", "replay"], "say which"),
         (["dlq", "replay", "1", "--code", "x"], "give only one of"),
         (["dlq", "discard", "--all", "--code", "x"], "give only one of"),
+        (["dlq", "replay", "--all"], "give --queue NAME, or --all-queues"),
+        (["dlq", "discard", "--code", "x"], "give --queue NAME, or --all-queues"),
+        (["dlq", "discard", "--all", "-q", "x", "--all-queues"], "not both"),
+        (["purge", "--yes"], "give --queue NAME, or --all-queues"),
+        (["purge", "-q", "x", "--all-queues"], "not both"),
+        (["pipeline", "archive", "kept"], "give --queue NAME, or --all-queues"),
+        (["pipeline", "replay", "--where", "true"], "give --queue NAME, or --all-queues"),
+        (["enqueue", "{}", "--if-absent"], "--if-absent is of use with --id or --dedupe-key"),
         (["sweep", "--once", "--every", "5"], "not both"),
         (["sweep", "--metrics-port", "9"], "--metrics-port is of use with --every only"),
         (["stats", "--every", "5"], "--every is of use with --watch only"),
@@ -163,9 +174,12 @@ def test_pipe_gets_whole_ids_and_payloads_however_narrow(
 
 
 def test_empty_queue_is_said_so_with_the_names_of_others(cli: Cli, queue: Queue[Any]) -> None:
-    assert cli("peek") == "No tasks in queue 'default'.\n"
+    assert cli("peek") == "No tasks in any queue.\n"
+    assert cli("peek", "-q", "default") == "No tasks in queue 'default'.\n"
     queue.enqueue({})
-    assert cli("peek", "--status", "done") == "No done tasks in queue 'default'.\n"
+    done = ("peek", "--status", "done")
+    assert cli(*done) == "No done tasks in any queue.\n"
+    assert cli(*done, "-q", "default") == "No done tasks in queue 'default'.\n"
     assert "Other queues here: default" in cli("peek", "-q", "mails")
     assert "Other queues here: default" in cli("stats", "-q", "mails")
 
@@ -240,13 +254,25 @@ def test_unknown_id_is_an_error(cli: Cli) -> None:
         assert cli.stderr == "Error: there is no task 'nobody'\n"
 
 
+@pytest.mark.parametrize("verb", ["replay", "discard"])
+def test_all_unknown_ids_are_named_and_nothing_is_done(
+    cli: Cli, queue: Queue[Any], verb: str
+) -> None:
+    bury(queue, task_id="known")
+    assert cli("dlq", verb, "first", "known", "second", status=1) == ""
+    assert cli.stderr == "Error: there are no tasks 'first', 'second'\n"
+    assert queue.dead_letters.stats().total == 1
+
+
 # Dead letters
 
 
 def test_no_dead_letters_is_good_news(cli: Cli, queue: Queue[Any]) -> None:
-    assert cli("dlq", "list") == "No dead letters in queue 'default'.\n"
+    assert cli("dlq", "list", "-q", "default") == "No dead letters in queue 'default'.\n"
+    assert cli("dlq", "list") == "No dead letters in any queue.\n"
     bury(queue, code="timeout")
-    assert cli("dlq", "list", "--code", "other") == "None of the 1 dead letters match.\n"
+    none = "None of the 1 dead letters of all queues match.\n"
+    assert cli("dlq", "list", "--code", "other") == none
 
 
 def test_dead_letters_are_listed_by_code_text_and_time(cli: Cli, queue: Queue[Any]) -> None:
@@ -312,8 +338,8 @@ def test_replay_by_id_sends_letters_of_any_queue_back(cli: Cli, queue: Queue[Any
 def test_replay_can_keep_the_attempts_and_stop_at_a_limit(cli: Cli, queue: Queue[Any]) -> None:
     oldest = bury(queue)
     bury(queue)
-    options = ("--all", "--keep-attempts", "--limit", "1", "--yes")
-    assert cli("dlq", "replay", *options) == "Replayed 1 dead letter.\n"
+    options = ("--all", "-q", "default", "--keep-attempts", "--limit", "1", "--yes")
+    assert cli("dlq", "replay", *options) == "Replayed 1 dead letter of queue 'default'.\n"
     task = queue.get(oldest)
     assert task is not None
     assert (task.status, task.attempts) == (TaskStatus.PENDING, 1)
@@ -326,7 +352,7 @@ def test_replay_can_be_spread_over_a_period(cli: Cli, queue: Queue[Any]) -> None
         task = queue.pop()
         assert task is not None
         queue.mark_failure(task, "no")
-    cli("dlq", "replay", "--all", "--spread", "1h", "--yes")
+    cli("dlq", "replay", "--all", "-q", "default", "--spread", "1h", "--yes")
     stats = queue.stats()
     assert (stats.ready, stats.delayed) == (1, 3)
     instants = [task.next_retry_at for task in queue.peek() if task.next_retry_at]
@@ -336,7 +362,7 @@ def test_replay_can_be_spread_over_a_period(cli: Cli, queue: Queue[Any]) -> None
 def test_replay_tells_which_letters_could_not_go_back(cli: Cli, queue: Queue[Any]) -> None:
     letter = bury(queue, dedupe_key="k")
     queue.enqueue({}, dedupe_key="k")
-    assert str(letter) in cli("dlq", "replay", "--all", "--yes")
+    assert str(letter) in cli("dlq", "replay", "--all", "-q", "default", "--yes")
     assert queue.dead_letters.stats().total == 1
 
 
@@ -346,11 +372,12 @@ def test_filter_needs_a_yes_where_nobody_can_be_asked(
 ) -> None:
     bury(queue, code="declined")
     bury(queue, code="timeout")
-    cli("dlq", verb, "--code", "declined", status=1)
+    declined = ("dlq", verb, "--code", "declined", "-q", "default")
+    cli(*declined, status=1)
     assert "add --yes" in cli.stderr
-    assert cli("dlq", verb, "--code", "declined", "--dry-run").startswith("1 dead letter would be")
+    assert cli(*declined, "--dry-run").startswith("1 dead letter of queue 'default' would be")
     assert queue.dead_letters.stats().total == 2
-    cli("dlq", verb, "--code", "declined", "--yes")
+    cli(*declined, "--yes")
     assert queue.dead_letters.stats().by_code == {"timeout": 1}
 
 
@@ -360,10 +387,10 @@ def test_filter_asks_at_a_terminal(
 ) -> None:
     monkeypatch.setattr("microqueue.cli.asking.at_terminal", lambda: True)
     bury(queue)
-    cli("dlq", verb, "--all", stdin="n\n", status=1)
+    cli("dlq", verb, "--all", "-q", "default", stdin="n\n", status=1)
     assert "1 dead letter of queue 'default'?" in cli.stderr
     assert queue.dead_letters.stats().total == 1
-    cli("dlq", verb, "--all", stdin="y\n")
+    cli("dlq", verb, "--all", "-q", "default", stdin="y\n")
     assert queue.dead_letters.stats().total == 0
 
 
@@ -373,10 +400,12 @@ def test_discard_deletes_the_named_letters_for_good(cli: Cli, queue: Queue[Any])
         "matched": 1,
         "discarded": 1,
         "dry_run": False,
+        "queues": ["default"],
     }
     assert queue.get(gone) is None
     assert queue.get(kept) is not None
-    assert cli("dlq", "discard", "--text", "no such text", "--yes") == "Nothing to discard.\n"
+    none = ("dlq", "discard", "--text", "no such text", "-q", "default", "--yes")
+    assert cli(*none) == "Nothing to discard in queue 'default'.\n"
 
 
 # Running and watching
@@ -473,6 +502,32 @@ def test_stats_count_the_tasks_and_the_reasons_of_failures(cli: Cli, queue: Queu
     assert re.search(r"^ready +1 +the oldest for", shown, re.MULTILINE)
     assert re.search(r"^delayed +1 +the next in (1 h|59 m)", shown, re.MULTILINE)
     assert re.search(r"^failed +1 +1 declined", shown, re.MULTILINE)
+
+
+def test_stats_above_the_limit_are_marked_and_exact_on_request(
+    cli: Cli, queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MICROQUEUE_COUNT_LIMIT", "3")
+    for code in ("a", "b", "b", "b", "b", "b"):
+        bury(queue, code=code)
+    queue.enqueue_many([{}] * 3)
+    found = cli.json("stats")
+    assert (found["estimated"], found["ready"]) == (["failed"], 3)
+    assert (found["dead_letters"]["estimated"], found["failed"] >= 4) == (True, True)
+    assert re.search(r"^failed +~[45678] +of the newest 4: 4 b", cli("stats"), re.MULTILINE)
+    found = cli.json("stats", "--exact")
+    assert (found["estimated"], found["failed"]) == ([], 6)
+    assert found["dead_letters"]["by_code"] == {"b": 5, "a": 1}
+    assert re.search(r"^failed +6 +5 b, 1 a", cli("stats", "--exact"), re.MULTILINE)
+    assert re.search(r"None of the ~\d dead letters of", cli("dlq", "list", "--code", "other"))
+
+
+@pytest.mark.parametrize(
+    ("value", "estimated", "shown"),
+    [(1234, False, "1,234"), (1_234_567, True, "~1,230,000"), (87, True, "~87"), (0, True, "~0")],
+)
+def test_estimate_is_written_as_one(value: int, *, estimated: bool, shown: str) -> None:
+    assert formats.figure(formats.number(value, estimated=estimated)) == shown
 
 
 def test_indexes_are_made_and_shown_with_the_one_that_a_pop_uses(cli: Cli) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import microqueue
-from microqueue import Queue, QueueSettings
+from microqueue import NewTask, Queue, QueueSettings
 from microqueue.embedded import EmbeddedServer
-from microqueue.operations import sweep_report
+from microqueue.operations import lock, sweep_report
 from microqueue.operations.call import Operation
 from microqueue.sweeper import core as sweeper_core
-from tests.acceptance.command_line import PROGRAM, Cli
+from tests.acceptance.command_line import PROGRAM, Cli, bury
 from tests.waiting import wait_for
 
 REPORT = r"Swept in .*: 1 reclaimed\.\n"
@@ -100,6 +102,44 @@ def test_terminal_is_told_only_of_a_server_that_is_started(
         assert cli.stderr == ""
 
 
+# Buried tasks
+
+
+def test_sweep_names_what_it_buried(cli: Cli, microqueue_database: Any) -> None:
+    queue = Queue[Any](microqueue_database)
+    queue.enqueue_many([NewTask(payload={}, task_id=n, expires_in=0.001) for n in range(12)])
+    queue.enqueue({}, task_id="spent", max_attempts=2)
+    microqueue_database.tasks.update_one({"_id": "spent"}, {"$set": {"attempts": 2}})
+    wait_for(lambda: queue.now() > queue.peek(limit=1)[0].created_at + timedelta(seconds=0.01))
+    said = cli("sweep", "--lock-ttl", "20s")
+    assert "max_attempts: spent" in said
+    assert "2 more" in said
+    assert "max_attempts: spent" in cli("doctor")
+    queue.enqueue({}, task_id="late", max_attempts=2)
+    microqueue_database.tasks.update_one({"_id": "late"}, {"$set": {"attempts": 2}})
+    report = cli.json("sweep")
+    assert report["buried_tasks"] == {"max_attempts": {"count": 1, "ids": ["late"]}}
+
+
+def test_sweep_holds_its_lock_for_as_long_as_told(
+    cli: Cli, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifetimes: list[timedelta] = []
+    acquire = lock.acquire
+
+    def acquired(*arguments: Any, lifetime: timedelta, **options: Any) -> Operation[bool]:
+        lifetimes.append(lifetime)
+        return acquire(*arguments, lifetime=lifetime, **options)
+
+    monkeypatch.setattr(lock, "acquire", acquired)
+    cli("sweep", "--lock-ttl", "7s")
+    monkeypatch.setenv("MICROQUEUE_LOCK_TTL", "8s")
+    cli("sweep")
+    assert lifetimes == [timedelta(seconds=7), timedelta(seconds=8)]
+    cli("sweep", "--lock-ttl", "0", status=1)
+    assert "lock_ttl" in cli.stderr
+
+
 # Quiet sweeps
 
 
@@ -141,3 +181,88 @@ def test_quiet_sweeper_goes_on_in_silence(database_uri: str, stuck: Queue[Any]) 
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert re.fullmatch(REPORT, said)
+
+
+# The same task from several machines
+
+
+def recipe() -> list[str]:
+    """Take the arguments of the documented recipe, with a date in place of today's."""
+    text = (Path(microqueue.__file__).parents[1] / "docs" / "workers.md").read_text()
+    found = re.search(r"^0 3 .*? microqueue (enqueue .*)$", text, re.MULTILINE)
+    assert found is not None
+    return shlex.split(re.sub(r"\$\(.*?\)", "2026-05-01", found[1]))
+
+
+def test_documented_recipe_exits_with_0_on_every_machine_and_adds_one_task(
+    database_uri: str, microqueue_database: Any
+) -> None:
+    command = [*PROGRAM, *recipe(), "--uri", database_uri]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [one.communicate(timeout=60) for one in processes]
+    assert [one.returncode for one in processes] == [0, 0, 0], said
+    reports: Queue[Any] = Queue(microqueue_database, "reports")
+    assert [task.id for task in reports.peek()] == ["nightly-2026-05-01"]
+    assert sum(line.startswith("Enqueued nightly-2026-05-01") for line, _ in said) == 1
+    assert all("nightly-2026-05-01" in line for line, _ in said)
+
+
+def test_task_that_is_there_is_named_with_its_queue_and_status(cli: Cli, queue: Queue[Any]) -> None:
+    again = ("enqueue", '{"n": 2}', "--id", "nightly", "--if-absent")
+    first = cli.json(*again[:1], '{"n": 1}', *again[2:])
+    assert (first["id"], first["added"]) == ("nightly", True)
+    said = cli(*again)
+    assert "nightly" in said
+    assert "'default'" in said
+    assert "pending" in said
+    task = queue.pop()
+    assert task is not None
+    queue.mark_done(task)
+    found = cli.json(*again)
+    assert (found["id"], found["added"], found["status"]) == ("nightly", False, "done")
+    assert found["payload"] == {"n": 1}
+    cli("enqueue", '{"n": 2}', "--id", "nightly", status=1)
+
+
+@pytest.mark.parametrize("kept", ["status", "collection"])
+def test_task_that_failed_is_there(cli: Cli, microqueue_database: Any, kept: Any) -> None:
+    queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(dead_letters=kept))
+    bury(queue, task_id="nightly")
+    found = cli.json("enqueue", "{}", "--id", "nightly", "--if-absent")
+    assert (found["added"], found["status"]) == (False, "failed")
+
+
+def test_dedupe_key_of_a_live_task_is_there_until_the_task_is_done(
+    cli: Cli, queue: Queue[Any]
+) -> None:
+    add = ("enqueue", "{}", "--dedupe-key", "k", "--if-absent")
+    first = cli.json(*add)
+    found = cli.json(*add)
+    assert (found["id"], found["added"]) == (first["id"], False)
+    task = queue.pop()
+    assert task is not None
+    queue.mark_done(task)
+    assert cli.json(*add)["added"] is True
+
+
+def test_id_that_another_queue_has_is_an_error(cli: Cli, queue: Queue[Any]) -> None:
+    queue.enqueue({}, task_id="nightly")
+    cli("enqueue", "{}", "--id", "nightly", "--if-absent", "-q", "mail", status=1)
+    assert "'nightly' is already taken" in cli.stderr
+
+
+def test_task_that_goes_away_meanwhile_makes_room(
+    cli: Cli, queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.enqueue({}, task_id="nightly")
+    look = Queue.get
+
+    def gone(self: Queue[Any], task_id: Any) -> Any:
+        self.purge(status="pending")
+        return look(self, task_id)
+
+    monkeypatch.setattr(Queue, "get", gone)
+    assert cli.json("enqueue", "{}", "--id", "nightly", "--if-absent")["added"] is True

@@ -27,9 +27,10 @@ def queue(microqueue_database: Any) -> Queue[Any]:
 
 def test_purge_deletes_what_is_done_and_old_enough(cli: Cli, queue: Queue[Any]) -> None:
     older = ("purge", "-q", "mail", "--older-than", "1h", "--yes")
-    assert cli(*older) == "Purged 1 done task.\n"
-    assert cli(*older) == "Nothing to purge.\n"
-    assert cli.json("purge", "-q", "mail", "--yes") == {"matched": 1, "purged": 1, "dry_run": False}
+    assert cli(*older) == "Purged 1 done task of queue 'mail'.\n"
+    assert cli(*older) == "Nothing to purge in queue 'mail'.\n"
+    counts = {"matched": 1, "purged": 1, "dry_run": False}
+    assert cli.json("purge", "-q", "mail", "--yes") == {**counts, "queues": ["mail"]}
     stats = queue.stats()
     assert (stats.done, stats.failed, stats.ready) == (0, 1, 1)
 
@@ -38,7 +39,8 @@ def test_purge_deletes_what_is_done_and_old_enough(cli: Cli, queue: Queue[Any]) 
 def test_purge_deletes_the_status_that_is_named(
     cli: Cli, queue: Queue[Any], status: str, left: tuple[int, int, int]
 ) -> None:
-    assert cli("purge", "-q", "mail", "--status", status, "--yes") == f"Purged 1 {status} task.\n"
+    said = cli("purge", "-q", "mail", "--status", status, "--yes")
+    assert said == f"Purged 1 {status} task of queue 'mail'.\n"
     stats = queue.stats()
     assert (stats.done, stats.failed, stats.ready) == left
 
@@ -47,7 +49,7 @@ def test_purge_can_only_count(cli: Cli, queue: Queue[Any]) -> None:
     said = cli("purge", "-q", "mail", "--dry-run")
     assert said == "2 done tasks of queue 'mail' would be purged.\n"
     found = cli.json("purge", "-q", "mail", "--older-than", "1h", "--dry-run")
-    assert found == {"matched": 1, "purged": 0, "dry_run": True}
+    assert found == {"matched": 1, "purged": 0, "dry_run": True, "queues": ["mail"]}
     assert queue.stats().done == 2
 
 

@@ -52,7 +52,46 @@ def box(page: Page, letter: Any) -> Locator:
 
 def test_no_dead_letters_is_said_nicely(visit: Visit, queue: Any) -> None:
     page = visit(queue, "dead-letters")
-    expect(page.locator(".empty")).to_contain_text("No dead letters. Nice.")
+    expect(page.locator(".empty")).to_contain_text("No dead letters in any queue. Nice.")
+    expect(page.locator("h1")).to_have_text("Dead letters of all queues")
+
+
+def test_letters_of_all_queues_are_shown_and_the_page_says_of_which(
+    visit: Visit, queue: Any, microqueue_database: Any
+) -> None:
+    """The dashboard's own queue has none; that is not all that there is to say."""
+    options = {"settings": queue.settings, "clock": queue.clock}
+    mail: Queue[Any] = Queue(microqueue_database, "mail", **options)
+    billing: Queue[Any] = Queue(microqueue_database, "billing", **options)
+    bury(mail, 3, code="Timeout", message="late {n}")
+    (bill,) = bury(billing, 1, code="Denied", message="no")
+    page = visit(queue, "dead-letters")
+    expect(rows(page)).to_have_count(4)
+    expect(page.locator("h1")).to_have_text("Dead letters of all queues")
+    expect(rows(page).filter(has_text=str(bill))).to_contain_text("billing")
+    tabs = page.get_by_label("Queues")
+    expect(tabs.locator("[aria-current]")).to_have_text("All queues")
+
+    tabs.get_by_role("link", name="mail").click()
+    expect(rows(page)).to_have_count(3)
+    expect(page.locator("h1")).to_have_text("Dead letters of mail")
+    page.evaluate("location.hash = '#/dead-letters?queue=default'")
+    expect(page.locator(".empty")).to_contain_text("No dead letters in default.")
+    page.get_by_role("link", name="Show all queues").click()
+    expect(rows(page)).to_have_count(4)
+
+    page.get_by_role("button", name="Select all 4 that match").click()
+    page.get_by_role("button", name="Discard…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("heading")).to_have_text("Discard 4 dead letters of all queues?")
+    dialog.get_by_role("button", name="Cancel").click()
+    tabs.get_by_role("link", name="mail").click()
+    page.get_by_role("button", name="Select all 3 that match").click()
+    page.get_by_role("button", name="Discard…").click()
+    expect(dialog.get_by_role("heading")).to_have_text("Discard 3 dead letters of mail?")
+    dialog.get_by_role("button", name="Discard 3 for good").click()
+    expect(page.locator(".empty")).to_contain_text("No dead letters in mail.")
+    assert (mail.stats().failed, billing.stats().failed) == (0, 1)
 
 
 def test_a_filtered_group_is_replayed_after_a_dry_run(visit: Visit, queue: Any) -> None:
@@ -164,7 +203,7 @@ def test_a_replay_can_be_delayed_or_spread(visit: Visit, queue: Any) -> None:
         page.locator(f"[name={kind}]").fill(str(minutes))
         expect(page.locator(f"[name=when][value={kind}]")).to_be_checked()
         page.get_by_role("dialog").get_by_role("button", name=re.compile("^Replay")).click()
-        expect(page.locator(".empty")).to_contain_text("No dead letters. Nice.")
+        expect(page.locator(".empty")).to_contain_text("No dead letters in any queue. Nice.")
 
     now = queue.clock.now()
     replay("spread", 20)
@@ -195,7 +234,7 @@ def test_a_payload_is_edited_and_replayed(visit: Visit, queue: Any) -> None:
 
     payload.fill(json.dumps({**shown, "to": "ada@example.org"}))
     page.get_by_role("button", name="Replay", exact=True).click()
-    expect(page.locator(".empty")).to_contain_text("No dead letters. Nice.")
+    expect(page.locator(".empty")).to_contain_text("No dead letters in any queue. Nice.")
     assert queue.get(task.id).payload == {"to": "ada@example.org", "password": "secret"}
     assert queue.get(task.id).status == "pending"
 
@@ -222,7 +261,7 @@ def test_of_two_ids_that_look_alike_the_ticked_one_is_meant(visit: Visit, queue:
     page = visit(queue, "dead-letters")
     expect(rows(page)).to_have_count(2)
     text = rows(page).filter(has_text='"str"')
-    text.get_by_role("link").click()
+    text.get_by_role("link", name="17").click()
     expect(page.locator("[data-part=payload]")).to_contain_text('"str"')
     page.go_back()
     text.get_by_role("checkbox").check()
@@ -231,7 +270,7 @@ def test_of_two_ids_that_look_alike_the_ticked_one_is_meant(visit: Visit, queue:
     page.get_by_role("button", name="Discard 1 for good").click()
     expect(rows(page)).to_have_count(1)
     assert [task.id for task in queue.dead_letters.list()] == [17]
-    rows(page).get_by_role("link").click()
+    rows(page).get_by_role("link", name="17").click()
     expect(page.locator("[data-part=payload]")).to_contain_text('"int"')
 
 

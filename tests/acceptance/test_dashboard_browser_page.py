@@ -35,8 +35,25 @@ def queue(microqueue_database: Any) -> Any:
     return queue
 
 
+def test_estimates_are_marked(visit: Any, microqueue_database: Any) -> None:
+    queue: Any = Queue(microqueue_database, settings=QueueSettings(count_limit=10))
+    queue.enqueue_many([{}] * 60)
+    for task in queue.pop_many(12):
+        queue.mark_failure(task, "no")
+    queue.pop()
+    page = visit(queue, "overview")
+    figures = page.locator("[data-queue=default]")
+    for name in ("ready", "failed"):
+        expect(figures.locator(f"[data-figure={name}] a")).to_have_text(re.compile(r"^~\d+$"))
+    expect(figures.locator("[data-figure=processing] a")).to_have_text("1")
+    expect(figures.locator(".oldest")).to_contain_text("at least")
+    navigation = page.get_by_role("navigation", name="Views")
+    expect(navigation.locator(".count.alarming")).to_have_text(re.compile(r"^~\d+$"))
+    expect(navigation.locator(".count").first).to_have_text("1")
+
+
 def test_the_login_form_lets_in_who_knows_the_token(serve: Any, new_page: Any, queue: Any) -> None:
-    served = serve(queue, token="open sesame")
+    served = serve(queue, token="open sesame, please")
     page = new_page()
     page.goto(served.url)
     expect(page).to_have_title(re.compile("Log in"))
@@ -44,7 +61,7 @@ def test_the_login_form_lets_in_who_knows_the_token(serve: Any, new_page: Any, q
     page.get_by_role("button", name="Log in").click()
     expect(page.get_by_role("alert")).to_have_text("That is not the token.")
 
-    page.get_by_label("Token").fill("open sesame")
+    page.get_by_label("Token").fill("open sesame, please")
     page.get_by_label("Token").press("Enter")
     is_live(page)
     expect(page.locator("[data-queue=default]")).to_be_visible()
@@ -57,14 +74,27 @@ def test_the_login_form_lets_in_who_knows_the_token(serve: Any, new_page: Any, q
     assert page.context.cookies() == []
 
 
+def test_the_login_form_says_for_how_long_it_is_closed(
+    serve: Any, new_page: Any, queue: Any
+) -> None:
+    served = serve(queue, token="open sesame, please", login_failures=2, login_period=3000)
+    page = new_page(ignoring=("429",))
+    page.goto(served.url)
+    for guess in ("open barley", "open rye", "open sesame, please"):
+        page.get_by_label("Token").fill(guess)
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_label("Token")).to_have_value("")
+    expect(page.get_by_role("alert")).to_contain_text(re.compile(r"\d{4} s"))
+
+
 def test_a_page_whose_login_has_ended_asks_again_and_comes_back(
     serve: Any, new_page: Any, queue: Any
 ) -> None:
     page = new_page(ignoring=("401",))
-    page.goto(f"{serve(queue, token='open sesame').url}#/tasks?status=failed")
+    page.goto(f"{serve(queue, token='open sesame, please').url}#/tasks?status=failed")
     for _ in range(2):
         expect(page).to_have_title(re.compile("Log in"))
-        page.get_by_label("Token").fill("open sesame")
+        page.get_by_label("Token").fill("open sesame, please")
         page.get_by_label("Token").press("Enter")
         is_live(page)
         expect(page.locator("[data-row]")).to_have_count(2)
@@ -105,7 +135,7 @@ def test_keys_lead_through_the_page(visit: Visit, queue: Any) -> None:
     press = page.keyboard.press
     press("g")
     press("d")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Dead letters")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Dead letters of all queues")
     expect(page.locator("[data-row]")).to_have_count(2)
     press("j")
     press("x")
@@ -261,6 +291,12 @@ DECISIONS = [
     ("format", "m.ago('1970-01-01T00:00:10Z', 75000)", "1 m 5 s ago"),
     ("format", "m.short(9999)", "9,999"),
     ("format", "m.short(18234)", "18.2K"),
+    ("format", "m.short(18234, true)", "~18.2K"),
+    ("format", "m.about(1234567)", "~1,230,000"),
+    ("format", "m.about(87)", "~87"),
+    ("format", "m.count(1234, 'task', 'tasks', true)", "~1,230 tasks"),
+    ("format", "m.isEstimate({estimated: ['ready']}, 'ready')", True),
+    ("format", "m.isEstimate({}, 'ready')", False),
     ("format", "m.percent(0.004)", "0.4 %"),
     ("format", "m.percent(NaN)", "—"),
     ("format", "m.brief('x'.repeat(500)).length", 160),

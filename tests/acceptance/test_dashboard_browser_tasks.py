@@ -12,7 +12,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from microqueue import BackoffPolicy, Queue, QueueSettings
+from microqueue.operations.workers import WorkerInfo, beat
 from microqueue.testing import FakeClock
+from microqueue.worker import Tasks
 
 Visit = Callable[..., Page]
 
@@ -129,18 +131,25 @@ def test_a_task_that_does_not_exist_is_said_so(serve: Any, new_page: Any, queue:
     expect(page.locator(".empty")).to_contain_text("There is no such task.")
 
 
-def test_process_and_fail_twice_moves_the_task_to_the_dead_letters(
+def mark(page: Page, label: str) -> None:
+    page.get_by_role("button", name=f"{label}…").click()
+    word = label.rpartition(" ")[2]
+    page.get_by_role("dialog").get_by_role("button", name=f"Mark as {word}").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_next_task_that_is_marked_as_failed_twice_is_a_dead_letter(
     visit: Visit, queue: Any, microqueue_clock: FakeClock
 ) -> None:
     task = queue.enqueue({"n": 1})
-    page = visit(queue, "tasks")
+    page = visit(queue, "tasks?queue=default", manual_actions=True)
     row = page.locator(f"[data-row='{task.id}']")
-    page.get_by_role("button", name="Process & fail").click()
+    mark(page, "Mark next as failed")
     expect(row.locator(".badge")).to_have_text("delayed")
     expect(row).to_contain_text("1 of 2")
 
     microqueue_clock.advance(90)
-    page.get_by_role("button", name="Process & fail").click()
+    mark(page, "Mark next as failed")
     expect(row.locator(".badge")).to_have_text("failed")
     expect(row).to_contain_text("2 of 2")
 
@@ -149,19 +158,132 @@ def test_process_and_fail_twice_moves_the_task_to_the_dead_letters(
     assert [letter.id for letter in queue.dead_letters.list()] == [task.id]
 
 
-def test_process_and_succeed_finishes_a_chosen_task(visit: Visit, queue: Any) -> None:
+def test_chosen_task_is_marked_as_done(visit: Visit, queue: Any) -> None:
     first, second = queue.enqueue({"n": 1}), queue.enqueue({"n": 2})
-    page = visit(queue, f"tasks/{second.id}")
-    page.get_by_role("button", name="Process & succeed").click()
+    page = visit(queue, f"tasks/{second.id}", manual_actions=True)
+    mark(page, "Mark as done")
     expect(page.locator(".heading .badge")).to_have_text("done")
     assert queue.get(first.id).status == "pending"
 
 
-def test_nothing_to_process_is_said_so(serve: Any, new_page: Any, queue: Any) -> None:
+def test_marking_asks_first_and_says_what_happens_to_which_queue(visit: Visit, queue: Any) -> None:
+    task = queue.enqueue({"n": 1})
+    page = visit(queue, manual_actions=True)
+    for word in ("done", "failed"):
+        page.get_by_role("button", name=f"Mark next as {word}…").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_role("heading")).to_contain_text("default")
+        expect(dialog.locator("p").first).to_contain_text("No worker runs it")
+        dialog.get_by_role("button", name="Cancel").click()
+        expect(dialog).to_have_count(0)
+    assert queue.get(task.id).attempts == 0
+
+
+def test_nobody_can_mark_a_task_unless_it_is_allowed(visit: Visit, queue: Any) -> None:
+    task = queue.enqueue({"n": 1})
+    page = visit(queue)
+    for view, button in (
+        ("overview", "Pause"), ("tasks?queue=default", "Enqueue…"), (f"tasks/{task.id}", "Cancel…"),
+    ):  # fmt: skip
+        page.evaluate("view => { location.hash = `#/${view}`; }", view)
+        expect(page.get_by_role("button", name=button)).to_be_visible()
+        expect(page.get_by_role("button", name="Mark")).to_have_count(0)
+
+
+def test_nothing_to_mark_is_said_so(serve: Any, new_page: Any, queue: Any) -> None:
     page = new_page(ignoring=("409",))
-    page.goto(f"{serve(queue).url}#/tasks")
-    page.get_by_role("button", name="Process & succeed").click()
-    expect(page.locator(".toast-problem")).to_be_visible()
+    page.goto(f"{serve(queue, manual_actions=True).url}#/tasks?queue=default")
+    page.get_by_role("button", name="Mark next as done…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Mark as done").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("default")
+
+
+def register(queue: Any, *names: str) -> None:
+    """Register a worker that serves tasks of these names."""
+    now = queue.now()
+    info = WorkerInfo(
+        id="w", collection="tasks", host="h", pid=1, queues=[queue.name], concurrency=1, running=0,
+        handled=0, started_at=now, heartbeat_at=now, heartbeat_sec=3600, tasks=names,
+    )  # fmt: skip
+    queue.run(beat(info))
+
+
+def test_a_task_is_enqueued_by_its_name_with_headers(visit: Visit, queue: Any) -> None:
+    register(queue, "resize", "send_email")
+    page = visit(queue, "tasks")
+    page.get_by_role("button", name="Enqueue…").click()
+    dialog = page.get_by_role("dialog")
+    suggested = dialog.locator("#task-names option")
+    expect(suggested).to_have_count(2)
+    names = suggested.evaluate_all("all => all.map((one) => one.value)")
+    assert names == ["resize", "send_email"]
+    dialog.locator("[name=name]").fill("send_email")
+    dialog.locator("[name=payload]").fill('{"to": "ada"}')
+    dialog.locator("[name=headers]").fill('{"trace": "t1"}')
+    dialog.get_by_role("button", name="Enqueue").click()
+    expect(dialog).to_have_count(0)
+    [task] = queue.peek(10)
+    assert (task.name, task.payload) == ("send_email", {"to": "ada"})
+    assert task.headers == {"trace": "t1", "task": "send_email"}
+
+
+def test_a_name_that_no_worker_registered_is_asked_about(visit: Visit, queue: Any) -> None:
+    register(queue, "send_email")
+    page = visit(queue, "tasks")
+    page.get_by_role("button", name="Enqueue…").click()
+    dialog = page.get_by_role("dialog")
+    note = dialog.locator("[data-field=name] .field-note")
+    dialog.get_by_role("button", name="Enqueue").click()
+    expect(note).to_contain_text("named tasks")
+    dialog.locator("[name=name]").fill("send_mail")
+    expect(note).to_be_hidden()
+    dialog.get_by_role("button", name="Enqueue", exact=True).click()
+    expect(note).to_contain_text("send_mail")
+    assert queue.peek(10) == []
+    dialog.get_by_role("button", name="Enqueue anyway").click()
+    expect(dialog).to_have_count(0)
+    assert [task.name for task in queue.peek(10)] == ["send_mail"]
+
+
+def test_what_is_wrong_is_said_at_its_field_before_it_is_stored(
+    serve: Any, new_page: Any, queue: Any
+) -> None:
+    tasks = Tasks()
+
+    @tasks.task()
+    def send_email(to: str, *, copies: int = 1) -> None:
+        """Send nothing."""
+
+    page = new_page(ignoring=("422",))
+    page.goto(f"{serve(queue, tasks=tasks).url}#/tasks")
+    page.get_by_role("button", name="Enqueue…").click()
+    dialog = page.get_by_role("dialog")
+    notes = {name: dialog.locator(f"[data-field={name}] .field-note") for name in
+             ("payload", "headers", "queue")}  # fmt: skip
+    boxes = {name: dialog.locator(f"[name={name}]") for name in ("payload", "headers", "name")}
+    boxes["payload"].fill('{"to": ')
+    boxes["headers"].fill("[]")
+    expect(notes["payload"]).to_contain_text("not JSON")  # As soon as the field is left.
+    dialog.get_by_role("button", name="Enqueue").click()
+    expect(notes["payload"]).to_be_visible()
+    expect(notes["headers"]).to_contain_text("object")
+    expect(boxes["payload"]).to_have_attribute("aria-invalid", "true")
+    expect(dialog.locator("> form > .problem")).to_be_hidden()
+
+    boxes["headers"].fill("{}")
+    boxes["name"].fill("send_email")
+    boxes["payload"].fill('{"copies": "many"}')
+    dialog.get_by_role("button", name="Enqueue").click()
+    expect(notes["payload"]).to_contain_text("copies: ")
+    expect(notes["payload"]).to_contain_text("to: ")
+    expect(notes["headers"]).to_be_hidden()
+    assert queue.peek(10) == []
+    boxes["payload"].fill('{"to": "ada", "copies": 2}')
+    expect(notes["payload"]).to_be_hidden()
+    dialog.get_by_role("button", name="Enqueue").click()
+    expect(dialog).to_have_count(0)
+    assert [task.payload for task in queue.peek(10)] == [{"to": "ada", "copies": 2}]
 
 
 def test_a_task_is_enqueued_by_hand_and_cancelled_after_a_question(
@@ -172,7 +294,7 @@ def test_a_task_is_enqueued_by_hand_and_cancelled_after_a_question(
     dialog = page.get_by_role("dialog")
     dialog.locator("[name=payload]").fill("[1]")
     dialog.get_by_role("button", name="Enqueue").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("A payload is an object")
+    expect(dialog.get_by_role("alert")).to_contain_text("object")
     dialog.locator("[name=payload]").fill('{"to": "ada@example.org"}')
     dialog.locator("[name=priority]").fill("7")
     dialog.locator("[name=delay]").fill("5")
@@ -221,6 +343,17 @@ def test_sweep_now_says_what_it_moved(
     expect(page.locator(".toast")).to_contain_text("1 reclaimed")
     expect(page.locator("[data-figure=overdue]")).to_contain_text("0")
     expect(page.locator(".sweeper")).to_contain_text("1 reclaimed")
+
+
+def test_the_sweeper_names_what_it_buried(
+    visit: Visit, queue: Any, microqueue_clock: FakeClock
+) -> None:
+    queue.enqueue({"n": 1}, task_id="order-17", max_attempts=1)
+    queue.pop()
+    microqueue_clock.advance(601)
+    page = visit(queue)
+    page.get_by_role("button", name="Sweep now").click()
+    expect(page.locator(".sweeper")).to_contain_text("lease_expired 1: order-17")
 
 
 def test_a_filter_over_a_hundred_thousand_tasks_is_answered_at_once(

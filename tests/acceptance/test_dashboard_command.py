@@ -23,7 +23,10 @@ from microqueue.cli import app as cli_app
 from microqueue.cli import dashboard as dashboard_command
 from microqueue.dashboard import dashboard
 from microqueue.dashboard.serving import DashboardServer, is_local
+from microqueue.embedded import EmbeddedServer
 from microqueue.errors import InvalidArgument
+from microqueue.testing import memory_queue
+from tests.waiting import wait_for
 
 PATIENCE_SEC = 60
 TOKEN = "correct-horse-battery"
@@ -93,6 +96,33 @@ def test_dashboard_starts_before_its_server(tmp_path: Path) -> None:
         assert reply.status_code == 200
 
 
+def test_letters_are_found_of_a_service_that_starts_after_the_dashboard_and_its_server(
+    tmp_path: Path,
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    uri = f"mongodb://127.0.0.1:{port}/?directConnection=true"
+    environment = {"MICROQUEUE_URI": uri, "MICROQUEUE_SERVER_TIMEOUT": "0.3"}
+    with started("dashboard", "--port", "0", **environment) as (process, said):
+        assert "MongoDB" in process.stderr.readline()  # It says what it waits for.
+        with EmbeddedServer.start(tmp_path, port=port) as server:
+            settings = QueueSettings(dead_letters="collection")
+            with Queue[Any].from_uri(uri, settings=settings) as queue:
+                queue.enqueue({})
+                task = queue.pop()
+                assert task is not None
+                queue.mark_failure(task, "boom")
+            address = f"{said['dashboard']}api/v1/overview"
+
+            def failed() -> Any:
+                overview = httpx.get(address, timeout=PATIENCE_SEC).json()
+                return overview["queues"] and overview["queues"][0]["failed"]
+
+            wait_for(failed, PATIENCE_SEC, ignoring=(KeyError,))
+            assert server.is_alive()
+
+
 def test_command_with_a_token_and_read_only(database_uri: str) -> None:
     arguments = ("dashboard", "--port", "0", "--read-only", "--host", "0.0.0.0")
     environment = {"MICROQUEUE_URI": database_uri, "MICROQUEUE_DASHBOARD_TOKEN": TOKEN}
@@ -105,6 +135,26 @@ def test_command_with_a_token_and_read_only(database_uri: str) -> None:
         assert reply.json()["read_only"] is True
         swept = httpx.post(f"{address}api/v1/sweeper/run", headers=bearer, timeout=PATIENCE_SEC)
         assert swept.status_code in {404, 405}
+
+
+def test_command_with_manual_actions_and_named_tasks(database_uri: str, tmp_path: Path) -> None:
+    (tmp_path / "shop_tasks.py").write_text(
+        "from microqueue.worker import Tasks\n"
+        "tasks = Tasks()\n"
+        "@tasks.task()\n"
+        "def send_email(to: str) -> None: ...\n"
+    )
+    arguments = ("dashboard", "--port", "0", "--manual-actions", "--tasks", "shop_tasks:tasks")
+    environment = {"MICROQUEUE_URI": database_uri, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    with started(*arguments, **environment) as (_, said):
+        api = f"{said['dashboard']}api/v1"
+        assert httpx.get(f"{api}/config", timeout=PATIENCE_SEC).json()["manual_actions"] is True
+        body = {"name": "send_email", "payload": {}}
+        reply = httpx.post(f"{api}/tasks", json=body, timeout=PATIENCE_SEC)
+        assert reply.status_code == 422
+        assert [one["path"] for one in reply.json()["errors"]] == ["payload.to"]
+        nothing = httpx.post(f"{api}/queues/default/succeed-next", timeout=PATIENCE_SEC)
+        assert nothing.json()["code"] == "NothingReady"
 
 
 def run(*arguments: str) -> Any:
@@ -127,11 +177,66 @@ def test_insecure_is_taken_by_its_word(database_uri: str) -> None:
         assert httpx.get(f"{address}api/v1/config", timeout=PATIENCE_SEC).status_code == 200
 
 
-def test_token_that_is_too_short_is_refused_and_not_repeated(database_uri: str) -> None:
-    result = run("--token", "hunter2", "--uri", database_uri)
+def test_token_that_is_too_short_is_refused_and_not_repeated() -> None:
+    """Before it connects: there is no server to be found in this environment."""
+    result = run("--token", "hunter2hunter2", "--uri", "mongodb://127.0.0.1:1/")
     assert result.exit_code == 1
-    assert "too short" in result.stderr
+    assert "--new-token" in result.stderr
     assert "hunter2" not in result.output
+
+
+def test_new_token_is_printed_alone_and_long_enough() -> None:
+    results = [run("--new-token", "--uri", "mongodb://127.0.0.1:1/") for _ in range(2)]
+    tokens = [result.stdout.removesuffix("\n") for result in results]
+    assert [result.exit_code for result in results] == [0, 0]
+    assert tokens[0] != tokens[1]
+    for token in tokens:
+        assert len(token) >= 32
+        assert token.isascii()
+        assert not set(token) & set(" \n/+=")
+        dashboard(memory_queue(), token=token)
+    assert len(json.loads(run("--new-token", "--json").stdout)["token"]) >= 32
+
+
+@pytest.mark.parametrize(
+    ("trusted", "expected"), [((), 429), (("--trust-proxy", "127.0.0.1"), 303)]
+)
+def test_forwarded_address_is_believed_of_a_trusted_proxy_alone(
+    database_uri: str, trusted: tuple[str, ...], expected: int
+) -> None:
+    environment = {"MICROQUEUE_URI": database_uri, "MICROQUEUE_DASHBOARD_TOKEN": TOKEN}
+    with started("dashboard", "--port", "0", *trusted, **environment) as (_, said):
+        for n in range(11):
+            reply = httpx.post(
+                f"{said['dashboard']}login",
+                data={"token": f"guess {n}"},
+                headers={"X-Forwarded-For": f"203.0.113.{n}", "X-Forwarded-Proto": "https"},
+                timeout=PATIENCE_SEC,
+            )
+        assert reply.status_code == expected
+        own = httpx.post(
+            f"{said['dashboard']}login",
+            data={"token": TOKEN},
+            headers={"X-Forwarded-For": "203.0.113.77", "X-Forwarded-Proto": "https"},
+            timeout=PATIENCE_SEC,
+        )
+        assert own.status_code == expected
+        # Behind a proxy that ends TLS, the cookie is for HTTPS alone.
+        assert expected == 429 or "Secure" in own.headers["set-cookie"]
+
+
+def test_options_that_contradict_or_lead_nowhere_are_rejected(database_uri: str) -> None:
+    both = run("--manual-actions", "--read-only", "--uri", database_uri)
+    assert (both.exit_code, "manual_actions" in both.stderr) == (1, True)
+    for tasks in ("no_such_module:tasks", "os:getcwd"):
+        result = run("--tasks", tasks, "--uri", database_uri)
+        assert (result.exit_code, "tasks=" in result.stderr) == (1, True)
+
+
+def test_proxy_that_is_no_address_is_rejected(database_uri: str) -> None:
+    result = run("--trust-proxy", "proxy.example", "--uri", database_uri)
+    assert result.exit_code == 1
+    assert "proxy.example" in result.stderr
 
 
 def test_port_that_is_taken_is_told(database_uri: str) -> None:

@@ -9,8 +9,12 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pymongo import MongoClient
+
+from microqueue.embedded import EmbeddedServer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "demo.py"
 
@@ -132,3 +136,21 @@ def test_demo_that_serves_keeps_its_dashboard_open_until_interrupted(
     finally:
         process.kill()
         process.communicate()
+
+
+def test_demo_on_a_server_of_ones_own_leaves_no_database(
+    place: dict[str, str], microqueue_server: EmbeddedServer, microqueue_client: MongoClient[Any]
+) -> None:
+    before = set(microqueue_client.list_database_names())
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), "--tasks", "50"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**place, "MICROQUEUE_URI": microqueue_server.uri},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "MICROQUEUE_URI" in result.stdout
+    assert "= 50 enqueued" in result.stdout
+    assert set(microqueue_client.list_database_names()) <= before

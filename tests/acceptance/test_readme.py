@@ -106,6 +106,8 @@ def test_settings_table_names_every_setting_with_its_default() -> None:
     assert str(defaults.max_attempts) in listed["max_attempts"]
     assert f"{defaults.visibility_timeout.total_seconds():.0f} s" in listed["visibility_timeout"]
     assert f"{defaults.retry_deadline.total_seconds():.0f} s" in listed["retry_deadline"]
+    assert f"{defaults.call_timeout.total_seconds():.0f} s" in listed["call_timeout"]
+    assert f"{defaults.long_call_timeout.total_seconds():.0f} s" in listed["long_call_timeout"]
     assert f"{defaults.server_timeout.total_seconds():.0f} s" in listed["server_timeout"]
     assert str(defaults.batch_size) in listed["batch_size"]
 

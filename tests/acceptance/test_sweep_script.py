@@ -53,6 +53,18 @@ def test_one_run_sweeps_all_queues_with_one_log_line_and_a_json_report(
     assert "INFO sweep: reclaimed=2 promoted=2 buried=0" in line
 
 
+def test_buried_tasks_are_named_in_the_one_line(
+    database_uri: str, microqueue_database: Any
+) -> None:
+    queue = Queue[Any](microqueue_database)
+    queue.enqueue({}, task_id="spent", max_attempts=2)
+    microqueue_database.tasks.update_one({"_id": "spent"}, {"$set": {"attempts": 2}})
+    result = run("--json", "--lock-ttl", "3", "--uri", database_uri)
+    assert json.loads(result.stdout)["buried_tasks"]["max_attempts"]["ids"] == ["spent"]
+    (line,) = result.stderr.splitlines()
+    assert "max_attempts: spent" in line
+
+
 def test_jobs_and_queues_limit_a_run(database_uri: str, microqueue_database: Any) -> None:
     abandon(microqueue_database, "one", "two", "three")
     limits = ("--job", "reclaim_stuck", "--job", "purge_finished")

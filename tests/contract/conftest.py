@@ -27,7 +27,7 @@ class Awaited:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._blocking, name)
-        if name == "dead_letters":
+        if name in {"dead_letters", "all_queues"}:
             return Awaited(value)
         if not callable(value):
             return value

@@ -190,7 +190,7 @@ async def test_only_failed_tasks_are_replayed_or_discarded(
     task = await letters_queue.enqueue({})
     report = await letters_queue.dead_letters.replay(task.id)
     assert (report.matched, report.replayed) == (0, 0)
-    assert await letters_queue.dead_letters.discard([task.id, "unknown"]) == 0
+    assert await letters_queue.dead_letters.discard([task.id]) == 0
     assert (await letters_queue.stats()).ready == 1
 
 
@@ -209,8 +209,107 @@ async def test_letters_of_other_queues_are_left_alone(harness: Harness) -> None:
     a, b = harness.queue("a"), harness.queue("b")
     (letter,) = await bury(harness, a, 1, "c")
     assert len(await b.dead_letters.list()) == 0
-    assert (await b.dead_letters.replay(letter.id)).replayed == 0
+    for act in (b.dead_letters.replay, b.dead_letters.discard):
+        with pytest.raises(TaskNotFound) as caught:
+            await act(letter.id)
+        assert (caught.value.queue, caught.value.found_in) == ("b", "a")
     assert await b.dead_letters.discard(DeadLetterFilter()) == 0
+    assert (await a.dead_letters.stats()).total == 1
+
+
+# Ids that do not exist
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_id_that_does_not_exist_is_named_and_nothing_is_changed(
+    harness: Harness, letters_queue: Any, several: bool
+) -> None:
+    (letter,) = await bury(harness, letters_queue, 1, "c")
+    unknown: list[Any] = ["unknown", 7] if several else ["unknown"]
+    chosen = [unknown[0], letter.id, *unknown[1:]] if several else unknown[0]
+    dead = letters_queue.dead_letters
+    for call in (
+        dead.replay(chosen),
+        dead.replay(chosen, dry_run=True),
+        dead.discard(chosen),
+        dead.edit_and_replay("unknown", {}),
+    ):
+        with pytest.raises(TaskNotFound) as caught:
+            await call
+        assert caught.value.task_id == "unknown"
+        assert caught.value.found_in is None
+    with pytest.raises(TaskNotFound) as caught:
+        await dead.discard(chosen)
+    assert caught.value.task_ids == unknown
+    assert all(repr(one) in str(caught.value) for one in unknown)
+    assert (await dead.stats()).total == 1
+
+
+async def test_ids_that_do_not_exist_are_reported_where_they_are_accepted(
+    harness: Harness, letters_queue: Any
+) -> None:
+    first, second = await bury(harness, letters_queue, 2, "c")
+    dead = letters_queue.dead_letters
+    assert await dead.missing(["unknown", first, second.id, 7]) == ["unknown", 7]
+    chosen = [first, "unknown"]
+    dry = await dead.replay(chosen, missing_ok=True, dry_run=True)
+    assert (dry.matched, dry.missing) == (1, ["unknown"])
+    report = await dead.replay(chosen, missing_ok=True)
+    assert (report.matched, report.replayed, report.missing) == (1, 1, ["unknown"])
+    again = await dead.replay(chosen, missing_ok=True)
+    assert (again.matched, again.replayed, again.missing) == (0, 0, ["unknown"])
+    assert await dead.discard([second, "unknown"], missing_ok=True) == 1
+    assert await dead.discard([second, "unknown"], missing_ok=True) == 0
+    with pytest.raises(TaskNotFound):
+        await dead.discard(second)
+    assert (await dead.replay([])).missing == []
+
+
+async def test_replay_of_what_was_replayed_is_safe_to_repeat(
+    harness: Harness, letters_queue: Any
+) -> None:
+    (letter,) = await bury(harness, letters_queue, 1, "c")
+    assert (await letters_queue.dead_letters.replay(letter)).replayed == 1
+    report = await letters_queue.dead_letters.replay(letter)
+    assert (report.matched, report.missing) == (0, [])
+
+
+# All queues
+
+
+@pytest.mark.parametrize("kept", ["status", "collection"])
+async def test_letters_of_all_queues_are_listed_counted_and_acted_on(
+    harness: Harness, kept: str
+) -> None:
+    a, b, empty = (harness.queue(name, dead_letters=kept, batch_size=4) for name in ("a", "b", "c"))
+    ordered = []
+    for _ in range(3):
+        ordered += await bury(harness, a, 1, "one", "late 1")
+        ordered += await bury(harness, b, 2, "two", "late 2")
+    every = empty.dead_letters.all_queues
+    listed, cursor = [], None
+    while True:
+        page = await every.list(limit=2, cursor=cursor)
+        listed += [task.id for task in page]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert listed == [task.id for task in reversed(ordered)]
+    assert (await empty.dead_letters.stats()).total == 0
+    assert (await every.stats()).by_code == {"two": 6, "one": 3}
+    found = await every.groups()
+    assert [(one.code, one.count) for one in found.groups] == [("two", 6), ("one", 3)]
+    assert await every.count(DeadLetterFilter(text="late")) == 9
+    assert len(await every.list(group=found.groups[0].message, limit=20)) == 9
+    first = await every.replay(DeadLetterFilter(), limit=2)  # The oldest failures of all.
+    assert first.replayed == 2
+    waiting = [(await queue.pop()).id for queue in (a, b)]
+    assert waiting == [ordered[0].id, ordered[1].id]
+    assert await every.discard([ordered[2].id, ordered[3].id]) == 2  # Of both queues.
+    with pytest.raises(TaskNotFound):
+        await every.discard([ordered[4].id, "unknown"])
+    assert await every.discard(DeadLetterFilter(code="two")) == 4
+    assert (await every.stats()).by_code == {"one": 1}
 
 
 async def test_letter_cannot_be_cancelled_wherever_it_is_kept(

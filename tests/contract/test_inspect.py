@@ -56,8 +56,53 @@ async def test_stats_tell_how_the_queue_stands(harness: Harness) -> None:
         "failed": 1,
         "oldest_ready_age_sec": 35.0,
         "next_due_at": begun + timedelta(seconds=120),
+        "estimated": (),
     }
     assert (stats.pending, stats.in_flight, stats.at) == (3, 2, harness.clock.now())
+
+
+@pytest.mark.parametrize("dead_letters", ["status", "collection"])
+async def test_stats_are_exact_up_to_the_limit_and_on_request(
+    harness: Harness, dead_letters: str
+) -> None:
+    """In memory all counts are exact: there is no server to spare."""
+    limit = 40
+    queue = harness.queue(count_limit=limit, dead_letters=dead_letters)
+    numbers = {"ready": 41, "delayed": 40, "processing": 45, "done": 50, "failed": 60}
+    for kind, number in numbers.items():
+        if kind in {"processing", "done", "failed"}:
+            await queue.enqueue_many([{}] * number, priority=1)
+            tasks = await queue.pop_many(number)
+            if kind == "done":
+                await queue.mark_done_many(tasks)
+            if kind == "failed":
+                for task in tasks:
+                    await queue.mark_failure(task, "no", code="no")
+        else:
+            delay = 60 if kind == "delayed" else None
+            await queue.enqueue_many([{}] * number, delay=delay)
+    harness.clock.advance(7)
+    exact = await queue.stats(exact=True)
+    assert {kind: getattr(exact, kind) for kind in numbers} == numbers
+    assert (exact.exact, exact.estimated, exact.oldest_ready_age_sec) == (True, (), 7)
+    bounded = await queue.stats()
+    larger = {kind for kind, number in numbers.items() if number > limit}
+    if harness.in_memory:
+        assert bounded == exact
+    else:
+        assert set(bounded.estimated) == {*larger, "oldest_ready_age_sec"}
+        assert not bounded.exact
+    assert bounded.delayed == numbers["delayed"]
+    assert all(getattr(bounded, kind) > limit for kind in larger)
+    assert bounded.overdue == 0
+    assert bounded.next_due_at == exact.next_due_at
+    letters = await queue.dead_letters.stats()
+    assert (letters.estimated, letters.total > limit) == (not harness.in_memory, True)
+    assert letters.by_code == {"no": letters.examined}
+    assert letters.examined >= limit
+    all_letters = await queue.dead_letters.stats(exact=True)
+    assert (all_letters.total, all_letters.estimated, all_letters.examined) == (60, False, 60)
+    assert (letters.oldest_at, letters.newest_at) == (all_letters.oldest_at, all_letters.newest_at)
 
 
 async def test_age_of_a_promoted_task_counts_from_when_it_was_ready(
@@ -204,3 +249,19 @@ async def test_text_that_is_an_id_itself_stands_for_no_other(queue: Any) -> None
     await queue.enqueue({"n": 2}, task_id=str(other.id))
     assert (await queue.get(str(other.id))).payload == {"n": 2}
     assert (await queue.get(other.id)).payload == {"n": 1}
+
+
+@pytest.mark.parametrize("kept", ["status", "collection"])
+async def test_peek_reads_all_queues_if_asked(harness: Harness, kept: str) -> None:
+    a, b = (harness.queue(name, dead_letters=kept) for name in ("a", "b"))
+    first = await a.enqueue({})
+    harness.clock.advance(1)
+    await a.mark_failure(await a.pop(), "no")
+    second = await b.enqueue({})
+    seen = [task.id for task in await harness.queue("c", dead_letters=kept).peek(all_queues=True)]
+    assert seen == [second.id, first.id]
+    assert [task.id for task in await b.peek(all_queues=True, status="failed")] == [first.id]
+    assert len(await b.peek(1, all_queues=True)) == 1
+    assert [task.id for task in await b.peek()] == [second.id]
+    with pytest.raises(InvalidArgument, match="all_queues"):
+        await b.peek(queue="a", all_queues=True)

@@ -46,6 +46,34 @@ async def test_done_task_keeps_its_result_and_history(harness: Harness, queue: A
     assert attempt.ended_at - attempt.started_at == timedelta(seconds=3)
 
 
+async def test_a_done_task_has_no_error_and_its_history_has(harness: Harness, queue: Any) -> None:
+    """Singly, in a batch of one claim, and one by one in a batch."""
+    await queue.enqueue_many([{"n": n} for n in range(6)])
+    for task in await queue.pop_many(6):
+        await queue.mark_retry(task, "boom", code="c", delay=0)
+    first, *claimed_together = await queue.pop_many(3)
+    claimed_singly = [await queue.pop() for _ in range(3)]
+    assert first.error.code == "c"
+    await queue.mark_done(first, result=1)
+    assert not await queue.mark_done_many([*claimed_together, *claimed_singly])
+    documents = await harness.stored()
+    assert [document["status"] for document in documents] == ["done"] * 6
+    assert not [document for document in documents if "error" in document]
+    for document in documents:
+        done = await queue.get(document["_id"])
+        assert done.error is None
+        assert [one.error and one.error.code for one in done.history] == ["c", None]
+
+
+async def test_an_error_that_an_older_version_left_on_a_done_task_is_not_shown(
+    harness: Harness, queue: Any
+) -> None:
+    task = await popped(queue)
+    await queue.mark_done(task)
+    await harness.edit(task.id, error={"message": "boom", "code": "c", "at": harness.clock.now()})
+    assert (await queue.get(task.id)).error is None
+
+
 async def test_retry_waits_out_its_backoff_with_the_error_kept(harness: Harness) -> None:
     queue = harness.queue(backoff=BackoffPolicy(base_sec=8, factor=3, jitter="none"))
     task = await popped(queue)

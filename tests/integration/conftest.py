@@ -26,5 +26,6 @@ async def site(
 ) -> AsyncIterator[Site]:
     """Open a dashboard of either kind of queue."""
     uri = microqueue_server.uri
-    async with opened(microqueue_database, kind=request.param, uri=uri) as site:
+    options = {"kind": request.param, "uri": uri, "manual_actions": True}
+    async with opened(microqueue_database, **options) as site:
         yield site

@@ -69,9 +69,10 @@ async def opened(
     """Open a dashboard on a database, through a ``Queue`` or an ``AsyncQueue``."""
     settings = options.pop("settings", SETTINGS)
     headers = options.pop("headers", {})
+    model = options.pop("model", None)
     clock = FakeClock()
     queue: Queue[Any] = Queue(database, settings=settings, clock=clock)
-    shown: Any = queue
+    shown: Any = Queue(database, settings=settings, clock=clock, payload_model=model)
     client: Any = None
     if kind != "blocking":
         client = (AsyncMongoClient if kind == "async" else AsyncIOMotorClient)(uri)

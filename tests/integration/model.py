@@ -75,7 +75,7 @@ class Steps:
     """One call of the API, performed step by step."""
 
     def __init__(self, queue: Queue[Any], use: Callable[[Queue[Any]], object]) -> None:
-        self._queue = queue
+        self.queue = queue
         self._operation = operation_of(queue, use)
         self.result: Any = None
         self.next: Call | None = None
@@ -86,7 +86,7 @@ class Steps:
         assert self.next is not None, "the operation is over"
         call = self.next
         try:
-            reply = perform(self._queue, call)
+            reply = perform(self.queue, call)
         except PyMongoError as exc:
             error = exc  # The name of an except clause ends with it.
             self._proceed(lambda: self._operation.throw(error))
@@ -406,7 +406,7 @@ class Model:
     ) -> None:
         entry = Entry(task.attempts, outcome, code, task.token)
         task.history = [*task.history, entry][-self.rules.history_limit :]
-        if not keep_code and outcome != "done":
+        if not keep_code:
             task.code = code
         task.updated_at = self.now
         task.token = task.lease_expires_at = None
@@ -536,6 +536,11 @@ class Model:
     ) -> list[ModelTask]:
         """List the chosen dead letters as replay and discard take them: the oldest first."""
         return list(reversed(self.letters(queue, ids, code)))[:limit]
+
+    def missing(self, queue: str, ids: Sequence[Any]) -> list[Any]:
+        """List those of the ids that the queue has no task with."""
+        known = self.tasks
+        return [one for one in ids if one not in known or known[one].queue != queue]
 
     def replay(
         self, queue: str, letters: Sequence[ModelTask], *, reset_attempts: bool, delay: float | None

@@ -162,6 +162,8 @@ def act(client: MongoClient[Any], *, database: str, action: str, writes: int) ->
         queue.dead_letters.replay("letter")
     elif action == "discard":
         queue.dead_letters.discard("letter")
+    elif action == "sweep":
+        Sweeper(queue, lock_ttl=2.5).run_once()
     else:
         Sweeper(queue).move_dead_letters()
 

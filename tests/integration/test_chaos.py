@@ -165,17 +165,17 @@ def test_no_task_is_lost_or_doubled_without_a_reason_while_workers_are_killed(
         for _ in range(WORKERS):
             fleet.add()
         with sweeping(queue):
-            wait_for(lambda: queue.stats().done > 0, 60)
-            while queue.stats().done < 0.85 * TASKS:
+            wait_for(lambda: queue.stats(exact=True).done > 0, 60)
+            while queue.stats(exact=True).done < 0.85 * TASKS:
                 fleet.kill_the_oldest()
                 fleet.add()
                 time.sleep(1)
-            wait_for(lambda: queue.stats().done == TASKS, 100)
+            wait_for(lambda: queue.stats(exact=True).done == TASKS, 100)
             fleet.terminate()
             wait_for(lambda: queue.workers() == [], 60)
 
     assert len(fleet.killed) >= 5
-    stats = queue.stats()
+    stats = queue.stats(exact=True)
     assert (stats.pending, stats.processing, stats.failed, stats.done) == (0, 0, 0, TASKS)
 
     deliveries = fleet.deliveries()

@@ -58,6 +58,24 @@ def test_timeouts_of_the_uri_win_over_the_settings() -> None:
             queue.pop()
 
 
+def test_own_clients_give_up_on_what_has_no_limit_of_its_own() -> None:
+    settings = QueueSettings(long_call_timeout=7)
+    with Queue[Any].from_uri("mongodb://127.0.0.1/", settings=settings, connect=False) as queue:
+        assert queue.collections.client.options.pool_options.socket_timeout == 7
+    uri = "mongodb://127.0.0.1/?socketTimeoutMS=300"
+    with Queue[Any].from_uri(uri, settings=settings, connect=False) as queue:
+        assert queue.collections.client.options.pool_options.socket_timeout == 0.3
+        second = queue.collections.second_client()
+        assert second is not None
+        assert second.options.pool_options.socket_timeout == 0.3
+        second.close()
+    with MongoClient[Any]("mongodb://127.0.0.1/", connect=False) as client:
+        second = Queue[Any](client.test).collections.second_client()
+        assert second is not None
+        assert second.options.pool_options.socket_timeout == 60
+        second.close()
+
+
 @pytest.mark.parametrize(
     "uri",
     ["http://x", "mongodb://", "mongodb://u:se@cret@h", "mongodb://u:cret@h:port"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -138,7 +139,10 @@ async def test_letters_with_a_rare_code_are_looked_for_in_steps(
         heard.commands.clear()
         assert len((await site.get("/dead-letters", code="X"))["items"]) == 3
     (asked,) = [one for one in heard.commands if "error.code" in one]
-    assert f"'maxTimeMS': {browse.QUICK_MS}" in asked
+    # The driver takes the time to the server off.
+    limit = re.search(r"'maxTimeMS': (\d+)", asked)
+    assert limit is not None
+    assert int(limit[1]) <= browse.QUICK_MS
 
 
 def made_by(call: Call, *documents: dict[str, Any]) -> list[Any]:

@@ -281,7 +281,9 @@ def test_viewer_without_a_stream_is_asked_to_refresh_by_what_is_done_to_letters(
         before = len(viewer.of("refresh"))
         if where == "here":
             path = f"{address}api/v1/dead-letters/{action}"
-            httpx.post(path, json={"filter": {}, "limit": 1}, timeout=40).raise_for_status()
+            httpx.post(
+                path, json={"filter": {}, "all_queues": True, "limit": 1}, timeout=40
+            ).raise_for_status()
         else:
             getattr(queue.dead_letters, action)(DeadLetterFilter(), limit=1)
         viewer.wait_for(lambda: len(viewer.of("refresh")) > before)
@@ -344,8 +346,8 @@ def test_costly_answer_is_refreshed_once_more(
     with serving(queue, cache_sec=60) as (address, context), Listener(address) as viewer:
         real = context.access.insights.overview
 
-        def slow() -> Any:
-            overview = real()
+        def slow(**options: Any) -> Any:
+            overview = real(**options)
             time.sleep(0.2)
             return overview
 

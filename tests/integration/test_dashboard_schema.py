@@ -29,7 +29,7 @@ def address(microqueue_client: MongoClient[Any]) -> Iterator[str]:
     done, dead, _running = queue.pop_many(3)
     queue.mark_done(done)
     queue.mark_failure(dead, "order 1 timed out", code="Timeout")
-    server = DashboardServer(queue, port=0)
+    server = DashboardServer(queue, port=0, manual_actions=True)
     with server.running():
         yield server.address
     for name in database.list_collection_names():

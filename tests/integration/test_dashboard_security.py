@@ -88,7 +88,8 @@ async def test_no_route_answers_without_the_right_token(
 
 
 async def test_every_route_answers_with_the_right_token(microqueue_database: Any) -> None:
-    async with opened(microqueue_database, token=TOKEN, headers=BEARER) as site:
+    options: dict[str, Any] = {"token": TOKEN, "headers": BEARER, "manual_actions": True}
+    async with opened(microqueue_database, **options) as site:
         for method, path in EVERY_ROUTE:
             if path == "/events":
                 continue  # It goes on for good.
@@ -158,6 +159,10 @@ async def test_cookie_over_https_stays_there(microqueue_database: Any) -> None:
     async with opened(microqueue_database, token=TOKEN) as site:
         reply = await site.client.post("https://localhost/login", data={"token": TOKEN})
         assert "Secure" in reply.headers["set-cookie"]
+        # Behind a proxy that ends TLS; and by plain HTTP.
+        for sent, secure in (({"X-Forwarded-Proto": "https"}, True), ({}, False)):
+            reply = await site.client.post("/login", data={"token": TOKEN}, headers=sent)
+            assert ("Secure" in reply.headers["set-cookie"]) is secure
 
 
 @pytest.mark.parametrize(
@@ -283,7 +288,7 @@ async def test_group_with_secrets_is_chosen_by_what_is_shown_of_it(
             chosen = {"code": one["code"], "group": one["message"]}
             found = (await site.get("/dead-letters", **chosen))["items"]
             assert len(found) == one["count"], one["message"]
-            body = {"filter": chosen}
+            body = {"queue": "default", "filter": chosen}
             assert (await site.post("/dead-letters/discard", body))["matched"] == one["count"]
         audit = json.dumps(await site.get("/audit"))
         assert "letmein" not in audit
@@ -326,23 +331,29 @@ async def test_masked_message_cannot_be_guessed_letter_by_letter(
             for guess in ("h", "x")
         ]
         answers = set()
+        here = {"all_queues": True}
         for which in hidden:
             page = await site.get("/dead-letters", limit=1, **which)
             groups = await site.get("/dead-letters/groups", **which)
             lines = await site.get("/dead-letters/export", **which)
-            dry = await site.post("/dead-letters/replay", {"filter": which, "dry_run": True})
+            dry = await site.post(
+                "/dead-letters/replay", {**here, "filter": which, "dry_run": True}
+            )
             told = (page["items"], page["next_cursor"], page["complete"], groups["groups"], lines)
             answers.add(repr((*told, groups["total"], groups["truncated"], dry["matched"])))
-            assert (await site.post("/dead-letters/discard", {"filter": which}))["discarded"] == 0
+            gone = await site.post("/dead-letters/discard", {**here, "filter": which})
+            assert gone["discarded"] == 0
         assert answers == {repr(([], None, True, [], "", 0, False, 0))}
         for which in visible:
             (row,) = (await site.get("/dead-letters", **which))["items"]
             assert row["error"]["message"] == f"login failed: password={MASK} at db"
             (group,) = (await site.get("/dead-letters/groups", **which))["groups"]
             assert group["count"] == 1
-            dry = await site.post("/dead-letters/replay", {"filter": which, "dry_run": True})
+            dry = await site.post(
+                "/dead-letters/replay", {**here, "filter": which, "dry_run": True}
+            )
             assert dry["matched"] == 1
-        done = await site.post("/dead-letters/discard", {"filter": visible[1]})
+        done = await site.post("/dead-letters/discard", {**here, "filter": visible[1]})
         assert done["discarded"] == 1
         assert site.queue.stats().failed == 1
 
@@ -526,7 +537,7 @@ async def test_unexpected_error_tells_nothing_but_that_it_was_one(
 ) -> None:
     async with opened(microqueue_database) as site:
 
-        async def broken() -> None:
+        async def broken(**_: Any) -> None:
             raise RuntimeError("mongodb://ada:hunter2@db broke")
 
         monkeypatch.setattr(site.app.state.context, "overview", broken)

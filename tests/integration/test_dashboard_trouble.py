@@ -224,7 +224,7 @@ async def test_letters_with_odd_ids_are_replayed_and_discarded(microqueue_databa
             odd_task(task_id, "failed", queue="mail" if place % 2 else "default")
         )
     async with opened(microqueue_database) as site:
-        replayed = await site.post("/dead-letters/replay", {"filter": {}})
+        replayed = await site.post("/dead-letters/replay", {"queue": "default", "filter": {}})
         assert replayed["replayed"] == 3
         gone = await site.post("/dead-letters/discard", {"filter": {}, "queue": "mail"})
         assert gone["discarded"] == 3

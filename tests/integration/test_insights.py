@@ -642,7 +642,7 @@ VIEWS: dict[str, tuple[Callable[[Insights], Any], int]] = {
     "a page of failed": (lambda insights: insights.tasks(TaskFilter(status="failed")), 120),
     "a page of letters": (lambda insights: insights.letters("mail", DeadLetterFilter()), 60),
     # Done and failed within the hour: none of the many.
-    "overview but counts": (lambda insights: insights.overview().minutes, 3 * 2 * EACH + 50),
+    "overview but counts": (lambda insights: insights.overview().minutes, 3 * 2 * EACH + 100),
 }
 
 

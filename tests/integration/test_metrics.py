@@ -281,7 +281,7 @@ def test_queues_of_one_collection_are_read_together(
         scrape(registry, "microqueue_queue_depth")  # The clock is read.
         commands.count = 0
         collector = QueueCollector(*queues)
-        depth, overdue, _oldest = collector.collect()
+        depth, overdue, _oldest, _estimated = collector.collect()
         assert commands.count <= 2 * 6
     ready = [one.value for one in depth.samples if one.labels["status"] == "ready"]
     assert ready == [1] * 10 + [0]

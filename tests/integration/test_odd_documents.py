@@ -158,10 +158,10 @@ def test_one_failing_job_does_not_stop_the_others(
     sweeper = Sweeper(microqueue_queue)
     usual = sweeper._job  # noqa: SLF001 (to fail one of them)
 
-    def job(name: str) -> Any:
+    def job(name: str, progress: Any) -> Any:
         if name == "reclaim_stuck":
             raise KeyError("a bug")
-        return usual(name)
+        return usual(name, progress)
 
     monkeypatch.setattr(sweeper, "_job", job)
     report = sweeper.run_once()

@@ -29,7 +29,6 @@ from microqueue import (
 )
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations.call import Operation
-from microqueue.sweeper.core import LOCK_LIFETIME
 from microqueue.testing import FakeClock
 from tests.integration.model import Steps
 from tests.integration.queues import popped
@@ -283,7 +282,7 @@ def test_the_lock_of_a_dead_sweeper_is_taken_over_when_it_expires(
     microqueue_queue.enqueue({})
     popped(microqueue_queue)
 
-    microqueue_clock.advance(LOCK_LIFETIME - timedelta(milliseconds=1))
+    microqueue_clock.advance(microqueue_queue.settings.lock_ttl - timedelta(milliseconds=1))
     assert Sweeper(microqueue_queue).run_once().skipped
     microqueue_clock.advance(timedelta(milliseconds=1))
     assert not Sweeper(microqueue_queue).run_once().skipped
@@ -301,7 +300,7 @@ def test_a_sweeper_that_outlived_its_lock_does_not_free_the_next_ones(
             result = super().run(operation)
             if not self.overtaken:
                 self.overtaken = True
-                microqueue_clock.advance(LOCK_LIFETIME)
+                microqueue_clock.advance(self.settings.lock_ttl)
                 Steps(self, lambda twin: Sweeper(twin).run_once()).finish()
             return result
 

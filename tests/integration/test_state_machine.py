@@ -33,6 +33,7 @@ from microqueue import (
     QueueSettings,
     Sweeper,
     Task,
+    TaskNotFound,
 )
 from microqueue.sweeper import JOBS
 from microqueue.testing import FakeClock, memory_database
@@ -418,21 +419,35 @@ class QueueMachine(RuleBasedStateMachine):
             which = [self.id_at(place, FAILED) for place in chosen]
             letters = self.model.oldest_letters(queue, which, None, limit)
         dead_letters = self.queues[queue].dead_letters
-        dry = dead_letters.replay(which, limit=limit, dry_run=True)
-        assert (dry.matched, dry.replayed) == (len(letters), 0)
+        missing = self.model.missing(queue, which) if isinstance(which, list) else []
+        if missing:
+            with pytest.raises(TaskNotFound) as caught:
+                dead_letters.replay(which, limit=limit)
+            assert caught.value.task_ids == missing
+        options: dict[str, Any] = {"limit": limit, "missing_ok": bool(missing)}
+        dry = dead_letters.replay(which, dry_run=True, **options)
+        assert (dry.matched, dry.replayed, list(dry.missing)) == (len(letters), 0, missing)
 
         skipped = self.model.replay(queue, letters, reset_attempts=reset_attempts, delay=delay)
-        report = dead_letters.replay(which, reset_attempts=reset_attempts, delay=delay, limit=limit)
+        options |= {"reset_attempts": reset_attempts, "delay": delay}
+        report = dead_letters.replay(which, **options)
 
-        assert report.matched == len(letters)
+        assert (report.matched, list(report.missing)) == (len(letters), missing)
         assert report.replayed == len(letters) - len(skipped)
         assert Counter(report.skipped) == Counter(skipped)
 
     def discard(self, queue: str, chosen: list[int], limit: int | None) -> None:
         ids = [self.id_at(place, FAILED) for place in chosen]
         letters = self.model.oldest_letters(queue, ids, None, limit)
+        dead_letters = self.queues[queue].dead_letters
+        missing = self.model.missing(queue, ids)
+        if missing:
+            with pytest.raises(TaskNotFound) as caught:
+                dead_letters.discard(ids, limit=limit)
+            assert caught.value.task_ids == missing
         self.model.take_position(queue)
-        assert self.queues[queue].dead_letters.discard(ids, limit=limit) == len(letters)
+        discarded = dead_letters.discard(ids, limit=limit, missing_ok=bool(missing))
+        assert discarded == len(letters)
         self.model.discard(letters)
 
     # Looking

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from pymongo import MongoClient, WriteConcern
 
 from microqueue import BackoffPolicy, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.embedded import EmbeddedServer
-from microqueue.worker import Hooks, Worker, keeper
+from microqueue.operations import renew
+from microqueue.worker import Hooks, Worker, inflight, keeper
 from microqueue.worker.inflight import Held
+from microqueue.worker.pace import Pace
 from microqueue.worker.twin import blocking_twin
 from tests.integration.rig import Rig, stored
 from tests.waiting import wait_for
@@ -292,3 +295,141 @@ def test_a_renewal_that_finds_a_task_cancelled_says_so(
     rig.stop()
     thread.join(30)
     assert told == [f"cancelled {task.id}"]
+
+
+# Tasks that waited longer than their leases
+
+GATE = 20  # After so many quick tasks a worker claims many ahead.
+COUNT = 50
+
+
+class Waiting:
+    """A worker with one handler that is busy, and tasks behind it that were claimed ahead."""
+
+    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.passed_sec = 0.0
+        usual = inflight.lease_clock
+        monkeypatch.setattr(inflight, "lease_clock", lambda: usual() + self.passed_sec)
+        monkeypatch.setattr(Pace, "FRACTION", 10)  # None is given back because it waits long.
+        self.rig = rig
+        self.started: list[tuple[int, str]] = []
+        self._busy, self.go = threading.Event(), threading.Event()
+        rig.queue.enqueue_many([{"n": n} for n in range(COUNT)])
+        self._thread = rig.start(self._handle, concurrency=1, **options)
+        assert self._busy.wait(30)
+        wait_for(lambda: len(self.waiting()) > 5 and rig.queue.stats().done == GATE)
+
+    def _handle(self, payload: Any, context: Any) -> None:
+        self.started.append((payload["n"], context.task.lease.token))
+        if payload["n"] == GATE and not self._busy.is_set():
+            self._busy.set()
+            self.go.wait(30)
+
+    def waiting(self) -> dict[int, str]:
+        """Give the tokens of what is claimed and not started."""
+        found = self.rig.database.tasks.find({"status": "processing"})
+        return {
+            one["payload"]["n"]: one["lease_token"] for one in found if one["payload"]["n"] != GATE
+        }
+
+    def end(self) -> None:
+        self.go.set()
+        self.rig.stop()
+        self._thread.join(30)
+
+
+def not_started(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(getattr(record, "not_started", 0) for record in caplog.records)
+
+
+def test_a_task_whose_lease_ended_unseen_is_released_in_place_of_started(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = Silent(monkeypatch, "tasks")
+    scene = Waiting(rig, monkeypatch)
+    try:
+        silent.begun.set()
+        assert silent.asked.wait(30)  # No lease is renewed any more.
+        held = scene.waiting()
+        scene.passed_sec = 60.0
+        scene.go.set()
+        wait_for(lambda: rig.queue.stats().done == COUNT)
+    finally:
+        silent.over.set()
+        scene.end()
+    later = dict(scene.started[GATE + 1 :])
+    assert set(later) == set(range(GATE + 1, COUNT))
+    assert not {n for n, token in held.items() if later[n] == token}
+    # Nobody else had claimed them, so nothing of theirs is used up.
+    assert {one.attempts for one in rig.queue.peek(COUNT, status=TaskStatus.DONE)} == {1}
+    assert 0 < not_started(caplog) <= len(held)
+
+
+def test_no_renewal_that_comes_too_late_lets_a_lost_task_start(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keeper, "LOOK_EVERY_SEC", 1000.0)  # So that the renewal finds it first.
+    asked, answered = threading.Event(), threading.Event()
+
+    def find_taken(tasks: Any) -> Any:
+        asked.set()
+        answered.wait(30)
+        return (yield from renew.find_taken(tasks))
+
+    monkeypatch.setattr(keeper, "find_taken", find_taken)
+    lost: list[int] = []
+
+    class Listening(Hooks):
+        def on_lease_lost(self, task: Any) -> None:
+            lost.append(task.payload["n"])
+
+    scene = Waiting(rig, monkeypatch, hooks=[Listening()])
+    try:
+        others = {"status": "processing", "payload.n": {"$ne": GATE}}
+        rig.database.tasks.update_many(others, {"$set": {"lease_token": "another"}})
+        taken = sorted(scene.waiting())
+        scene.passed_sec = 60.0
+        assert asked.wait(30)  # The renewal has found them lost, and not yet how.
+        scene.go.set()
+        rig.queue.enqueue({"n": COUNT})
+        wait_for(lambda: COUNT in dict(scene.started))
+    finally:
+        answered.set()
+        scene.end()
+    assert not {*taken} & {n for n, _ in scene.started}
+    assert sorted(lost) == taken
+    assert set(scene.waiting().values()) == {"another"}  # They are left as they are.
+    assert not_started(caplog) == len(taken)
+
+
+@pytest.mark.parametrize(
+    ("lease_sec", "own_sec", "least_sec"),
+    [(30, None, 1), (3, None, 0.3), (30, 2, 0.2), (2, 600, 1)],
+)
+def test_a_lease_that_is_about_to_end_is_over(
+    monkeypatch: pytest.MonkeyPatch, lease_sec: float, own_sec: float | None, least_sec: float
+) -> None:
+    class Asked:
+        settings = QueueSettings(visibility_timeout=lease_sec)
+
+    class Claim:
+        own_timeout_sec = own_sec
+
+    now = 100.0
+    monkeypatch.setattr(inflight, "lease_clock", lambda: now)
+    held = Held(Asked(), Claim(), now)  # type: ignore[arg-type]  # All that it looks at.
+    ends_sec = (own_sec or lease_sec) - least_sec
+    now = 100.0 + ends_sec - 0.01
+    assert not held.lapsed
+    now = 100.0 + ends_sec + 0.01
+    assert held.lapsed
+    held.renew(now, lost=True)
+    assert held.lapsed
+    held.renew(now)
+    assert not held.lapsed
+
+
+def test_leases_are_measured_by_a_clock_that_no_suspended_machine_stops() -> None:
+    if sys.platform == "linux":
+        assert abs(inflight.lease_now() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60
+    assert inflight.lease_now() <= inflight.lease_now()

@@ -175,7 +175,7 @@ def test_spark_and_all_killed_in_the_middle_of_writing_leave_a_sound_archive(
 ) -> None:
     _, _, finished = filled(microqueue_database)
     command = [sys.executable, "-c", COMMANDS[way], "pipeline", "archive", str(tmp_path)]
-    command += ["--older-than", "1h", "--uri", database_uri, "--master", "local[1]"]
+    command += ["--all-queues", "--older-than", "1h", "--uri", database_uri, "--master", "local[1]"]
     process = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -17,6 +17,8 @@ from microqueue.spark.pipelines.archive_log import ArchiveLog, Entry
 from microqueue.spark.pipelines.files import Storage
 from tests.spark.past import Past
 
+ALL = ["--all-queues"]
+
 
 class Shell:
     """Runs commands in this process, where Spark is running already."""
@@ -58,7 +60,9 @@ def test_each_pipeline_says_what_it_would_do(
     source.write_text("a,b\n1,2\n")
     before = list(microqueue_database.tasks.find())
     said = {
-        "archive": shell.run("archive", str(tmp_path / "kept"), "--older-than", "1h", "--dry-run"),
+        "archive": shell.run(
+            "archive", str(tmp_path / "kept"), *ALL, "--older-than", "1h", "--dry-run"
+        ),
         "ingest": shell.run("ingest", str(source), "-q", "rows", "--dry-run"),
         "report": shell.run("report", str(tmp_path / "out"), "--target-wait", "30s", "--dry-run"),
         "triage": shell.run("triage", "--state", str(tmp_path / "seen"), "--dry-run"),
@@ -97,15 +101,47 @@ def test_each_pipeline_prints_one_json_document(shell: Shell, past: Past, tmp_pa
     assert (simulated["tasks"], len(simulated["outages"])) == (45, 1)
     assert simulated["outcomes"]
     report = shell.json("report", str(tmp_path / "out"), "--since", "3h", "--bucket", "hour")
-    (total,) = [row for row in report["rows"] if row["queue"] is None]
+    (total,) = [row for row in report["rows"] if row["level"] == "total"]
+    assert {row["level"] for row in report["rows"]} == {"total", "queue", "bucket"}
     assert (total["done"], total["failed"]) == (38, 2)
     assert total["success_rate"] == 0.95
     assert Path(report["files"][0]).read_text().startswith("<!DOCTYPE html>")
-    archived = shell.json("archive", str(tmp_path / "kept"), "--older-than", "1h")
+    archived = shell.json("archive", str(tmp_path / "kept"), *ALL, "--older-than", "1h")
     assert (archived["archived"], archived["deleted"]) == (40, 40)
-    assert shell.run("archive", str(tmp_path / "kept")).exit_code == 0
+    assert shell.run("archive", str(tmp_path / "kept"), *ALL).exit_code == 0
     kept = ["--archive", str(tmp_path / "kept"), "--where", "status = 'failed'"]
-    assert shell.json("replay", *kept)["archived"] == 2
+    assert shell.json("replay", *ALL, *kept)["archived"] == 2
+
+
+def test_a_replay_of_done_tasks_has_to_be_asked_for(
+    shell: Shell, past: Past, microqueue_database: Any, tmp_path: Path
+) -> None:
+    shell.json("archive", str(tmp_path), *ALL, "--older-than", "1h")
+    microqueue_database.tasks.delete_many({})
+    kept = ("--archive", str(tmp_path), "--where", "attempts = 2")
+    looked = shell.json("replay", *ALL, *kept, "--dry-run")
+    assert (looked["matched"], looked["done_left_out"]) == (2, 38)
+    assert looked["matched_by_status"] == {"failed": 2}
+    whole = shell.json("replay", *ALL, *kept, "--include-done", "--dry-run")
+    assert (whole["matched"], whole["done_left_out"]) == (40, 0)
+    assert whole["matched_by_status"] == {"done": 38, "failed": 2}
+    said = shell.run("replay", *ALL, *kept, "--dry-run").stdout
+    assert "--include-done" in said
+    assert "38 done tasks" in said
+    said = shell.run("replay", *ALL, *kept, "--include-done", "--dry-run").stdout
+    assert [line.split() for line in said.splitlines() if "mail" in line] == [
+        ["mail/archived", "done", "38"],
+        ["mail/archived", "failed", "2"],
+    ]
+    nothing = shell.run(
+        "replay", *ALL, "--archive", str(tmp_path), "--where", "status = 'done'"
+    ).stdout
+    assert "--include-done" in nothing
+    assert shell.json("replay", *ALL, *kept)["archived"] == 2
+    assert shell.json("replay", *ALL, *kept, "--include-done")["archived"] == 40
+    refused = shell.run("replay", *ALL, "--where", "true", "--include-done")
+    assert refused.exit_code == 1
+    assert "--archive" in refused.stderr
 
 
 def test_pipelines_look_at_the_collection_that_is_named(
@@ -115,7 +151,9 @@ def test_pipelines_look_at_the_collection_that_is_named(
     past.enqueue(3)
     past.work(3)
     options = ("--older-than", "1h", "--dry-run", "--collection", "jobs")
-    assert "3 tasks that finished before" in shell.run("archive", str(tmp_path), *options).stdout
+    assert (
+        "3 tasks that finished before" in shell.run("archive", str(tmp_path), *ALL, *options).stdout
+    )
 
 
 def test_a_finished_ingest_is_told_as_such(shell: Shell, tmp_path: Path) -> None:
@@ -134,11 +172,11 @@ def test_a_finished_ingest_is_told_as_such(shell: Shell, tmp_path: Path) -> None
 
 
 def test_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
-    result = shell.run("replay", "--where", "selekt", "--dry-run")
+    result = shell.run("replay", *ALL, "--where", "selekt", "--dry-run")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: where='selekt' is not valid: give a SQL condition")
     assert result.stderr.count("\n") == 1
-    result = shell.run("replay", "--where", "status = ", "--dry-run")
+    result = shell.run("replay", *ALL, "--where", "status = ", "--dry-run")
     assert "over columns; [PARSE_SYNTAX_ERROR] Syntax error" in result.stderr
     assert result.stderr.count("\n") == 1
 
@@ -150,7 +188,7 @@ def test_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
         ("triage",),
         ("storms",),
         ("simulate",),
-        ("replay", "--where", "true"),
+        ("replay", *ALL, "--where", "true"),
     ],
 )
 def test_a_path_without_an_archive_is_refused(
@@ -172,7 +210,7 @@ def test_a_place_that_cannot_be_written_is_told_in_one_line(
     file = tmp_path / "file"
     file.write_text("x")
     said = {
-        "archive": shell.run("archive", str(file / "kept"), "--older-than", "1h"),
+        "archive": shell.run("archive", str(file / "kept"), *ALL, "--older-than", "1h"),
         "report": shell.run("report", str(file)),
         "triage": shell.run("triage", "--state", str(file / "seen.json")),
     }
@@ -222,8 +260,8 @@ def test_letters_that_a_service_keeps_apart_are_seen(
     assert task is not None
     queue.mark_failure(task, "boom")
     assert shell.json("triage", "--dry-run")["total"] == 1
-    assert shell.json("replay", "--where", "true", "--dry-run")["letters"] == 1
-    kept = shell.json("archive", str(tmp_path), "--older-than", "0s", "--dry-run")
+    assert shell.json("replay", *ALL, "--where", "true", "--dry-run")["letters"] == 1
+    kept = shell.json("archive", str(tmp_path), *ALL, "--older-than", "0s", "--dry-run")
     assert kept["found"] == {"default/failed": 1}
 
 

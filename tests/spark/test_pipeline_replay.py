@@ -75,6 +75,68 @@ def test_chosen_tasks_come_back_once_per_run_spread_over_the_period(
         replay(spark, **{**options, "to": "elsewhere"})
 
 
+def archived_with_errors(
+    spark: SparkSession, past: Past, database: Any, uri: str, path: Path
+) -> None:
+    """Three archived successes and two archived letters, all with the error of an attempt.
+
+    As versions before this one archived them: a task that was done kept its last error.
+    """
+    past.enqueue(5)
+    past.retry(5, delay=0)
+    past.fail(["busy"] * 2, code="Busy")
+    past.work(3)
+    error = {"message": "busy", "code": "Busy", "at": past.begin}
+    database.tasks.update_many({"status": "done"}, {"$set": {"error": error}})
+    assert archive(spark, path, uri=uri, older_than=HOUR).archived == 5
+
+
+def test_archived_tasks_that_are_done_are_sent_again_only_if_that_is_asked_for(
+    spark: SparkSession, past: Past, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    archived_with_errors(spark, past, microqueue_database, database_uri, tmp_path)
+    options: dict[str, Any] = {"where": "error.code = 'Busy'", "archive": tmp_path}
+    options |= {"uri": database_uri, "run": "r"}
+    looked = replay(spark, **options, dry_run=True)
+    assert (looked.matched, looked.archived, looked.done_left_out) == (2, 2, 3)
+    assert looked.matched_by_status == {"failed": 2}
+    whole = replay(spark, **options, include_done=True, dry_run=True)
+    assert (whole.matched, whole.archived, whole.done_left_out) == (5, 5, 0)
+    assert whole.matched_by_status == {"done": 3, "failed": 2}
+
+    sent = replay(spark, **options)
+    assert (sent.matched, sent.archived, sent.letters) == (2, 2, 0)
+    assert microqueue_database.tasks.count_documents({}) == 2
+    with pytest.raises(InvalidArgument, match="include_done=None, and not with include_done=True"):
+        replay(spark, **options, include_done=True)
+    more = replay(spark, **{**options, "run": "all"}, include_done=True)
+    assert (more.matched, more.archived) == (5, 5)
+    assert microqueue_database.tasks.count_documents({"status": "pending"}) == 7
+
+
+def test_a_condition_that_only_done_tasks_meet_sends_nothing_and_counts_them(
+    spark: SparkSession, past: Past, microqueue_database: Any, database_uri: str, tmp_path: Path
+) -> None:
+    past.enqueue(2)
+    past.retry(2, delay=0)
+    past.work(2)
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
+    failed_once = "exists(history, one -> one.error.code = 'Busy')"
+    options: dict[str, Any] = {"archive": tmp_path, "uri": database_uri}
+    sent = replay(spark, where=failed_once, **options)
+    assert (sent.matched, sent.done_left_out) == (0, 2)
+    assert microqueue_database.tasks.count_documents({}) == 0
+    # The archive has them as they were: without an error.
+    assert replay(spark, where="error is not null", **options, include_done=True).matched == 0
+    assert replay(spark, where=failed_once, **options, include_done=True).archived == 2
+
+
+def test_done_tasks_come_from_an_archive_alone(spark: SparkSession, database_uri: str) -> None:
+    with pytest.raises(InvalidArgument, match="archive") as refused:
+        replay(spark, where="true", uri=database_uri, include_done=True)
+    assert refused.value.argument == "include_done"
+
+
 def test_a_run_that_died_goes_on_without_repeating_anything(
     spark: SparkSession,
     past: Past,

@@ -16,7 +16,7 @@ from microqueue import InvalidArgument
 from microqueue.spark.pipelines import report as pipeline
 from microqueue.spark.pipelines.archive import archive
 from microqueue.spark.pipelines.charts import Chart, draw
-from microqueue.spark.pipelines.report import Report, fitting_bucket, report
+from microqueue.spark.pipelines.report import Report, as_document, fitting_bucket, report
 from microqueue.spark.pipelines.report_page import charts_of
 from microqueue.spark.pipelines.report_rows import ReportRow, measure
 from tests.spark.past import Past
@@ -78,6 +78,15 @@ def test_a_report_measures_archive_and_live_tasks_together(
     assert whole["target_kept"] == 0.5
     rows = list(csv.DictReader((tmp_path / "out" / "report.csv").read_text().splitlines()))
     assert [row["done"] for row in rows if row["queue"] == "mail" and not row["start"]] == ["14"]
+    assert next(iter(rows[0])) == "level"
+    for level in ("total", "queue", "bucket"):  # Each of them sums to the same.
+        own = [row for row in rows if row["level"] == level]
+        assert sum(int(row["done"]) for row in own) == 14
+        assert sum(int(row["enqueued"]) for row in own) == 20
+    assert [row["level"] for row in rows] == [row.level for row in made.rows]
+    assert [row["level"] for row in rows] == [row["level"] for row in as_document(made)["rows"]]
+    late = {row["level"]: row["waiting_past_target"] for row in rows}
+    assert late == {"total": "4", "queue": "4", "bucket": ""}  # Of no bucket of its own.
 
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("<svg") == 6

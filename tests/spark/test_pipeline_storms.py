@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -9,9 +10,12 @@ from typer.testing import CliRunner
 
 from microqueue import BackoffPolicy, InvalidArgument, QueueSettings
 from microqueue.cli.app import app
+from microqueue.spark.pipelines import simulation
 from microqueue.spark.pipelines import storms as pipeline
+from microqueue.spark.pipelines.recording import PastAttempt, PastTask, record
+from microqueue.spark.pipelines.simulation import Scenario
 from microqueue.spark.pipelines.storm_detection import Minute, find_storms
-from microqueue.spark.pipelines.storms import other_policies, storms
+from microqueue.spark.pipelines.storms import alike, other_policies, reproduce, storms
 from tests.spark.past import Past
 
 STIFF = BackoffPolicy(base_sec=60, factor=1, jitter="none")
@@ -104,6 +108,13 @@ def test_a_storm_is_named_and_a_calmer_policy_found(
     assert (storm.code, storm.error) == ("Busy", "gateway <n> is down")
     assert storm.error_share == 1
     assert storm.policy == STIFF
+    known = storm.reproduction
+    assert known is not None
+    assert known.reproduced
+    assert (known.retries, known.peak_per_sec, known.peak_per_min) == (240, 60, 60)
+    assert (known.simulated_retries, known.simulated_peak_per_sec) == (240, 60)
+    assert known.simulated_peak_per_min == 60
+    assert (known.tasks, known.tasks_total) == (60, 60)
     better = storm.suggestion
     assert better is not None
     assert better.policy.jitter != "none"
@@ -112,6 +123,87 @@ def test_a_storm_is_named_and_a_calmer_policy_found(
     assert found.coming == ()
     looked = storms(spark, uri=database_uri, settings=settings, dry_run=True)
     assert looked.storms[0].suggestion is None
+    assert looked.storms[0].reproduction is None
+
+
+def test_a_storm_that_its_policy_does_not_explain_gets_no_recommendation(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    """The handlers named the delay, so the policy of the settings never applied."""
+    past = Past(microqueue_database, "pay", ago=timedelta(hours=3))
+    past.enqueue(90)
+    past.retry(90, took=0.5, delay=60)
+    past.wait(60)
+    past.work(90, took=0.5)
+    command = ["pipeline", "storms", "--uri", database_uri]
+    told = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
+    (storm,) = json.loads(told.stdout)["storms"]
+    assert storm["policy"] == BackoffPolicy().model_dump()
+    known = storm["reproduction"]
+    assert not known["reproduced"]
+    assert (known["retries"], known["peak_per_sec"], known["peak_per_min"]) == (90, 90, 90)
+    assert known["simulated_peak_per_sec"] < 45
+    assert storm["suggestion"] is None
+    said = CliRunner().invoke(app, command, catch_exceptions=False).stdout
+    (line,) = [line for line in said.splitlines() if line.startswith("better")]
+    assert "no recommendation" in line
+    assert f"{known['simulated_peak_per_sec']:,.0f}/s" in line
+    assert "90/s" in line
+
+
+def test_a_storm_that_lasts_is_compared_as_far_as_it_was_seen(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    settings = QueueSettings(retention=None, backoff=STIFF)
+    past = Past(microqueue_database, "pay", ago=timedelta(minutes=3), settings=settings)
+    past.enqueue(60)
+    past.retry(60, took=0.5)
+    past.wait(60)
+    past.retry(60, took=0.5)  # They will come back once more.
+    (storm,) = storms(spark, uri=database_uri, settings=settings).storms
+    known = storm.reproduction
+    assert known is not None
+    assert (known.retries, known.simulated_retries, known.reproduced) == (60, 60, True)
+
+
+@pytest.mark.parametrize(
+    ("observed", "simulated", "expected"),
+    [
+        (60, 60.0, True),
+        (60, 93.0, True),
+        (60, 94.0, False),
+        (94, 60.0, False),
+        (90, 60.0, True),
+        (1, 4.0, True),
+        (1, 5.0, False),
+        (30, 0.0, False),
+    ],
+)
+def test_figures_are_alike_within_a_half_and_a_little(
+    observed: int, simulated: float, expected: bool
+) -> None:
+    assert alike(observed, simulated) is expected
+
+
+def test_retries_of_all_seeds_are_compared_with_those_of_the_same_tasks() -> None:
+    attempts = (PastAttempt(0, 1, "retried"), PastAttempt(10, 11, "done", number=2))
+    # Released before it ran: the delivery that follows is no retry.
+    released = (PastAttempt(0, 1, "released"), PastAttempt(10, 11, "done"))
+    tasks = [PastTask(0.4, "done", 0, 10, one) for one in (attempts, attempts, released)]
+    results = [simulation.simulate(record(tasks), one) for one in scenarios_of(STIFF, workers=2)]
+    known = reproduce(tasks, results, total=3)
+    assert (known.retries, known.peak_per_sec, known.peak_per_min) == (2, 2, 2)
+    # In the simulation they come after the last instant that was observed.
+    assert (known.simulated_retries, known.simulated_peak_per_sec) == (0, 0)
+    quick = BackoffPolicy(base_sec=1, jitter="none")
+    results = [simulation.simulate(record(tasks), one) for one in scenarios_of(quick, workers=1)]
+    known = reproduce(tasks, results, total=3)
+    assert (known.simulated_retries, known.simulated_peak_per_sec) == (2, 1)
+    assert (known.simulated_peak_per_min, known.reproduced) == (2, True)
+
+
+def scenarios_of(policy: BackoffPolicy, *, workers: int) -> list[Scenario]:
+    return [Scenario(policy=policy, workers=workers, seed=seed) for seed in range(2)]
 
 
 def test_a_storm_of_too_many_tasks_is_simulated_by_a_sample_and_says_so(

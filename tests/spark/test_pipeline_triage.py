@@ -200,5 +200,6 @@ def test_commands_name_the_server_and_keep_the_password_to_themselves(
     command = commands.replay_archived("/kept", kind, asked)
     where = ["--where", "fingerprint = 'f' and archived"]
     start = ["microqueue", "pipeline", "replay", "--archive", "/kept", "--no-letters"]
+    start.append("--all-queues")
     assert shlex.split(command.line) == [*start, *where, *said]
     assert (command.note is not None) == hidden

@@ -83,7 +83,7 @@ def comparable(queue: Queue[Any], *, keyed: bool) -> list[Any]:
             if field in task.get("held", {}):
                 task["held"][field] = bool(task["held"][field])
         if "expires_at" in task:
-            task["expires_at"] -= task["created_at"]
+            task["expires_at"] = (task["expires_at"] - task["created_at"]).seconds // 30
     return [
         [(name, type(value), value) for name, value in task.items() if name not in drop]
         for task in found

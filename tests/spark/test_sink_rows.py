@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -33,6 +33,7 @@ from microqueue import InvalidArgument, InvalidPayload, Queue
 from microqueue.spark import key_id
 from microqueue.spark.options import SinkOptions
 from microqueue.spark.sink import Sink, Written
+from tests.waiting import lasts
 
 AT = datetime(2126, 3, 1, tzinfo=UTC)
 
@@ -171,7 +172,7 @@ def test_options_of_a_task_come_from_columns_named_after_them(
     first = make_queue("first").peek()[0]
     assert (first.priority, first.next_retry_at, first.max_attempts) == (9, AT, 2)
     assert (first.dedupe_key, first.headers, first.payload) == ("d", {"trace": "abc"}, {"n": 1})
-    assert first.expires_at - first.created_at == timedelta(seconds=60)
+    assert lasts(first.expires_at - first.created_at, 60)
     second = make_queue("second").peek()[0]
     assert (second.priority, second.max_attempts, second.next_retry_at) == (4, 7, None)
 
@@ -361,9 +362,12 @@ def test_held_tasks_come_all_at_once_as_they_were_meant(database_uri: str, make_
     one.commit([written], name="report")
     task = queue.pop()
     assert task.payload == {"order": 0}
-    assert task.expires_at - task.created_at == timedelta(days=1)
-    later = sorted(task.next_retry_at - task.created_at for task in queue.peek(status="pending"))
-    assert later == [timedelta(minutes=1), timedelta(minutes=2)]
+    assert lasts(task.expires_at - task.created_at, 86_400)
+    waits = sorted(task.next_retry_at - task.created_at for task in queue.peek(status="pending"))
+    assert [lasts(wait, minutes * 60) for wait, minutes in zip(waits, (1, 2), strict=True)] == [
+        True,
+        True,
+    ]
     assert queue.collections.tasks.count_documents({"held": {"$exists": True}}) == 0
     report = queue.collections.loads.find_one({"_id": "report"})
     assert report == {"_id": "report", "inserted": 3, "duplicates": 0, "released": 3}

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from pymongo.errors import AutoReconnect
 
-from microqueue import LeaseLost, Task
-from microqueue.operations import claim, filters, indexes, settle, settle_many
+from microqueue import LeaseLost, ServerUnavailable, Task
+from microqueue.clock import Instant
+from microqueue.operations import claim, confirm, filters, indexes, replay, settle, settle_many
+from microqueue.operations.batches import not_after
 from microqueue.operations.call import Call, Operation
 from microqueue.settings import QueueSettings
 from microqueue.task import Lease, TaskError
@@ -64,8 +66,10 @@ def test_pop_is_one_atomic_write_in_ready_order() -> None:
 def test_pop_looks_its_claim_up_after_a_lost_reply() -> None:
     calls, document = drive(claim.pop("q", LEASE), iter([AutoReconnect(), {"_id": 7}]))
     assert document == {"_id": 7}
-    assert calls[1].method == "find_one"
+    assert calls[1].method == "find_one_and_update"  # A majority must have it.
     assert calls[1].arguments[0]["lease_token"] == "token"
+    assert calls[1].arguments[1] == confirm.NOTHING
+    assert "projection" not in calls[1].options
 
 
 def test_batch_won_whole_takes_two_round_trips() -> None:
@@ -96,8 +100,15 @@ def test_batch_won_in_part_is_found_by_its_token(
 ) -> None:
     window = [{"_id": n, "attempts": 0, "updated_at": updated_at} for n in range(3)]
     won = [{"_id": 2, "attempts": 7}, {"_id": 0, "attempts": 7}]
-    calls, documents = drive(claim.pop_many("q", LEASE, limit=3), iter([window, reply, won]))
-    assert [call.method for call in calls] == ["find", "update_many", "find"]
+    confirmed = SimpleNamespace(matched_count=2)
+    replies = iter([window, reply, won, confirmed])
+    calls, documents = drive(claim.pop_many("q", LEASE, limit=3), replies)
+    methods = ["find", "update_many", "find"]
+    if isinstance(reply, AutoReconnect):  # Nobody knows what a majority has of it.
+        methods.append("update_many")
+        assert calls[3].arguments[0]["$and"][0] == {"_id": {"$in": [2, 0]}}
+        assert calls[3].arguments[1] == confirm.NOTHING
+    assert [call.method for call in calls] == methods
     assert calls[2].arguments[0]["lease_token"] == "token"
     assert (len(calls[2].arguments) == 1) is whole
     assert [document["_id"] for document in documents] == [0, 2]
@@ -182,6 +193,55 @@ def test_many_claimed_together_are_settled_by_one_write() -> None:
     assert call.arguments[0]["lease_token"] == "token"
 
 
+@pytest.mark.parametrize("changed", [0, 1, 4])
+def test_what_changed_between_a_read_and_its_confirmation_is_read_again(changed: int) -> None:
+    other, same = SimpleNamespace(matched_count=1), SimpleNamespace(matched_count=2)
+    found = [{"_id": 1}, {"_id": 2}]
+    replies = iter([*[found, other] * changed, found, same])
+    calls, documents = drive(confirm.some({"a": 1}), replies)
+    assert documents == found
+    assert len(calls) == 2 * (changed + 1)
+
+
+def test_confirmation_ends_when_what_is_stored_never_stays_the_same() -> None:
+    other = SimpleNamespace(matched_count=1)
+    found = [{"_id": 1}, {"_id": 2}]
+    with pytest.raises(ServerUnavailable):
+        drive(confirm.some({"a": 1}), iter([found, other] * 99))
+
+
+@pytest.mark.parametrize("read", [set(), {1, 2, 3}, {0, 5}, {7}], ids=repr)
+@pytest.mark.parametrize("stored", [set(), {3}, {0, 5}, {1, 2, 4, 6}, set(range(8))], ids=repr)
+@pytest.mark.parametrize("alike", [True, False], ids=["one condition", "one each"])
+def test_which_of_many_a_majority_has_does_not_depend_on_what_was_read(
+    read: set[int], stored: set[int], alike: bool
+) -> None:
+    tokens = ["token"] * 8 if alike else list("abcdefgh")
+    operation = confirm.which(
+        [{"_id": {"$eq": number}, "insert_token": tokens[number]} for number in range(8)]
+    )
+    call = next(operation)
+    assert call.method == "find"
+    reply: Any = [{"_id": number} for number in read]
+    calls = 1
+    try:
+        while True:
+            call = operation.send(reply)
+            if alike and call.method == "update_many":
+                assert call.arguments[0]["insert_token"] == "token"
+                asked = set(call.arguments[0]["_id"]["$in"])
+            else:
+                assert call.method == "bulk_write"
+                asked = {one._filter["_id"]["$eq"] for one in call.arguments[0]}  # noqa: SLF001
+            reply = SimpleNamespace(matched_count=len(asked & stored))
+            calls += 1
+    except StopIteration as stop:
+        answers = stop.value
+    assert {number for number, sure in enumerate(answers) if sure} == stored
+    if read == stored:
+        assert calls <= 3
+
+
 def test_queries_contain_the_filter_of_the_index_they_need() -> None:
     partial = {
         model.document["name"]: model.document.get("partialFilterExpression", {})
@@ -196,3 +256,21 @@ def test_queries_contain_the_filter_of_the_index_they_need() -> None:
 def test_calls_print_as_what_they_ask() -> None:
     call = Call("find", {"a": 1}, limit=2)
     assert repr(call) == "tasks.find({'a': 1}, limit=2)"
+
+
+def test_clock_that_is_behind_leaves_out_nothing_that_failed_before() -> None:
+    """Another client's clock may be less behind the server's than ours."""
+    now = Instant.between(NOW, NOW + timedelta(seconds=3))
+    stamp = NOW + timedelta(seconds=2)
+    assert not_after("updated_at", now)["$nor"][0]["updated_at"]["$gt"] >= stamp
+    replaying = replay.replay(
+        [{"_id": 1}],
+        now=now,
+        position=1,
+        reset_attempts=True,
+        delay=timedelta(0),
+        limit=None,
+        settings=QueueSettings(),
+    )
+    (query,) = (part for part in next(replaying).arguments[0]["$and"] if "updated_at" in part)
+    assert query["updated_at"]["$lte"] >= stamp

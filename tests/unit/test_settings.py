@@ -24,9 +24,13 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "MICROQUEUE_DEAD_LETTERS": "collection",
         "MICROQUEUE_POLL_INTERVAL": "0.5",
         "MICROQUEUE_RETRY_DEADLINE": "2",
+        "MICROQUEUE_CALL_TIMEOUT": "3",
+        "MICROQUEUE_LONG_CALL_TIMEOUT": "2m",
         "MICROQUEUE_SERVER_TIMEOUT": "1.5",
         "MICROQUEUE_BATCH_SIZE": "10",
         "MICROQUEUE_PROMOTE_LIMIT": "20",
+        "MICROQUEUE_COUNT_LIMIT": "500",
+        "MICROQUEUE_LOCK_TTL": "7s",
         "MICROQUEUE_ENSURE_INDEXES": "false",
     }
     assert {f"MICROQUEUE_{name.upper()}" for name in QueueSettings.model_fields} == set(environment)
@@ -62,6 +66,7 @@ def test_unknown_variables_are_named_and_ignored(caplog: pytest.LogCaptureFixtur
         ({"dead_letters": "elsewhere"}, "dead_letters='elsewhere'"),
         ({"backoff": {"factor": 0}}, "factor"),
         ({"batch_size": 0}, "batch_size=0"),
+        ({"count_limit": 0}, "count_limit=0"),
         ({"max_attempts": True}, "max_attempts=True"),
         ({"max_attempts": "3"}, "max_attempts='3'"),
         ({"visibility_timeout": "90"}, "visibility_timeout='90'"),

@@ -5,16 +5,15 @@ Python says of such a time that it equals none of another zone (PEP 495).
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 from bson import ObjectId
 
-from microqueue.operations.archive import Purged, purge
-from microqueue.operations.produce import round_up
+from microqueue.clock import round_up
+from microqueue.operations.archive import purge
+from microqueue.testing import memory_queue
 
 BERLIN = ZoneInfo("Europe/Berlin")
 REPEATED = datetime(2025, 10, 26, 0, 30, tzinfo=UTC)
@@ -49,29 +48,13 @@ def test_a_purge_knows_a_task_of_a_repeated_hour_that_lived_on(
     )
     documents = archive_purge._plain_documents(batch, None)  # noqa: SLF001 (what it makes of a batch is the point)
     assert [document["updated_at"] for document in documents] == [instant]
-    assert purged(documents, left=[{"_id": task_id, "created_at": instant}]).superseded == documents
+    queue = memory_queue()
+    lives_on = {"_id": task_id, "created_at": instant, "status": "pending"}
+    queue.collections.tasks.insert_one(lives_on)
+    assert queue.run(purge(documents, now=REPEATED)).superseded == documents
 
 
 def test_pipelines_without_a_server_tell_the_time_in_utc() -> None:
+    pytest.importorskip("pyspark")
     place = pytest.importorskip("microqueue.spark.pipelines.place")
     assert place.now_at(None).tzinfo is UTC
-
-
-def purged(documents: list[dict[str, Any]], *, left: list[dict[str, Any]]) -> Purged:
-    """Purge where nothing is deleted, as all tasks have changed."""
-
-    class Result:
-        deleted_count = 0
-
-    def run() -> Generator[Any, Any]:
-        result.append((yield from purge(documents, now=REPEATED)))
-
-    result: list[Purged] = []
-    running = run()
-    call = next(running, None)
-    while call is not None:
-        try:
-            call = running.send(left if call.method == "find" else Result)
-        except StopIteration:
-            call = None
-    return result[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from microqueue.arguments import refused
@@ -18,7 +18,7 @@ from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.fingerprint import fingerprinted
 from microqueue.spark.pipelines.history import LIFE, live_ids
 from microqueue.spark.pipelines.place import letters_of
-from microqueue.task import DEFAULT_QUEUE
+from microqueue.task import DEFAULT_QUEUE, TaskStatus
 
 
 def choose(
@@ -30,7 +30,10 @@ def choose(
     archive: str | Path | None,
     letters: bool,
 ) -> DataFrame:
-    """Find the tasks that a condition chooses, in the archive and among dead letters."""
+    """Find the tasks that a condition chooses, in the archive and among dead letters.
+
+    Archived tasks that are done are among them: see :func:`dead`.
+    """
     frames = []
     if letters:
         found = _letters(spark, place, settings)
@@ -50,6 +53,11 @@ def choose(
     except (AnalysisException, ParseException) as exc:
         reason = str(exc).strip().partition("\n")[0]
         raise refused("where", where, f"give a SQL condition over columns; {reason}") from exc
+
+
+def dead() -> Column:
+    """Match the dead letters among chosen tasks; the others are archived, and done."""
+    return f.col("status") == TaskStatus.FAILED.value
 
 
 def _letters(spark: SparkSession, place: PlaceOptions, settings: QueueSettings) -> DataFrame:

@@ -73,7 +73,8 @@ class Asked:
         where = condition
         if self.since is not None:
             where = f"{where} and {time} >= timestamp '{self.since.isoformat()}'"
-        arguments = ["pipeline", "replay", *options, "--where", where]
+        # A kind is of one queue: its fingerprint has the queue in it.
+        arguments = ["pipeline", "replay", *options, "--all-queues", "--where", where]
         if self.collection != DEFAULT_COLLECTION:
             arguments += ["--collection", self.collection]
         return self.command(*arguments)

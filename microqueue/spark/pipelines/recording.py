@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -13,6 +15,7 @@ from microqueue.spark.pipelines.simulation import (
     ALWAYS,
     RecordedTask,
     Recording,
+    Retries,
     find_outages,
 )
 
@@ -29,6 +32,7 @@ class PastAttempt:
     started_sec: float
     ended_sec: float
     outcome: str
+    number: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ def record(tasks: Sequence[PastTask]) -> Recording:
     """
     if not tasks:
         return Recording(())
-    first = min(task.arrived_sec for task in tasks)
+    # A whole second, so that the simulation's seconds are those of the clock.
+    first = math.floor(min(task.arrived_sec for task in tasks))
     begun = [
         (attempt.started_sec - first, attempt.outcome in FAILED)
         for task in tasks
@@ -70,7 +75,14 @@ def record(tasks: Sequence[PastTask]) -> Recording:
     usual_fail = _median(_took(tasks, FAILED))
     recorded = [_recorded(task, first, whole, usual_run, usual_fail) for task in tasks]
     ordered = sorted(recorded, key=lambda task: task.arrived_sec)
-    return replace(whole, tasks=tuple(ordered))
+    ended = [attempt.ended_sec - first for task in tasks for attempt in task.attempts]
+    return replace(whole, tasks=tuple(ordered), observed_sec=max(ended, default=0.0))
+
+
+def retries_of(tasks: Iterable[PastTask]) -> Retries:
+    """Count the retries that tasks remember, as :class:`Result` counts those of a simulation."""
+    begun = (attempt for task in tasks for attempt in task.attempts if attempt.number > 1)
+    return Retries.of(Counter(math.floor(attempt.started_sec) for attempt in begun))
 
 
 def _recorded(
@@ -126,7 +138,8 @@ def collect(tasks: DataFrame, *, most: int) -> Collected:
     def seconds(name: str) -> str:
         return f"unix_micros({name}) / 1000000 as {name.rpartition('.')[2].replace('_at', '_sec')}"
 
-    entry = f"struct({seconds('entry.started_at')}, {seconds('entry.ended_at')}, entry.outcome)"
+    entry = f"struct({seconds('entry.started_at')}, {seconds('entry.ended_at')}, entry.outcome, "
+    entry += "coalesce(entry.attempt, 1) as number)"
     known = "filter(history, e -> e.started_at is not null and e.ended_at is not null)"
     frame = tasks.selectExpr(
         "unix_micros(created_at) / 1000000 as arrived_sec",

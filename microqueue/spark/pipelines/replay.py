@@ -1,5 +1,6 @@
-"""Replay chosen tasks of the archive and among dead letters, spread over a period.
+"""Replay chosen dead letters, live and archived, spread over a period.
 
+Archived tasks that are done are replayed only if that is asked for.
 Dead letters go back themselves, as ``dlq replay`` sends them. Archived tasks are added anew,
 with ids derived from the run and the task, so that a run adds each once, however often it is
 started.
@@ -8,6 +9,7 @@ started.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,15 +19,15 @@ from uuid import uuid4
 import pyarrow as pa
 from bson import ObjectId
 from pydantic import Field
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
-from microqueue.arguments import check_name
+from microqueue.arguments import check_name, refused
+from microqueue.clock import round_up
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
 from microqueue.new_task import NewTask
-from microqueue.operations.produce import round_up
 from microqueue.operations.requeue import Return, requeue
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
@@ -33,7 +35,7 @@ from microqueue.spark.ids import id_type, key_id
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.adding import Adder
 from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.choice import choose
+from microqueue.spark.pipelines.choice import choose, dead
 from microqueue.spark.pipelines.documents import decode
 from microqueue.spark.pipelines.place import locate, primary, server_now
 from microqueue.spark.pipelines.runs import Run, begin_run, finish_run
@@ -51,6 +53,9 @@ class ReplaySummary(Model):
 
     What the run had sent before it was interrupted counts, if the condition chooses it again.
     ``skipped`` were not sent back: a live task has their dedupe key, or they changed meanwhile.
+    ``matched_by`` (queue, place and status) and ``matched_by_status`` are those of a dry run.
+    ``done_left_out`` counts the done tasks that meet the condition and are not replayed; it is
+    counted in a dry run, and where nothing else met the condition.
     """
 
     run: str
@@ -64,6 +69,8 @@ class ReplaySummary(Model):
     dry_run: bool = False
     repeated: bool = False
     matched_by: dict[str, int] = Field(default_factory=dict)
+    matched_by_status: dict[str, int] = Field(default_factory=dict)
+    done_left_out: int | None = None
 
 
 def replay(
@@ -72,6 +79,7 @@ def replay(
     where: str,
     archive: str | Path | None = None,
     letters: bool = True,
+    include_done: bool = False,
     to: str | None = None,
     over: Duration = timedelta(0),
     run: str | None = None,
@@ -82,7 +90,10 @@ def replay(
     dry_run: bool = False,
     tell: Tell = silent,
 ) -> ReplaySummary:
-    """Send back the tasks that a SQL condition chooses, once per ``run``.
+    """Send back the dead letters that a SQL condition chooses, once per ``run``.
+
+    Those in MongoDB, and those in an ``archive``. With ``include_done`` archived tasks that
+    succeeded are chosen, too, and run again.
 
     ``where`` may use the columns of a task, ``payload`` (as JSON text), ``fingerprint`` (as in
     triage) and ``archived``: ``"error.code = 'timeout' and payload:to like '%.org'"``. They are
@@ -91,13 +102,18 @@ def replay(
     """
     if to is not None:
         check_name(to)
+    if include_done and archive is None:
+        raise refused(
+            "include_done", include_done, "done tasks are replayed from an archive: give --archive"
+        )
     period = check_duration("over", over)
     place = primary(locate(uri, database=database, collection=collection))
     rules = settings or QueueSettings.from_environment()
-    chosen = choose(spark, place, rules, where=where, archive=archive, letters=letters)
+    found = choose(spark, place, rules, where=where, archive=archive, letters=letters)
     name = run or uuid4().hex[:12]
     if dry_run:
-        return _look(place, chosen, name, where, period)
+        return _look(place, found, name, where, period, include_done=include_done)
+    chosen = found if include_done else found.where(dead())
     details = {
         "kind": "replay",
         "where": where,
@@ -106,6 +122,8 @@ def replay(
         "archive": None if archive is None else str(archive),
         "letters": letters,
     }
+    if include_done:
+        details["include_done"] = True
     begun = begin_run(place, f"replay:{name}", details)
     if begun.report is not None:
         return ReplaySummary(**{**begun.report, "repeated": True})
@@ -118,12 +136,16 @@ def replay(
         chosen.where(foreign).select("document", "archived").mapInArrow(sender, COUNTED).collect()
     )
     counts = {one: sum(row[one] for row in rows) for one in COUNTS}
+    matched = sum(counts.values())
+    # Counting reads the archive once more: only who gets nothing has to know why.
+    left_out = archive is not None and not include_done and not matched
     summary = ReplaySummary(
         run=name,
         where=where,
-        matched=sum(counts.values()),
+        matched=matched,
         begun_at=begun.begun_at,
         until=begun.begun_at + period,
+        done_left_out=found.where(foreign & ~dead()).count() if left_out else None,
         **counts,
     )
     finish_run(place, begun, summary.model_dump())
@@ -131,13 +153,24 @@ def replay(
 
 
 def _look(
-    place: PlaceOptions, chosen: DataFrame, name: str, where: str, period: timedelta
+    place: PlaceOptions,
+    found: DataFrame,
+    name: str,
+    where: str,
+    period: timedelta,
+    *,
+    include_done: bool,
 ) -> ReplaySummary:
+    """Count what would be sent back, and the done tasks that would be left out."""
     now = server_now(place)
-    counted = chosen.groupBy("queue", "archived").count().collect()
-    by = {f"{row['queue']}/{'archived' if row[1] else 'dead letters'}": row[2] for row in counted}
-    archived = sum(row[2] for row in counted if row[1])
-    matched = sum(by.values())
+    grouped = found.groupBy("queue", "archived", "status", dead().alias("dead")).count()
+    counted = grouped.orderBy("queue", "archived", "status").collect()
+    chosen = [row for row in counted if row["dead"] or include_done]
+    by_status: Counter[str] = Counter()
+    for row in chosen:
+        by_status[row["status"]] += row["count"]
+    matched = by_status.total()
+    archived = sum(row["count"] for row in chosen if row["archived"])
     return ReplaySummary(
         run=name,
         where=where,
@@ -147,8 +180,14 @@ def _look(
         begun_at=now,
         until=now + period,
         dry_run=True,
-        matched_by=by,
+        matched_by={_place_of(row): row["count"] for row in chosen},
+        matched_by_status=dict(sorted(by_status.items())),
+        done_left_out=sum(row["count"] for row in counted) - matched,
     )
+
+
+def _place_of(row: Row) -> str:
+    return f"{row['queue']}/{'archived' if row['archived'] else 'dead letters'}/{row['status']}"
 
 
 def _archived_copies(spark: SparkSession, archive: str | Path | None, run: str) -> frozenset[str]:

@@ -46,17 +46,17 @@ class Report(Model):
         """The row of everything."""
         whole = (self.until - self.since).total_seconds()
         empty = ReportRow(queue=None, start=None, seconds=whole)
-        return next((row for row in self.rows if row.queue is None), empty)
+        return next((row for row in self.rows if row.level == "total"), empty)
 
     @property
     def queues(self) -> list[ReportRow]:
         """One row for each queue."""
-        return [row for row in self.rows if row.queue is not None and row.start is None]
+        return [row for row in self.rows if row.level == "queue"]
 
     @property
     def buckets(self) -> list[ReportRow]:
         """One row for each queue and bucket in which something happened."""
-        return [row for row in self.rows if row.start is not None]
+        return [row for row in self.rows if row.level == "bucket"]
 
 
 def report(
@@ -79,7 +79,8 @@ def report(
     """Measure a period, by default the last day, and write it down in ``output``.
 
     The directory gets ``report.html``, which needs nothing else, ``report.parquet`` and
-    ``report.csv``. ``target_wait`` is the longest that a task should wait for its first start.
+    ``report.csv``; their column ``level`` tells buckets, queues and the total apart.
+    ``target_wait`` is the longest that a task should wait for its first start.
     """
     place = locate(uri, database=database, collection=collection) if live else None
     now = now_at(place)
@@ -142,12 +143,15 @@ def _save(made: Report, directory: Path, now: datetime) -> list[str]:
 
 
 def as_record(row: ReportRow) -> dict[str, Any]:
-    """Write a row with its rates, flat, as files and programs want it."""
-    return {**row.model_dump(), **{name: getattr(row, name) for name in RATES}}
+    """Write a row with its level and its rates, flat, as files and programs want it."""
+    values = row.model_dump()
+    if row.level == "bucket":
+        values["waiting_past_target"] = None  # Not none: it is of no bucket.
+    return {"level": row.level, **values, **{name: getattr(row, name) for name in RATES}}
 
 
 def as_document(made: Report) -> dict[str, Any]:
-    """Write a whole report for programs, with the rates of each row."""
+    """Write a whole report for programs, with the level and the rates of each row."""
     rows = [as_record(row) for row in made.rows]
     return {**made.model_dump(exclude={"rows"}), "rows": rows}
 
@@ -159,4 +163,5 @@ def _schema() -> pa.Schema:
         (name, kinds.get(info.annotation, pa.float64()))
         for name, info in ReportRow.model_fields.items()
     ]
-    return pa.schema([*fields, *((name, pa.float64()) for name in RATES)])
+    rates = ((name, pa.float64()) for name in RATES)
+    return pa.schema([("level", pa.string()), *fields, *rates])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
@@ -14,6 +14,8 @@ from microqueue.spark.pipelines.history import LIFE, attempts_of
 
 BUCKETS: dict[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
 """How many seconds a bucket has; it begins at a multiple of them, in UTC."""
+
+Level: TypeAlias = Literal["bucket", "queue", "total"]
 
 SHARES = (0.5, 0.95, 0.99)
 ACCURACY = 10_000
@@ -27,7 +29,8 @@ class ReportRow(Model):
 
     Waits are from the enqueueing to the first start, in the bucket of that start. Run times
     are of single attempts, in the bucket of their end. Times are seconds, rates are shares.
-    ``seconds`` is how much of the period lies in the bucket.
+    ``seconds`` is how much of the period lies in the bucket. ``waiting_past_target`` is of the
+    end of the period: it is counted by queue and in total, and of no bucket.
     """
 
     queue: str | None
@@ -47,6 +50,13 @@ class ReportRow(Model):
     run_p95: float | None = None
     run_p99: float | None = None
     seconds: float = 0.0
+
+    @property
+    def level(self) -> Level:
+        """What the row is of. Counts add up within one level: each level counts everything."""
+        if self.queue is None:
+            return "total"
+        return "queue" if self.start is None else "bucket"
 
     @property
     def throughput_per_sec(self) -> float:

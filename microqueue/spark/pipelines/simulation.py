@@ -15,7 +15,7 @@ import math
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from microqueue.backoff import BackoffPolicy
@@ -32,6 +32,7 @@ OUTAGE_GAP_SEC = 10
 """Retries come in waves: a short silence between failures does not end an outage."""
 
 ARRIVES, ENDS = 0, 1
+MINUTE = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,15 @@ class RecordedTask:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What happened: the tasks, and the intervals in which everything failed."""
+    """What happened: the tasks, and the intervals in which everything failed.
+
+    ``observed_sec`` is the last instant of which something is known: what a simulation does
+    later has nothing to be compared with.
+    """
 
     tasks: tuple[RecordedTask, ...]
     outages: tuple[tuple[float, float], ...] = ()
+    observed_sec: float = math.inf
 
     def out_at(self, second: float) -> bool:
         """Tell whether an attempt that starts then meets an outage."""
@@ -79,12 +85,39 @@ class Scenario(Model):
         )
 
 
+class Retries(Model):
+    """Retries that began: how many, in the worst second, and in the worst sixty seconds."""
+
+    count: int
+    peak_per_sec: int
+    peak_per_min: int
+
+    @classmethod
+    def of(cls, seconds: Mapping[int, int]) -> Retries:
+        """Add up the retries of seconds."""
+        ending = within = 0
+        worst = 0
+        ordered = sorted(seconds)
+        for second in ordered:
+            within += seconds[second]
+            while ordered[ending] <= second - MINUTE:
+                within -= seconds[ordered[ending]]
+                ending += 1
+            worst = max(worst, within)
+        return cls(
+            count=sum(seconds.values()),
+            peak_per_sec=max(seconds.values(), default=0),
+            peak_per_min=worst,
+        )
+
+
 class Result(Model):
     """What came of a scenario.
 
     ``peak_retries_per_sec`` counts retries that came due in one second: the storm as the
     policy makes it. ``peak_attempts_per_sec`` counts attempts that began: as the workers let
     it through. ``recovery_sec`` is how long after the last outage its tasks were settled.
+    ``observable`` are the retries that began while the recording lasted.
     """
 
     scenario: Scenario
@@ -99,6 +132,7 @@ class Result(Model):
     makespan_sec: float
     latency_p95_sec: float
     retries_by_sec: dict[int, int]
+    observable: Retries
 
 
 @dataclass(slots=True)
@@ -122,6 +156,7 @@ class _Counters:
     dead: int = 0
     due: Counter[int] = field(default_factory=Counter)
     begun: Counter[int] = field(default_factory=Counter)
+    observable: Counter[int] = field(default_factory=Counter)
     latencies: list[float] = field(default_factory=list)
     last_settled: float = 0.0
     last_recovered: float = 0.0
@@ -169,6 +204,8 @@ class _Run:
         life.attempts += 1
         self.counters.attempts += 1
         self.counters.begun[math.floor(now)] += 1
+        if life.attempts > 1 and now <= self.recording.observed_sec:
+            self.counters.observable[math.floor(now)] += 1
         task = life.recorded
         if self.recording.out_at(now):
             life.met_outage = True
@@ -225,6 +262,7 @@ class _Run:
             makespan_sec=counters.last_settled,
             latency_p95_sec=quantile(counters.latencies, 0.95),
             retries_by_sec=dict(sorted(counters.due.items())),
+            observable=Retries.of(counters.observable),
         )
 
 

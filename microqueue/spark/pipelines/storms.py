@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import get_args
 
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -19,8 +20,9 @@ from microqueue.settings import QueueSettings
 from microqueue.spark.pipelines.fingerprint import normalised
 from microqueue.spark.pipelines.history import all_tasks, attempts_of
 from microqueue.spark.pipelines.place import locate, now_at
-from microqueue.spark.pipelines.recording import busiest, collect, record
+from microqueue.spark.pipelines.recording import PastTask, busiest, collect, record, retries_of
 from microqueue.spark.pipelines.simulate import Outcome, grid, outcomes_of, simulate_all
+from microqueue.spark.pipelines.simulation import Result
 from microqueue.spark.pipelines.steps import Step, Tell, silent
 from microqueue.spark.pipelines.storm_detection import MINUTE, Found, Minute, find_storms
 
@@ -32,6 +34,10 @@ BASE_FACTORS = (1, 2, 4)
 SEEDS = range(3)
 PATIENCE = 1.5
 """How much longer than now the recovery may take for a calmer policy."""
+
+ALIKE = 1.5
+ALIKE_SLACK = 3
+"""Figures are alike if the larger is at most so many times the smaller, and so many more."""
 
 POLICY_FIELDS = ("base_sec", "factor", "max_sec", "jitter")
 
@@ -51,8 +57,32 @@ class Suggestion(Model):
     tasks_total: int = 0
 
 
+class Reproduction(Model):
+    """The retries of the storm's tasks, beside a simulation of them under their own policy.
+
+    Only where the two are alike does the simulation of another policy say anything. They
+    differ where something else than the policy set the pace: delays that handlers gave,
+    replays, workers that were away. ``simulated_*`` are means over the seeds; ``tasks`` were
+    compared, of ``tasks_total`` that the storm touched.
+    """
+
+    reproduced: bool
+    retries: int
+    peak_per_sec: int
+    peak_per_min: int
+    simulated_retries: float
+    simulated_peak_per_sec: float
+    simulated_peak_per_min: float
+    tasks: int
+    tasks_total: int
+
+
 class Storm(Model):
-    """A storm that was: where, when, how bad, by which error, under which policy."""
+    """A storm that was: where, when, how bad, by which error, under which policy.
+
+    ``reproduction`` and ``suggestion`` are of a simulation. There is no suggestion where the
+    storm was not reproduced, and where no policy that was tried is calmer.
+    """
 
     queue: str
     start: datetime
@@ -66,6 +96,7 @@ class Storm(Model):
     error: str | None = None
     error_share: float = 0.0
     policy: BackoffPolicy
+    reproduction: Reproduction | None = None
     suggestion: Suggestion | None = None
 
 
@@ -107,7 +138,8 @@ def storms(
 ) -> Storms:
     """Look for sixty seconds with ``factor`` times the usual retries, and at least ``least``.
 
-    The ``top`` storms are simulated under other policies; a dry run leaves that out.
+    The ``top`` storms are simulated under their own policy, and if that reproduces what was
+    observed, under others; a dry run leaves that out.
     """
     check_count("least", least)
     check_count("top", top)
@@ -181,6 +213,7 @@ def _describe(
         .collect()
     )
     policy = _policy(failed, rules)
+    known, better = _suggest(spark, own, storm, policy, rules) if simulated else (None, None)
     worst = kinds[0] if kinds else None
     return Storm(
         queue=storm.queue,
@@ -195,7 +228,8 @@ def _describe(
         error=worst["pattern"] if worst else None,
         error_share=worst["count"] / sum(kind["count"] for kind in kinds) if worst else 0.0,
         policy=policy,
-        suggestion=_suggest(spark, own, storm, policy, rules) if simulated else None,
+        reproduction=known,
+        suggestion=better,
     )
 
 
@@ -210,20 +244,58 @@ def _policy(failed: DataFrame, rules: QueueSettings) -> BackoffPolicy:
 
 def _suggest(
     spark: SparkSession, own: DataFrame, storm: Found, policy: BackoffPolicy, rules: QueueSettings
-) -> Suggestion | None:
-    """Simulate the storm's own tasks under other policies, and choose the calmest."""
+) -> tuple[Reproduction, Suggestion | None]:
+    """Simulate the storm's own tasks under their policy and others, and choose the calmest.
+
+    Nothing is chosen if their own policy does not bring about what was observed.
+    """
     first, last = storm.start_sec - LOOK_BACK_SEC, storm.end_sec + LOOK_BACK_SEC
     touched = (f.unix_seconds("created_at") < last) & (f.unix_seconds("updated_at") >= first)
     collected = collect(own.where(touched), most=MOST_TASKS)
     past = collected.tasks
-    candidates = [policy, *other_policies(policy)]
+    recording = record(past)
     timeout_sec = rules.visibility_timeout.total_seconds()
-    scenarios = grid(candidates, [busiest(past)], [timeout_sec], seeds=SEEDS)
-    outcomes = outcomes_of(simulate_all(spark, record(past), scenarios))
+
+    def results(policies: Sequence[BackoffPolicy]) -> list[Result]:
+        scenarios = grid(policies, [busiest(past)], [timeout_sec], seeds=SEEDS)
+        return simulate_all(spark, recording, scenarios)
+
+    baseline = results([policy])
+    known = reproduce(past, baseline, total=collected.total)
+    if not known.reproduced:
+        return known, None
+    outcomes = outcomes_of([*baseline, *results(other_policies(policy))])
     chosen = choose(policy, outcomes)
     if chosen is None:
-        return None
-    return chosen.model_copy(update={"tasks": len(past), "tasks_total": collected.total})
+        return known, None
+    counts = {"tasks": known.tasks, "tasks_total": known.tasks_total}
+    return known, chosen.model_copy(update=counts)
+
+
+def reproduce(past: Sequence[PastTask], baseline: Sequence[Result], *, total: int) -> Reproduction:
+    """Compare what tasks remember with simulations of them under the policy that they had."""
+    observed = retries_of(past)
+    figures = {
+        name: fmean(getattr(result.observable, name) for result in baseline)
+        for name in ("count", "peak_per_sec", "peak_per_min")
+    }
+    return Reproduction(
+        reproduced=all(alike(getattr(observed, name), figures[name]) for name in figures),
+        retries=observed.count,
+        peak_per_sec=observed.peak_per_sec,
+        peak_per_min=observed.peak_per_min,
+        simulated_retries=figures["count"],
+        simulated_peak_per_sec=figures["peak_per_sec"],
+        simulated_peak_per_min=figures["peak_per_min"],
+        tasks=len(past),
+        tasks_total=total,
+    )
+
+
+def alike(observed: float, simulated: float) -> bool:
+    """Return whether a simulation came close to a figure, which depends on chance."""
+    less, more = sorted((observed, simulated))
+    return more <= ALIKE * less + ALIKE_SLACK
 
 
 def other_policies(policy: BackoffPolicy) -> list[BackoffPolicy]:

@@ -12,15 +12,26 @@ export function number(value) {
   return value === null || value === undefined ? "—" : whole.format(value);
 }
 
-/** 12.3K: to fit a small place. */
-export function short(value) {
+/** 12.3K, and ~12.3K for an estimate: to fit a small place. */
+export function short(value, estimated = false) {
   if (value === null || value === undefined) return "—";
-  return value < 10_000 ? whole.format(value) : compact.format(value);
+  return `${estimated ? "~" : ""}${value < 10_000 ? whole.format(value) : compact.format(value)}`;
 }
 
-/** 1 task, 2 tasks. */
-export function count(value, noun, plural = `${noun}s`) {
-  return `${number(value)} ${value === 1 ? noun : plural}`;
+/** ~12,300: an estimate, of which three digits mean something. */
+export function about(value) {
+  const step = 10 ** Math.max(String(Math.abs(Math.round(value))).length - 3, 0);
+  return `~${whole.format(Math.round(value / step) * step)}`;
+}
+
+/** 1 task, 2 tasks, ~12,300 tasks. */
+export function count(value, noun, plural = `${noun}s`, estimated = false) {
+  return `${estimated ? about(value) : number(value)} ${value === 1 ? noun : plural}`;
+}
+
+/** Whether a figure of a queue is an estimate. */
+export function isEstimate(queue, name) {
+  return queue.estimated?.includes(name) ?? false;
 }
 
 /** A duration in seconds with its two largest units: 4 s, 3 m 20 s, 2 h 5 m, 3 d 4 h. */

@@ -1,7 +1,7 @@
 /* The head of the page: where one is, what waits, and whether it is live. */
 
 import { fragment, h } from "../dom.js";
-import { short } from "../format.js";
+import { isEstimate, short } from "../format.js";
 import { href } from "../routes.js";
 import { NAVIGATION } from "../views/navigation.js";
 
@@ -33,12 +33,19 @@ function bar(app) {
       "nav",
       { "aria-label": "Views" },
       NAVIGATION.map(({ view, label, counted, alarming }) => {
-        const count = app.overview && counted ? sum(app.overview.queues, counted) : 0;
+        const queues = (counted && app.overview?.queues) || [];
+        const count = sum(queues, counted);
+        const estimated = queues.some((queue) => isEstimate(queue, counted));
         return h(
           "a",
           { key: view, href: href(view), "aria-current": view === current ? "page" : null },
           label,
-          count > 0 && h("span", { class: alarming ? "count alarming" : "count" }, short(count)),
+          count > 0 &&
+            h(
+              "span",
+              { class: alarming ? "count alarming" : "count" },
+              short(count, estimated),
+            ),
         );
       }),
     ),

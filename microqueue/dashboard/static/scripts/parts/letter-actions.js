@@ -80,8 +80,8 @@ function clear(view) {
 
 /** The selection as the API wants it. */
 function chosen({ selection, filter }) {
-  if (!selection.everything) return { queue: filter.queue, ids: selection.ids };
-  return { queue: filter.queue, filter: filter.everything(selection.since) };
+  if (!selection.everything) return { ...filter.scope, ids: selection.ids };
+  return { ...filter.scope, filter: filter.everything(selection.since) };
 }
 
 async function askToReplay(view) {
@@ -90,7 +90,7 @@ async function askToReplay(view) {
   const found = await dryRun(app, "replay", which);
   if (!found) return;
   openForm({
-    title: `Replay ${count(found.matched, "dead letter")}?`,
+    title: `Replay ${count(found.matched, "dead letter")} of ${view.filter.place}?`,
     action: `Replay ${number(found.matched)}`,
     fields: [
       h(
@@ -150,7 +150,7 @@ async function askToDiscard(view) {
   const found = await dryRun(app, "discard", which);
   if (!found) return;
   openForm({
-    title: `Discard ${count(found.matched, "dead letter")}?`,
+    title: `Discard ${count(found.matched, "dead letter")} of ${view.filter.place}?`,
     action: `Discard ${number(found.matched)} for good`,
     kind: "danger",
     fields: h(

@@ -3,15 +3,24 @@
 import { href } from "../routes.js";
 
 export class LetterFilter {
-  /** `query` is the address's; `home()` gives the queue that is meant when it names none. */
-  constructor(query, home) {
+  /** `query` is the address's. */
+  constructor(query) {
     this.query = query;
-    this.home = home;
   }
 
-  /** The queue; undefined while the address names none and the home queue is not yet known. */
+  /** The queue; undefined means all of them. */
   get queue() {
-    return this.query.queue ?? this.home();
+    return this.query.queue;
+  }
+
+  /** The queue, or all of them, in words. */
+  get place() {
+    return this.queue ?? "all queues";
+  }
+
+  /** Which queues an action is for: it must say so. */
+  get scope() {
+    return this.queue === undefined ? { all_queues: true } : { queue: this.queue };
   }
 
   /** Equal for pages of the same letters. */

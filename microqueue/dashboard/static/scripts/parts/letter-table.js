@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 import { brief, number } from "../format.js";
 import { agoElement } from "../ticker.js";
 import { editAndReplay, selectionId } from "./task-actions.js";
-import { button, clipped, errorText, taskLink } from "./pieces.js";
+import { button, clipped, errorText, queueLink, taskLink } from "./pieces.js";
 
 /** `view` has the page in `data.page`, the `selection`, and `app`. */
 export function lettersTable(view) {
@@ -23,7 +23,9 @@ export function lettersTable(view) {
           "tr",
           {},
           h("th", { class: "tick" }, pageBox(view, order)),
-          ["Task", "Error", "Attempts", "Failed", ""].map((name) => h("th", {}, name)),
+          ["Task", ...(view.filter.queue ? [] : ["Queue"]), "Error", "Attempts", "Failed", ""].map(
+            (name) => h("th", { key: name }, name),
+          ),
         ),
       ),
       h(
@@ -47,6 +49,12 @@ function row(letter, view, order) {
       taskLink(letter.id, letter.reference),
       letter.name && h("span", { class: "muted name" }, letter.name),
     ),
+    !view.filter.queue &&
+      h(
+        "td",
+        { "data-label": "Queue", key: "queue" },
+        queueLink(letter.queue, "dead-letters"),
+      ),
     h(
       "td",
       { "data-label": "Error", class: "what" },

@@ -26,6 +26,7 @@ export function sweeperPanel({ last_sweep: last, last_active_sweep: active }) {
             "Last moved something",
             active && h("span", {}, agoElement(active.at), `: ${movesOf(active)}`),
           ],
+          ["Buried tasks", burials(active)],
           ["Failed jobs", failures(last.errors)],
         ])
       : empty(
@@ -40,6 +41,24 @@ export function movesOf(report) {
   return MOVES.filter((name) => report[name] > 0)
     .map((name) => `${count(report[name], name, name)}`)
     .join(", ");
+}
+
+/** Name the tasks that the last sweep which moved something buried, by code. */
+function burials(report) {
+  const entries = Object.entries(report?.buried_tasks ?? {});
+  if (!entries.length) return null;
+  return h(
+    "ul",
+    {},
+    entries.map(([code, { count: number, ids }]) =>
+      h("li", {}, h("code", {}, code), ` ${number}: ${namesOf(ids, number)}`),
+    ),
+  );
+}
+
+function namesOf(ids, number) {
+  const more = number - ids.length;
+  return [...ids, ...(more > 0 ? [`${more} more`] : [])].join(", ");
 }
 
 function failures(errors) {

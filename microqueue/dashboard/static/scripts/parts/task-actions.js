@@ -1,17 +1,18 @@
 /* What the buttons of a task do. What destroys asks first. */
 
-import { h } from "../dom.js";
 import { pretty } from "../format.js";
 import { href } from "../routes.js";
 import {
   confirmFirst,
   durationField,
   field,
+  jsonField,
   openForm,
   readDuration,
-  readPayload,
+  readObjects,
 } from "./dialog.js";
 import { button } from "./pieces.js";
+import { OUTCOMES } from "./queue-actions.js";
 
 /** A task's id as a selection takes it: a number, or text that means no other task. */
 export function selectionId({ id, reference }) {
@@ -46,11 +47,8 @@ const TASK_ACTIONS = {
         perform: () => act(task, app, "release", "was released"),
       }),
   },
-  succeed: {
-    label: "Process & succeed",
-    perform: (task, app) => post(task, app, "succeed", "succeeded"),
-  },
-  fail: { label: "Process & fail", perform: (task, app) => post(task, app, "fail", "failed once") },
+  succeed: { label: "Mark as done…", perform: (task, app) => mark(task, app, "succeed") },
+  fail: { label: "Mark as failed…", perform: (task, app) => mark(task, app, "fail") },
   replay: { label: "Replay", kind: "primary", perform: (task, app) => replay(task, app) },
   edit: { label: "Edit and replay…", perform: (task, app) => editAndReplay(task, app) },
   cancel: {
@@ -88,6 +86,16 @@ const TASK_ACTIONS = {
   },
 };
 
+function mark(task, app, verb) {
+  const { word, effect } = OUTCOMES[verb];
+  return confirmFirst({
+    title: `Mark this task as ${word}?`,
+    explanation: `The task ${task.id} of the queue ${task.queue} is taken from its workers. ${effect}`,
+    action: `Mark as ${word}`,
+    perform: () => act(task, app, verb, `was marked as ${word}`),
+  });
+}
+
 function act(task, app, verb, result) {
   return app.act(
     () => app.api.post(`tasks/${encodeURIComponent(task.reference)}/${verb}`),
@@ -120,22 +128,19 @@ export function editAndReplay(task, app) {
     action: "Replay",
     wide: true,
     fields: [
-      field(
-        "Payload",
-        h(
-          "textarea",
-          { name: "payload", rows: 14, spellcheck: "false", class: "code-input" },
-          pretty(task.payload),
-        ),
-        app.config.redacts ? `A value left as ${app.config.mask} keeps what is stored.` : null,
-      ),
+      jsonField("Payload", "payload", pretty(task.payload), {
+        rows: 14,
+        hint: app.config.redacts
+          ? `A value left as ${app.config.mask} keeps what is stored.`
+          : null,
+      }),
       field("Not before", durationField("delay"), "Empty: at once."),
     ],
     submit: (data) =>
       app.act(
         () =>
           app.api.post(`dead-letters/${encodeURIComponent(task.reference)}/edit-and-replay`, {
-            payload: readPayload(data.get("payload")),
+            ...readObjects(data, "payload"),
             delay_sec: readDuration(data, "delay") ?? 0,
           }),
         `Task ${task.id} waits again, with its new payload.`,

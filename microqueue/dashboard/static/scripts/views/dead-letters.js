@@ -1,7 +1,7 @@
 /* Dead letters: what died, why, and what becomes of it. */
 
 import { fragment, h } from "../dom.js";
-import { count } from "../format.js";
+import { count, isEstimate, short } from "../format.js";
 import { href } from "../routes.js";
 import { Selection } from "../selection.js";
 import { LetterFilter } from "../parts/letter-filter.js";
@@ -22,7 +22,8 @@ export class DeadLettersView extends View {
   open(route) {
     const before = this.filter?.key;
     super.open(route);
-    this.filter = new LetterFilter(route.query, () => this.app.config?.queue);
+    this.filter = new LetterFilter(route.query);
+    this.title = `Dead letters of ${this.filter.place}`;
     // Another page of the same letters keeps the selection; other letters do not.
     if (before !== undefined && before !== this.filter.key) this.selection.clear();
   }
@@ -43,7 +44,9 @@ export class DeadLettersView extends View {
   render() {
     const { app, query } = this;
     return fragment(
-      this.heading("Dead letters"),
+      this.heading(
+        fragment("Dead letters ", h("span", { class: "muted" }, `of ${this.filter.place}`)),
+      ),
       queueTabs(app, this.filter.queue),
       filterForm(
         app,
@@ -90,10 +93,19 @@ export class DeadLettersView extends View {
   }
 
   #nothing() {
+    if (!this.filter.narrowed && !this.filter.queue)
+      return empty(
+        "No dead letters in any queue. Nice.",
+        "A task that fails for good would wait here for you.",
+      );
     if (!this.filter.narrowed)
-      return empty("No dead letters. Nice.", "A task that fails for good would wait here for you.");
+      return empty(
+        `No dead letters in ${this.filter.queue}.`,
+        null,
+        h("a", { href: href("dead-letters") }, "Show all queues"),
+      );
     return empty(
-      "No dead letter matches.",
+      `No dead letter of ${this.filter.place} matches.`,
       null,
       h("a", { href: href("dead-letters", { queue: this.query.queue }) }, "Show all"),
     );
@@ -104,27 +116,38 @@ function absence({ complete }) {
   return complete === false ? "Nothing found yet among the newest." : "No letter on this page.";
 }
 
-/** The queues that have dead letters, and the one that is shown. */
+/** All queues together, those that have dead letters, and the one that is shown. */
 function queueTabs(app, current) {
   const queues = (app.overview?.queues ?? []).filter(
     ({ queue, failed }) => failed > 0 || queue === current,
   );
-  if (queues.length < 2) return null;
+  if (queues.length < 2 && current === undefined) return null;
   return h(
     "nav",
     { class: "tabs", "aria-label": "Queues", key: "tabs" },
-    queues.map(({ queue, failed }) =>
-      h(
+    h(
+      "a",
+      {
+        key: "",
+        href: href("dead-letters"),
+        "aria-current": current === undefined ? "page" : null,
+      },
+      "All queues",
+    ),
+    queues.map((one) => {
+      const { queue, failed } = one;
+      const estimated = isEstimate(one, "failed");
+      return h(
         "a",
         {
           key: queue,
           href: href("dead-letters", { queue }),
           "aria-current": queue === current ? "page" : null,
-          title: count(failed, "dead letter"),
+          title: count(failed, "dead letter", "dead letters", estimated),
         },
         queue,
-        h("span", { class: "count" }, failed),
-      ),
-    ),
+        h("span", { class: "count" }, estimated ? short(failed, true) : failed),
+      );
+    }),
   );
 }

@@ -1,7 +1,7 @@
 /* Overview: how each queue stands, who works, and what the sweeper last did. */
 
 import { fragment, h } from "../dom.js";
-import { count, duration, number, percent, short } from "../format.js";
+import { about, count, duration, isEstimate, number, percent, short } from "../format.js";
 import { href } from "../routes.js";
 import { agoElement } from "../ticker.js";
 import { askToEnqueue, queueActions, sweepNow } from "../parts/queue-actions.js";
@@ -80,13 +80,16 @@ export class OverviewView extends View {
   }
 }
 
-function waiting({ oldest_ready_age_sec: age, next_due_at: due }) {
-  if (age !== null) return `oldest ready waits ${duration(age)}`;
+function waiting(queue) {
+  const { oldest_ready_age_sec: age, next_due_at: due } = queue;
+  const bound = isEstimate(queue, "oldest_ready_age_sec") ? "at least " : "";
+  if (age !== null) return `oldest ready waits ${bound}${duration(age)}`;
   return due ? "nothing ready" : "nothing waits";
 }
 
 function figureOf(queue, { name, label, status, alarming }) {
   const value = queue[name];
+  const estimated = isEstimate(queue, name);
   const address =
     status === "failed"
       ? href("dead-letters", { queue: queue.queue })
@@ -97,7 +100,19 @@ function figureOf(queue, { name, label, status, alarming }) {
     "div",
     { class: alarming && value > 0 ? "figure alarming" : "figure", "data-figure": name },
     h("dt", {}, label),
-    h("dd", {}, h("a", { href: address, title: number(value) }, short(value))),
+    h(
+      "dd",
+      {},
+      h(
+        "a",
+        {
+          href: address,
+          title: estimated ? `an estimate: ${about(value)}` : number(value),
+          "data-estimated": estimated ? "true" : null,
+        },
+        short(value, estimated),
+      ),
+    ),
   );
 }
 
@@ -109,16 +124,18 @@ function charts(queue, minutes) {
   const total = ended.reduce((sum, value) => sum + value, 0);
   const rate = total ? queue.failed_last_hour / total : NaN;
   const peak = Math.max(...ended, 0);
+  const estimated = minutes.done_estimated.length + minutes.failed_estimated.length > 0;
+  const shown = estimated ? about : number;
   return h(
     "div",
     { class: "charts" },
     figure(
       "Throughput",
-      total ? `peak ${number(peak)} / min` : "none",
+      total ? `peak ${shown(peak)} / min` : "none",
       bars({
         values: ended,
         failures: failed,
-        label: `${count(total, "task")} ended in the last hour, at most ${number(peak)} a minute`,
+        label: `${count(total, "task", "tasks", estimated)} ended in the last hour, at most ${shown(peak)} a minute`,
       }),
     ),
     figure(

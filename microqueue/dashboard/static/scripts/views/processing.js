@@ -1,7 +1,7 @@
 /* Processing: what runs, by whom, and for how much longer. */
 
 import { fragment, h } from "../dom.js";
-import { count, instant, number } from "../format.js";
+import { about, count, instant, number } from "../format.js";
 import { agoElement, countdownElement } from "../ticker.js";
 import { queueFilter } from "../parts/filter.js";
 import { clipped, empty, progressText, queueLink, taskLink } from "../parts/pieces.js";
@@ -25,7 +25,7 @@ export class ProcessingView extends View {
   }
 
   #table() {
-    const { items, total } = this.data;
+    const { items, total, estimated } = this.data;
     if (!items.length)
       return empty("Nothing is running.", "Tasks appear here while a worker holds them.");
     return fragment(
@@ -55,7 +55,7 @@ export class ProcessingView extends View {
         h(
           "p",
           { class: "note", key: "note" },
-          `The ${count(items.length, "lease")} that end soonest, of ${number(total)}.`,
+          `The ${count(items.length, "lease")} that end soonest, of ${estimated ? about(total) : number(total)}.`,
         ),
     );
   }

@@ -4,7 +4,7 @@ import { fragment, h } from "../dom.js";
 import { brief, number } from "../format.js";
 import { href } from "../routes.js";
 import { agoElement, untilElement } from "../ticker.js";
-import { askToEnqueue, processNext } from "../parts/queue-actions.js";
+import { askToEnqueue, markNext } from "../parts/queue-actions.js";
 import { filterForm, queueSelect, textFilter, timeFilter } from "../parts/filter.js";
 import { unfinished } from "../parts/search-on.js";
 import {
@@ -46,14 +46,13 @@ export class TasksView extends View {
 
   render() {
     const { app, query } = this;
-    const queue = query.queue ?? app.config?.queue;
+    const { queue } = query;
     const paused = app.overview?.queues.find((one) => one.queue === queue)?.paused ?? false;
     return fragment(
       this.heading(
         "Tasks",
         app.mayAct && [
-          h("span", { class: "muted", key: "next" }, `Next of ${queue}:`),
-          ...processNext(queue, app, { disabled: paused }),
+          ...(queue ? markNext(queue, app, { disabled: paused }) : []),
           button("Enqueue…", () => askToEnqueue(app, queue), { kind: "primary", key: "enqueue" }),
         ],
       ),

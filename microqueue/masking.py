@@ -1,4 +1,4 @@
-"""Mask secrets in texts: messages, notes, whatever somebody wrote or a program printed.
+"""Mask secrets in what is shown of a task: values of telling keys, and texts that quote them.
 
 Each text is read from left to right once, so that a long one takes no longer than its length.
 """
@@ -6,8 +6,24 @@ Each text is read from left to right once, so that a long one takes no longer th
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
+from microqueue.errors import InvalidArgument
+from microqueue.model import shorten
 from microqueue.redaction import MASK, without_user
+from microqueue.task import Task, TaskError
+
+TELLING_KEYS = (
+    r"pass(word|wd|phrase|code|key)|secret(?!ar)|token(?!i[sz])"
+    r"|(^|[-_]|(?-i:(?<=[a-z0-9])(?=[A-Z])))(pass|pwd|jwt)s?$"
+    r"|(api|access|private|signing|encryption)[-_]?key|authorization|cookie|credential|^bearer$"
+    r"|session[-_]?id|^cvv$|^cvc$|card[-_]?number|^pin$|^iban$|^ssn$"
+)
+"""Keys whose values are masked by default, in any case."""
+
+NAMES = frozenset({"name", "key"})
+"""Keys that tell what the ``value`` beside them is."""
 
 QUOTE = r"\\*+['\"]?"
 SEPARATOR = r"\s*+(?:=>|==?|:)\s*+"
@@ -33,6 +49,76 @@ HEADER = re.compile(r"authorization|cookie", re.IGNORECASE)
 """Names whose values have many words, up to the end of the line."""
 KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----")
 KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
+
+
+class Masker:
+    """Masks the values of names that match a pattern; without one, shows everything."""
+
+    def __init__(self, pattern: str | None = TELLING_KEYS) -> None:
+        try:
+            self._secret = None if pattern is None else re.compile(pattern, re.IGNORECASE)
+        except re.error as exc:
+            raise InvalidArgument(
+                f"redact={shorten(pattern)} is not valid: {exc}", argument="redact", value=pattern
+            ) from exc
+
+    def mask(self, value: Any) -> Any:
+        """Return a value with what is secret in it masked, however deep."""
+        if self._secret is None:
+            return value
+        if isinstance(value, Mapping):
+            telling = self._is_telling_pair(value)
+            return {
+                key: MASK
+                if self._secret.search(str(key)) or (telling and str(key).lower() == "value")
+                else self.mask(item)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.mask(item) for item in value]
+        return self.text(value) if isinstance(value, str) else value
+
+    def text(self, text: str) -> str:
+        """Mask keys, users of addresses, and values that follow a telling name, in a text."""
+        return text if self._secret is None else mask_text(text, self._secret)
+
+    def task(self, task: Task[Any]) -> Task[Any]:
+        """Return a task with its secrets masked.
+
+        These are in its payload, headers, result, progress and errors; the token of its lease
+        is one.
+        """
+        if self._secret is None:
+            return task
+        lease, progress = task.lease, task.progress
+        return task.model_copy(
+            update={
+                "payload": self.mask(task.payload),
+                "headers": self.mask(task.headers),
+                "result": self.mask(task.result),
+                "error": self._error(task.error),
+                "history": tuple(
+                    one.model_copy(update={"error": self._error(one.error)}) for one in task.history
+                ),
+                "lease": None if lease is None else lease.model_copy(update={"token": MASK}),
+                "progress": None
+                if progress is None
+                else progress.model_copy(update={"message": self.mask(progress.message)}),
+            }
+        )
+
+    def _error(self, error: TaskError | None) -> TaskError | None:
+        # The message is null where a document was edited manually.
+        if error is None or error.message is None:
+            return error
+        return error.model_copy(update={"message": self.text(str(error.message))})
+
+    def _is_telling_pair(self, value: Mapping[Any, Any]) -> bool:
+        """Return whether it is like ``{"name": "Authorization", "value": ...}``."""
+        return self._secret is not None and any(
+            isinstance(item, str) and str(key).lower() in NAMES and self._secret.search(item)
+            for key, item in value.items()
+        )
 
 
 def mask_text(text: str, telling: re.Pattern[str]) -> str:

@@ -1,0 +1,101 @@
+"""What it costs to count a large collection: keys that the server examines, and the time."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from benchmarks.place import Place, payloads
+from microqueue import Queue, QueueSettings
+from microqueue.insights import Insights
+from microqueue.new_task import NewTask
+from microqueue.operations.produce import new_document
+
+CHUNK = 10_000
+QUEUES = ("default", "default", "default", "mail")
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one look cost."""
+
+    milliseconds: float
+    keys: int
+
+
+def fill(queue: Queue[Any], total: int) -> None:
+    """Insert tasks of two queues: of twenty, eleven done, six ready, two delayed, one failed."""
+    queue.ensure_indexes()
+    now = queue.now()
+    settings = QueueSettings()
+    new: NewTask[Any] = NewTask.model_construct(payload={}, priority=0)
+    for start in range(0, total, CHUNK):
+        documents = []
+        for n, payload in enumerate(payloads(min(CHUNK, total - start)), start):
+            document = new_document(
+                new,
+                queue=QUEUES[n % len(QUEUES)],
+                payload=payload,
+                settings=settings,
+                now=now - timedelta(hours=3) + timedelta(milliseconds=n),
+                position=n,
+            )
+            # Tasks end in about the order in which they came, over two hours.
+            at = now - timedelta(seconds=7200 * (1 - n / total))
+            documents.append(document | _state(n // len(QUEUES) % 20, at))
+        queue.collections.tasks.insert_many(documents, ordered=False)
+    queue.collections.client.admin.command("fsync")  # The filling ends here.
+
+
+def _state(place: int, at: datetime) -> dict[str, Any]:
+    if place < 11:  # noqa: PLR2004 (eleven of twenty)
+        return {"status": "done", "started_at": at, "finished_at": at, "updated_at": at}
+    if place < 13:  # noqa: PLR2004 (two of twenty)
+        return {"next_retry_at": at + timedelta(days=1), "attempts": 1}
+    if place < 14:  # noqa: PLR2004 (one of twenty)
+        error = {"message": "no", "code": "no", "at": at}
+        return {"status": "failed", "finished_at": at, "updated_at": at, "error": error}
+    return {}
+
+
+LOOKS: dict[str, Callable[[Queue[Any]], Any]] = {
+    "queue.stats()": lambda queue: queue.stats(),
+    "dead_letters.stats()": lambda queue: queue.dead_letters.stats(),
+    "Insights.stats(), all queues": lambda queue: Insights(queue).stats(),
+    "Insights.overview()": lambda queue: Insights(queue).overview(),
+    "queue.stats(exact=True)": lambda queue: queue.stats(exact=True),
+}
+
+
+def costs(place: Place, total: int) -> dict[str, Cost]:
+    """Fill a collection, and measure each look: the median time, and the keys of one."""
+    with place.client() as client:
+        queue: Queue[Any] = Queue(client[place.database])
+        fill(queue, total)
+        return {name: _cost(queue, look) for name, look in LOOKS.items()}
+
+
+def _cost(queue: Queue[Any], look: Callable[[Queue[Any]], Any]) -> Cost:
+    database = queue.collections.database
+    times = []
+    look(queue)
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        look(queue)
+        times.append(time.perf_counter() - started)
+    database.command("profile", 2)
+    try:
+        look(queue)
+    finally:
+        database.command("profile", 0)
+    keys = sum(
+        entry.get("keysExamined", 0)
+        for entry in database["system.profile"].find({"ns": f"{database.name}.tasks"})
+    )
+    database.drop_collection("system.profile")
+    return Cost(statistics.median(times) * 1000, keys)

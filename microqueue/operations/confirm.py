@@ -1,0 +1,129 @@
+"""Confirm: what a majority has, for whoever is about to say that something is stored, or gone.
+
+A read shows what the primary has. After a failover that may never have been: the next primary
+rolls back what no majority had. So a read never confirms a write, and neither does an error such
+as a duplicate key, which speaks of the primary's own data, too.
+
+A write that changes nothing does. MongoDB acknowledges it when a majority has everything that
+came before it on that primary, and so the state that its filter was compared with, whether it
+matched or not. It honours the caller's write concern, and needs no replica set. If it cannot be
+acknowledged, the driver raises, and nothing was confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pymongo import ReturnDocument, UpdateOne
+
+from microqueue.errors import ServerUnavailable
+from microqueue.operations import filters, id_order
+from microqueue.operations.call import Call, Document, Operation, Target
+
+NOTHING: Document = {"$setOnInsert": {"confirmed": True}}
+"""An update that changes nothing, as it is never an upsert."""
+
+ROUNDS = 5
+"""How often something is read again that was different when it was to be confirmed."""
+
+
+def holds(selection: Document, *, target: Target = Target.TASKS) -> Operation[bool]:
+    """Tell whether a document matches; either answer is what a majority has."""
+    result = yield Call("update_one", selection, NOTHING, target=target)
+    return bool(result.matched_count)
+
+
+def one(selection: Document, *, target: Target = Target.TASKS) -> Operation[Document | None]:
+    """Read a document, or that there is none, as a majority has it."""
+    # Without a projection, which a repeated findAndModify would drop.
+    found: Document | None = yield Call(
+        "find_one_and_update",
+        selection,
+        NOTHING,
+        return_document=ReturnDocument.AFTER,
+        target=target,
+    )
+    return found
+
+
+def some(
+    selection: Document,
+    fields: Document | None = None,
+    *,
+    target: Target = Target.TASKS,
+    **options: Any,
+) -> Operation[list[Document]]:
+    """Read documents that match as a majority has them; of what is absent it says nothing."""
+    for _ in range(ROUNDS):
+        read = (selection,) if fields is None else (selection, fields)
+        found: list[Document] = yield Call("find", *read, target=target, **options)
+        if not found:
+            return []
+        these = {"$and": [filters.any_of(document["_id"] for document in found), selection]}
+        result = yield Call("update_many", these, NOTHING, target=target)
+        if result.matched_count == len(found):
+            return found
+    raise unsettled()
+
+
+def all_hold(fences: Sequence[Document], *, target: Target = Target.TASKS) -> Operation[bool]:
+    """Tell whether each fence matches a document that a majority has, with one write.
+
+    Each names its id as ``{"_id": {"$eq": ...}}``.
+    """
+    return (yield from _count(fences, target)) == len(fences)
+
+
+def which(fences: Sequence[Document], *, target: Target = Target.TASKS) -> Operation[list[bool]]:
+    """Tell of each fence whether it matches; either answer is what a majority has.
+
+    What a read expects is confirmed with one write for those that match, and one for those that
+    do not; only where it was wrong, halves of them are asked about.
+    """
+    found = yield Call("find", {"$or": list(fences)}, {"_id": 1}, target=target)
+    seen = {id_order.key(document["_id"]) for document in found}
+    expected = [id_order.key(fence["_id"]["$eq"]) in seen for fence in fences]
+    answers = [False] * len(fences)
+    for guess in (True, False):
+        places = [place for place, one in enumerate(expected) if one is guess]
+        yield from _divide(fences, places, answers, target)
+    return answers
+
+
+def _divide(
+    fences: Sequence[Document], places: Sequence[int], answers: list[bool], target: Target
+) -> Operation[None]:
+    matched = yield from _count([fences[place] for place in places], target)
+    if matched in {0, len(places)}:
+        for place in places:
+            answers[place] = bool(matched)
+        return
+    half = len(places) // 2
+    yield from _divide(fences, places[:half], answers, target)
+    yield from _divide(fences, places[half:], answers, target)
+
+
+def _count(fences: Sequence[Document], target: Target) -> Operation[int]:
+    """Count the fences that match, with one write."""
+    if not fences:
+        return 0
+    ids = {id_order.key(fence["_id"]["$eq"]): fence["_id"]["$eq"] for fence in fences}
+    if len(ids) == len(fences) > 1 and all(
+        {**one, "_id": 0} == {**fences[0], "_id": 0} for one in fences
+    ):
+        # One condition for all, as for the rows of a load: a third of the work.
+        result = yield Call(
+            "update_many", {**fences[0], **filters.any_of(ids.values())}, NOTHING, target=target
+        )
+        return int(result.matched_count)
+    updates = [UpdateOne(fence, NOTHING) for fence in fences]
+    result = yield Call("bulk_write", updates, ordered=False, target=target)
+    return int(result.matched_count)
+
+
+def unsettled() -> ServerUnavailable:
+    """Say that what is stored was different each time it was to be confirmed."""
+    return ServerUnavailable(
+        f"what is stored changed {ROUNDS} times while it was confirmed; try again"
+    )

@@ -1,0 +1,810 @@
+"""Stats: how many tasks stand where, counted with a bound.
+
+A count is exact up to a limit. A count above the limit is an estimate, and is marked as one, so
+that a look at a million tasks costs as much as a look at a few thousand:
+
+1. Each status is counted for all queues at once, on the index that holds it, up to the limit.
+2. Where that is too little, every queue gets its share of the limit, so that a small queue is
+   counted exactly beside a large one.
+3. What is still larger is estimated. The collection knows how many documents it has. What was
+   counted exactly is taken off, and the rest is shared out by a random sample.
+
+A sample reads 4 MB of documents from anywhere in the collection, so one is used for half a
+minute. A single estimate needs none if all else was counted.
+
+A random sample of WiredTiger picks a page first and then a document in it, so it has too many
+large documents where large and small ones lie apart. The collection also knows the mean size of
+its documents, so the documents of the sample are weighted by a power of their size such that
+their mean agrees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+from microqueue.model import Model
+from microqueue.operations import dead_letters, examine, filters
+from microqueue.operations.call import Call, Document, Operation, Target, letters_collection
+from microqueue.operations.dead_letters import DeadLetterStats
+from microqueue.settings import QueueSettings
+
+MINUTE = timedelta(minutes=1)
+MINUTES = 60
+
+MOST_SAMPLED = 4000
+SAMPLE_AGE = timedelta(seconds=30)
+LEAST_PER_SAMPLE = 25
+"""MongoDB picks documents at random only if it is asked for less than a 20th of them."""
+MOST_PIPELINES = 100
+"""How many counts one command makes. MongoDB allows for 1,000 stages."""
+HEADS = 20
+"""How many tasks of each priority are looked at for the oldest one of a long line."""
+LARGEST_POWER = 4.0
+STEPS = 40
+SIZE_CLASSES = 8
+
+DONE: Document = {**filters.FINISHED, "finished_at": filters.IS_DATE}
+SELECTIONS: Mapping[str, Document] = {
+    "ready": filters.READY,
+    "delayed": filters.DELAYED,
+    "processing": filters.LEASED,
+    "done": DONE,
+    "failed": filters.DEAD,
+}
+KINDS = tuple(SELECTIONS)
+SINCE: Mapping[str, str] = {"ready": "updated_at", "delayed": "next_retry_at"}
+"""The field of which the smallest value is read along with the count."""
+ORDERS: Mapping[str, Document] = {
+    "ready": dict(filters.READY_ORDER),
+    "delayed": {"next_retry_at": 1},
+    "failed": dict(dead_letters.ORDER),
+}
+"""How the index of each status goes on after the queue."""
+
+
+class QueueStats(Model):
+    """How a queue stands at ``at``. Ages are in seconds.
+
+    ``estimated`` names the fields that are estimates, because there are more than
+    ``settings.count_limit``. All other fields are exact.
+    """
+
+    queue: str
+    at: datetime
+    ready: int
+    delayed: int
+    processing: int
+    overdue: int
+    done: int
+    failed: int
+    oldest_ready_age_sec: float | None
+    """How long the task that has been ready the longest has waited. An estimate is at most that."""
+    next_due_at: datetime | None
+    estimated: Sequence[str] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is an estimate."""
+        return not self.estimated
+
+    @property
+    def pending(self) -> int:
+        """Tasks that wait, ready or delayed."""
+        return self.ready + self.delayed
+
+    @property
+    def in_flight(self) -> int:
+        """Tasks that a worker holds; the overdue ones among them await the sweeper."""
+        return self.processing
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far to count: up to a limit, or everything if there is none."""
+
+    collection: str
+    limit: int | None
+    samples: KnownSamples
+
+    def exceeded(self, number: int) -> bool:
+        """Whether a count went beyond the limit."""
+        return self.limit is not None and number > self.limit
+
+    def share(self, parts: int) -> int:
+        """Divide the limit among some counts."""
+        return max((self.limit or 0) // max(parts, 1), 1)
+
+    def stages(self, order: Document | None = None) -> list[Document]:
+        """Write the stages that end a count one beyond the limit."""
+        if self.limit is None:
+            return []
+        return [*([{"$sort": order}] if order else []), {"$limit": self.limit + 1}]
+
+    def name(self, target: Target) -> str:
+        """Name the collection of a target."""
+        if target is Target.DEAD_LETTERS:
+            return letters_collection(self.collection)
+        return self.collection
+
+
+# Random samples
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Some documents of a sample that have all of this in common, and their weight."""
+
+    queue: str
+    kind: str
+    overdue: bool
+    minute: datetime | None
+    weight: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How many documents a collection has, and a sample of them."""
+
+    total: int
+    items: Sequence[Sampled]
+
+    def weight(self, accepts: Callable[[Sampled], bool]) -> float:
+        """Add up the weight of some of the sample."""
+        return sum(one.weight for one in self.items if accepts(one))
+
+
+class KnownSamples:
+    """The last samples of a queue's collections, by target, and when they were taken."""
+
+    def __init__(self) -> None:
+        # Each is replaced whole, so that threads never see half of a new one.
+        self._known: dict[Target, tuple[datetime, Sequence[Sampled]]] = {}
+
+    def get(self, target: Target, now: datetime) -> Sequence[Sampled] | None:
+        """Give a sample that is not too old, if there is one."""
+        taken_at, items = self._known.get(target, (datetime.min.replace(tzinfo=UTC), ()))
+        return items if abs(now - taken_at) < SAMPLE_AGE else None
+
+    def put(self, target: Target, now: datetime, items: Sequence[Sampled]) -> None:
+        """Keep a sample."""
+        self._known[target] = (now, items)
+
+
+class Sampler:
+    """Takes a sample of each collection when the first estimate needs it and none is known."""
+
+    def __init__(self, bounds: Bounds, now: datetime) -> None:
+        self._bounds = bounds
+        self._now = now
+        self._totals: dict[Target, int] = {}
+
+    def total(self, target: Target) -> Operation[int]:
+        """Read how many documents a collection has, once; the collection knows it."""
+        if target not in self._totals:
+            found = yield Call("aggregate", [{"$collStats": {"count": {}}}], target=target)
+            self._totals[target] = int(sum(one.get("count", 0) for one in found))
+        return self._totals[target]
+
+    def read(self, target: Target) -> Operation[Sample]:
+        """Sample a collection."""
+        total = yield from self.total(target)
+        items = self._bounds.samples.get(target, self._now)
+        if items is None:
+            items = yield from self._read(target, total)
+            self._bounds.samples.put(target, self._now, items)
+        return Sample(total, items)
+
+    def _read(self, target: Target, total: int) -> Operation[Sequence[Sampled]]:
+        wanted = min(MOST_SAMPLED, total // LEAST_PER_SAMPLE)
+        if wanted < 1:
+            return ()
+        found = yield Call("aggregate", [{"$collStats": {"storageStats": {}}}], target=target)
+        shards = [one.get("storageStats", {}) for one in found]
+        count = sum(one.get("count", 0) for one in shards)
+        mean_size = sum(one.get("size", 0) for one in shards) / max(count, 1)
+        groups = yield Call(
+            "aggregate",
+            [{"$sample": {"size": wanted}}, {"$group": self._group()}],
+            target=target,
+        )
+        return _weighted(groups, mean_size, first_minute(self._now)) if groups else ()
+
+    def _group(self) -> Document:
+        """Group by all that an estimate asks for, and by size."""
+
+        def by_status(otherwise: Any, **values: Any) -> Document:
+            branches = [
+                {"case": {"$eq": ["$status", name]}, "then": value}
+                for name, value in values.items()
+            ]
+            return {"$switch": {"branches": branches, "default": otherwise}}
+
+        dated = by_status(
+            None, pending="$next_retry_at", processing="$lease_expires_at", done="$finished_at"
+        )
+        late = {"$lte": ["$lease_expires_at", self._now]}
+        ended = by_status(None, done="$finished_at", failed="$updated_at")
+        size = {"$bsonSize": "$$ROOT"}
+        return {
+            "_id": {
+                "queue": "$queue",
+                "status": "$status",
+                "dated": {"$eq": [{"$type": dated}, "date"]},
+                "late": by_status(False, processing=late),  # noqa: FBT003 (a value of MongoDB)
+                # One group for all that is older, or has not ended.
+                "minute": {"$max": [-1, _minute_of(ended, first_minute(self._now))]},
+                "size": {"$floor": {"$multiply": [SIZE_CLASSES, {"$ln": size}]}},
+            },
+            "count": {"$sum": 1},
+            "bytes": {"$sum": size},
+        }
+
+
+def _weighted(groups: Sequence[Document], mean_size: float, first: datetime) -> list[Sampled]:
+    """Weigh the documents of a sample so that their mean size is that of the collection."""
+    sizes = [one["bytes"] / one["count"] for one in groups]
+
+    def weights(power: float) -> list[float]:
+        return [
+            one["count"] * (size / mean_size) ** -power
+            for one, size in zip(groups, sizes, strict=True)
+        ]
+
+    low, high = -LARGEST_POWER, LARGEST_POWER
+    for _ in range(STEPS):
+        power = (low + high) / 2
+        tried = weights(power)
+        mean = sum(map(math.prod, zip(tried, sizes, strict=True))) / sum(tried)
+        low, high = (power, high) if mean > mean_size else (low, power)
+    return [
+        Sampled(
+            queue=str(one["_id"].get("queue")),
+            kind=_kind(one["_id"].get("status"), dated=bool(one["_id"].get("dated"))),
+            overdue=bool(one["_id"].get("late")),
+            minute=_instant(one["_id"].get("minute"), first),
+            weight=weight,
+        )
+        for one, weight in zip(groups, weights((low + high) / 2), strict=True)
+    ]
+
+
+def _kind(status: Any, *, dated: bool) -> str:
+    """Tell in which count a document is, if in any."""
+    match status, dated:
+        case filters.PENDING, _:
+            return "delayed" if dated else "ready"
+        case ((filters.PROCESSING | filters.DONE), True):
+            return str(status)
+        case filters.FAILED, _:
+            return "failed"
+    return ""
+
+
+def _instant(minute: Any, first: datetime) -> datetime | None:
+    return first + int(minute) * MINUTE if minute is not None and minute >= 0 else None
+
+
+# Counts by queue and status
+
+Place: TypeAlias = tuple[Target, str, str]
+"""A collection, a queue, a status."""
+
+
+@dataclass
+class Counted:
+    """What was counted: exactly, and of what there is more than was counted."""
+
+    exact: dict[Place, int] = field(default_factory=dict)
+    more: dict[Place, int] = field(default_factory=dict)
+    overdue: Counter[str] = field(default_factory=Counter)
+    overdue_exact: bool = True
+    since: dict[str, dict[str, datetime]] = field(
+        default_factory=lambda: {kind: {} for kind in SINCE}
+    )
+
+    def put(self, target: Target, queue: str, kind: str, number: int, *, exact: bool) -> None:
+        """Note a count; one that is exact replaces one that is not."""
+        place = target, queue, kind
+        if exact:
+            self.exact[place] = number
+            self.more.pop(place, None)
+        elif place not in self.exact:
+            self.more[place] = max(number, self.more.get(place, 0))
+
+
+class QueueCounter:
+    """Counts the tasks of some queues."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        now: datetime,
+        settings: QueueSettings,
+        *,
+        bounds: Bounds,
+        sampler: Sampler,
+    ) -> None:
+        self._names = list(dict.fromkeys(names))
+        self._now = now
+        self._settings = settings
+        self._bounds = bounds
+        self._sampler = sampler
+        self._here = {"queue": {"$in": self._names}}
+        self._found = Counted()
+
+    def count(self, kinds: Collection[str] = KINDS) -> Operation[dict[str, Document]]:
+        """Count, and give by queue the fields of :class:`QueueStats` that belong to the kinds."""
+        for kind in ("ready", "delayed"):
+            if kind in kinds:
+                yield from self._count_by_queue(kind)
+        unclear = []
+        if "processing" in kinds and not (yield from self._count_leased()):
+            unclear.append("processing")
+        if "done" in kinds and not (yield from self._count_done()):
+            unclear.append("done")
+        if unclear:
+            yield from self._count_whole_queues(unclear)
+        if "failed" in kinds:
+            yield from self._count_failed()
+        if "ready" in kinds:
+            yield from self._look_for_older()
+        estimates = yield from self._estimate(kinds)
+        return {name: self._fields(name, kinds, estimates) for name in self._names}
+
+    def _fields(
+        self, name: str, kinds: Collection[str], estimates: Mapping[Place, int]
+    ) -> Document:
+        fields: Document = {}
+        estimated = []
+        for kind in KINDS:
+            if kind not in kinds:
+                continue
+            places = [(target, name, kind) for target in (Target.TASKS, Target.DEAD_LETTERS)]
+            fields[kind] = sum(
+                estimates.get(place, self._found.exact.get(place, 0)) for place in places
+            )
+            if any(place in estimates for place in places):
+                estimated.append(kind)
+            if kind == "processing":
+                place = (Target.TASKS, name, "overdue")
+                fields["overdue"] = estimates.get(place, self._found.overdue[name])
+                if place in estimates:
+                    estimated.append("overdue")
+        if "ready" in kinds:
+            since = self._found.since["ready"].get(name)
+            waited = None if since is None else max((self._now - since).total_seconds(), 0.0)
+            fields["oldest_ready_age_sec"] = waited
+            if "ready" in estimated:
+                estimated.append("oldest_ready_age_sec")
+        if "delayed" in kinds:
+            fields["next_due_at"] = self._found.since["delayed"].get(name)
+        return {**fields, "estimated": tuple(estimated)}
+
+    # Statuses whose index begins with the queue
+
+    def _count_by_queue(
+        self, kind: str, target: Target = Target.TASKS, only: Document | None = None
+    ) -> Operation[None]:
+        """Count a status in all queues at once, or else in each with its share of the limit."""
+        selection = {**SELECTIONS[kind], **(only or {})}
+        alone = len(self._names) == 1
+        pipeline = [
+            {"$match": {**self._here, **selection}},
+            *self._bounds.stages(ORDERS[kind] if alone else None),
+            {"$group": _group("$queue", kind)},
+        ]
+        groups = yield Call("aggregate", pipeline, target=target)
+        if not self._bounds.exceeded(sum(one["count"] for one in groups)):
+            self._note(target, kind, groups, most=None)
+            return
+        if alone:
+            self._note(target, kind, groups, most=self._bounds.limit)
+            return
+        share = self._bounds.share(len(self._names))
+        groups = yield from self._each_queue(
+            lambda name: [
+                {"$match": {"queue": name, **selection}},
+                {"$sort": ORDERS[kind]},
+                {"$limit": share + 1},
+                {"$group": _group({"$literal": name}, kind)},
+            ],
+            target,
+        )
+        self._note(target, kind, groups, most=share)
+
+    def _note(
+        self, target: Target, kind: str, groups: Iterable[Document], most: int | None
+    ) -> None:
+        for name in self._names:
+            self._found.put(target, name, kind, 0, exact=True)
+        for one in groups:
+            name, number = str(one["_id"]), int(one["count"])
+            if most is not None and number > most:
+                del self._found.exact[target, name, kind]
+                self._found.put(target, name, kind, number, exact=False)
+            else:
+                self._found.put(target, name, kind, number, exact=True)
+            if isinstance(one.get("since"), datetime):
+                self._found.since[kind][name] = one["since"]
+
+    def _each_queue(
+        self,
+        pipeline_of: Callable[[str], list[Document]],
+        target: Target = Target.TASKS,
+        names: Sequence[str] | None = None,
+    ) -> Operation[list[Document]]:
+        pipelines = [pipeline_of(name) for name in (self._names if names is None else names)]
+        return (yield from _together(pipelines, self._bounds.name(target), target))
+
+    def _look_for_older(self) -> Operation[None]:
+        """Look at the head of each priority for the oldest ready task of a long line."""
+        found = self._found.since["ready"]
+        places = [place for place in self._found.more if place[2] == "ready"]
+        below: dict[str, Any] = {name: math.inf for _, name, _ in places}
+        while below:
+            heads = yield from self._each_queue(
+                lambda name: [
+                    {
+                        "$match": {
+                            "queue": name,
+                            **filters.READY,
+                            "priority": {"$lt": below[name]},  # noqa: B023 (it is called at once)
+                        }
+                    },
+                    {"$sort": ORDERS["ready"]},
+                    {"$limit": HEADS},
+                    {
+                        "$group": {
+                            **_group({"$literal": name}, "ready"),
+                            "lowest": {"$min": "$priority"},
+                        }
+                    },
+                ],
+                names=list(below),
+            )
+            below = {str(one["_id"]): one["lowest"] for one in heads if one["lowest"] is not None}
+            for one in heads:
+                name, since = str(one["_id"]), one["since"]
+                if isinstance(since, datetime):
+                    found[name] = min(since, found.get(name, since))
+
+    # Statuses whose index is one of all queues
+
+    def _count_leased(self) -> Operation[bool]:
+        late = {"$sum": {"$cond": [{"$lte": ["$lease_expires_at", self._now]}, 1, 0]}}
+        group = {"overdue": late, "last": {"$max": "$lease_expires_at"}}
+        groups, whole = yield from self._count_all_queues(
+            "processing", {"lease_expires_at": 1}, group
+        )
+        for one in groups:
+            self._found.overdue[str(one["_id"])] = one["overdue"]
+        # They come in the order of their ends: after one that has not ended, none has.
+        self._found.overdue_exact = whole or any(one["last"] > self._now for one in groups)
+        return whole
+
+    def _count_done(self) -> Operation[bool]:
+        _, whole = yield from self._count_all_queues("done", {"finished_at": 1}, {})
+        return whole
+
+    def _count_all_queues(
+        self, kind: str, order: Document, more: Document
+    ) -> Operation[tuple[list[Document], bool]]:
+        """Count a status in all queues of the collection: these indexes know no queue.
+
+        A filter by queue would read past any number of tasks of other queues.
+        """
+        here = self._here if self._bounds.limit is None else {}
+        groups: list[Document] = yield Call(
+            "aggregate",
+            [
+                {"$match": {**here, **SELECTIONS[kind]}},
+                *self._bounds.stages(order),
+                {"$group": {"_id": "$queue", "count": {"$sum": 1}, **more}},
+            ],
+        )
+        whole = not self._bounds.exceeded(sum(one["count"] for one in groups))
+        counted = {str(one["_id"]): one["count"] for one in groups}
+        for name in self._names:
+            self._found.put(Target.TASKS, name, kind, counted.get(name, 0), exact=whole)
+        return groups, whole
+
+    def _count_whole_queues(self, kinds: Sequence[str]) -> Operation[None]:
+        """Count all tasks of each queue: one that has few is counted exactly."""
+        share = self._bounds.share(len(self._names))
+        is_leased = _is_dated(filters.PROCESSING, "$lease_expires_at")
+        late = {"$lte": ["$lease_expires_at", self._now]}
+        cases = {
+            "processing": is_leased,
+            "done": _is_dated(filters.DONE, "$finished_at"),
+            "overdue": {"$and": [is_leased, late]},
+        }
+        sums = {name: {"$sum": {"$cond": [case, 1, 0]}} for name, case in cases.items()}
+        groups = yield from self._each_queue(
+            lambda name: [
+                {"$match": {"queue": name}},
+                {"$sort": {"created_at": -1}},
+                {"$limit": share + 1},
+                {"$group": {"_id": {"$literal": name}, "count": {"$sum": 1}, **sums}},
+            ]
+        )
+        counted = {str(one["_id"]): one for one in groups}
+        for name in self._names:
+            one = counted.get(name, {})
+            exact = one.get("count", 0) <= share
+            for kind in kinds:
+                self._found.put(Target.TASKS, name, kind, one.get(kind, 0), exact=exact)
+            if exact and "processing" in kinds:
+                self._found.overdue[name] = one.get("overdue", 0)
+
+    # Dead letters
+
+    def _count_failed(self) -> Operation[None]:
+        if not self._settings.letters_apart:
+            yield from self._count_by_queue("failed")
+            return
+        query = {**self._here, **filters.DEAD}
+        if self._bounds.limit is None:
+            letters = yield from dead_letters.each_once(query, {"queue": 1}, self._settings)
+            counted = Counter(str(one.get("queue")) for one in letters.values())
+            for name in self._names:
+                self._found.put(Target.TASKS, name, "failed", counted[name], exact=True)
+            return
+        # A letter is for a moment in both places. It is counted in the first, and the second
+        # is asked for all others.
+        first = yield Call("find", query, {"queue": 1}, limit=self._bounds.limit + 1)
+        if self._bounds.exceeded(len(first)):
+            yield from self._count_by_queue("failed")
+            yield from self._count_by_queue("failed", Target.DEAD_LETTERS)
+            return
+        counted = Counter(str(one.get("queue")) for one in first)
+        for name in self._names:
+            self._found.put(Target.TASKS, name, "failed", counted[name], exact=True)
+        others = {"_id": {"$nin": [one["_id"] for one in first]}} if first else None
+        yield from self._count_by_queue("failed", Target.DEAD_LETTERS, others)
+
+    # Estimates
+
+    def _estimate(self, kinds: Collection[str]) -> Operation[dict[Place, int]]:
+        """Estimate what there is more of than was counted; never less than was counted."""
+        estimates: dict[Place, int] = {}
+        for target in (Target.TASKS, Target.DEAD_LETTERS):
+            open_places = {place: n for place, n in self._found.more.items() if place[0] is target}
+            if not open_places:
+                continue
+            closed = {place: n for place, n in self._found.exact.items() if place[0] is target}
+            total = yield from self._sampler.total(target)
+            rest = max(total - sum(closed.values()), 0)
+            if (yield from self._is_the_rest(open_places, kinds)):
+                estimates |= {place: max(n, rest) for place, n in open_places.items()}
+                continue
+            sample = yield from self._sampler.read(target)
+            weight = sample.weight(lambda one: (target, one.queue, one.kind) not in closed)  # noqa: B023 (it is called at once)
+            for place, counted in open_places.items():
+                _, name, kind = place
+                share = sample.weight(lambda one: (one.queue, one.kind) == (name, kind))  # noqa: B023 (as above)
+                estimates[place] = max(counted, round(rest * share / weight) if weight else 0)
+                if kind == "processing" and not self._found.overdue_exact:
+                    late = sample.weight(
+                        lambda one: one.overdue and (one.queue, one.kind) == (name, kind)  # noqa: B023 (as above)
+                    )
+                    part = round(estimates[place] * late / share) if share else 0
+                    estimates[target, name, "overdue"] = max(self._found.overdue[name], part)
+        return estimates
+
+    def _is_the_rest(self, places: Collection[Place], kinds: Collection[str]) -> Operation[bool]:
+        """Tell whether one count alone is open, and every other task was counted."""
+        ((target, _, kind), *others) = places
+        if others or target is not Target.TASKS or kind == "processing" or set(kinds) < set(KINDS):
+            return False
+        return set((yield from examine.queue_names())) <= set(self._names)
+
+
+def _group(key: Any, kind: str) -> Document:
+    group: Document = {"_id": key, "count": {"$sum": 1}}
+    return {**group, "since": {"$min": f"${SINCE[kind]}"}} if kind in SINCE else group
+
+
+def _is_dated(status: str, path: str) -> Document:
+    return {"$and": [{"$eq": ["$status", status]}, {"$eq": [{"$type": path}, "date"]}]}
+
+
+def _together(
+    pipelines: Sequence[list[Document]], collection: str, target: Target
+) -> Operation[list[Document]]:
+    """Run many small pipelines with few commands, and give what all of them gave."""
+    found: list[Document] = []
+    for start in range(0, len(pipelines), MOST_PIPELINES):
+        first, *others = pipelines[start : start + MOST_PIPELINES]
+        unions = [{"$unionWith": {"coll": collection, "pipeline": one}} for one in others]
+        found += yield Call("aggregate", [*first, *unions], target=target)
+    return found
+
+
+def queue_stats(
+    names: Sequence[str], now: datetime, settings: QueueSettings, *, bounds: Bounds
+) -> Operation[list[QueueStats]]:
+    """Count the tasks of some queues, with as many commands as for one of them."""
+    counter = QueueCounter(names, now, settings, bounds=bounds, sampler=Sampler(bounds, now))
+    counted = yield from counter.count()
+    return [QueueStats(queue=name, at=now, **counted[name]) for name in names]
+
+
+# Dead letters by code
+
+
+def letter_stats(
+    queues: filters.Queues, now: datetime, settings: QueueSettings, *, bounds: Bounds
+) -> Operation[DeadLetterStats]:
+    """Count the dead letters of queues by error code: all, or the newest up to the limit."""
+    if bounds.limit is None:
+        return (yield from dead_letters.stats(queues, settings))
+    query: Document = {**filters.of(queues), **filters.DEAD}
+    by_code: Counter[str] = Counter()
+    ends: list[datetime] = []
+    more = False
+    for target in dict.fromkeys(dead_letters.targets(settings)):
+        group = {
+            "_id": "$error.code",
+            "count": {"$sum": 1},
+            "oldest": {"$min": "$updated_at"},
+            "newest": {"$max": "$updated_at"},
+        }
+        pipeline = [{"$match": query}, *bounds.stages(dict(dead_letters.ORDER)), {"$group": group}]
+        if settings.letters_apart and target is Target.TASKS:
+            group["ids"] = {"$push": "$_id"}
+        groups: list[Document] = yield Call("aggregate", pipeline, target=target)
+        for one in groups:
+            by_code[str(one["_id"] or "none")] += one["count"]
+            ends += [at for at in (one["oldest"], one["newest"]) if isinstance(at, datetime)]
+        if bounds.exceeded(sum(one["count"] for one in groups)):
+            more = True
+            last = yield Call(
+                "find", query, {"updated_at": 1}, sort=[("updated_at", 1)], limit=1, target=target
+            )
+            ends += [one["updated_at"] for one in last if isinstance(one["updated_at"], datetime)]
+        elif ids := [one_id for one in groups for one_id in one.get("ids", ())]:
+            query = {**query, "_id": {"$nin": ids}}  # It is for a moment in both places.
+    total, estimated = by_code.total(), False
+    if more:
+        names = [queues] if isinstance(queues, str) else queues
+        counter = QueueCounter(names, now, settings, bounds=bounds, sampler=Sampler(bounds, now))
+        counted = (yield from counter.count(("failed",))).values()
+        total = max(sum(one["failed"] for one in counted), total)
+        estimated = any(one["estimated"] for one in counted)
+    return DeadLetterStats(
+        total=total,
+        by_code=dict(by_code.most_common()),
+        oldest_at=min(ends, default=None),
+        newest_at=max(ends, default=None),
+        estimated=estimated,
+        examined=by_code.total(),
+    )
+
+
+# What was finished by minute
+
+Minutes: TypeAlias = dict[tuple[str, datetime], int]
+"""Tasks by queue and minute."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What was done and failed by queue and minute, and the minutes that are estimates."""
+
+    counts: Mapping[str, Minutes]
+    estimated: Mapping[str, frozenset[datetime]]
+
+
+def first_minute(now: datetime) -> datetime:
+    """Give the first of the last 60 minutes; the last of them is the current one."""
+    return now.replace(second=0, microsecond=0) - (MINUTES - 1) * MINUTE
+
+
+def finished_by_minute(
+    since: datetime, now: datetime, settings: QueueSettings, *, bounds: Bounds, sampler: Sampler
+) -> Operation[Finished]:
+    """Count tasks done and failed since the beginning of a minute, by queue and minute."""
+    counts: dict[str, Minutes] = {"done": {}, "failed": {}}
+    estimated: dict[str, set[datetime]] = {"done": set(), "failed": set()}
+    places = [("done", Target.TASKS)]
+    places += [("failed", target) for target in dict.fromkeys(dead_letters.targets(settings))]
+    for kind, target in places:
+        counter = _MinuteCounter(kind, target, bounds=bounds)
+        found, unclear = yield from counter.count(since, now)
+        if unclear:
+            sample = yield from sampler.read(target)
+            found = counter.estimated(found, unclear, sample)
+            estimated[kind] |= unclear
+        for key, number in found.items():
+            counts[kind][key] = counts[kind].get(key, 0) + number
+    return Finished(counts, {kind: frozenset(minutes) for kind, minutes in estimated.items()})
+
+
+class _MinuteCounter:
+    """Counts what was finished in one way, in one collection."""
+
+    def __init__(self, kind: str, target: Target, *, bounds: Bounds) -> None:
+        self._kind = kind
+        self._target = target
+        self._bounds = bounds
+        self._field = "finished_at" if kind == "done" else "updated_at"
+
+    def count(self, since: datetime, now: datetime) -> Operation[tuple[Minutes, set[datetime]]]:
+        """Count all minutes at once, or else each with its share of the limit.
+
+        Gives the minutes of which there is more than was counted, too.
+        """
+        minute = _minute_of(f"${self._field}", since)
+        groups = yield Call(
+            "aggregate",
+            [
+                {"$match": self._selection({"$gte": since})},
+                *self._bounds.stages(),
+                {"$group": {"_id": {"queue": "$queue", "minute": minute}, "count": {"$sum": 1}}},
+            ],
+            target=self._target,
+        )
+        if not self._bounds.exceeded(sum(one["count"] for one in groups)):
+            return self._read(groups, since), set()
+        number = int((now - since) / MINUTE) + 1
+        share = self._bounds.share(number)
+        groups = yield from _together(
+            [self._one_minute(since, number, place, share) for place in range(number)],
+            self._bounds.name(self._target),
+            self._target,
+        )
+        seen: Counter[datetime] = Counter()
+        for one in groups:
+            seen[since + int(one["_id"]["minute"]) * MINUTE] += one["count"]
+        unclear = {instant for instant, count in seen.items() if count > share}
+        return self._read(groups, since), unclear
+
+    def _one_minute(self, since: datetime, number: int, place: int, share: int) -> list[Document]:
+        window = {"$gte": since + place * MINUTE}
+        if place < number - 1:  # A writer's clock may be a little ahead of this one.
+            window["$lt"] = since + (place + 1) * MINUTE
+        group = {"queue": "$queue", "minute": {"$literal": place}}
+        return [
+            {"$match": self._selection(window)},
+            {"$limit": share + 1},
+            {"$group": {"_id": group, "count": {"$sum": 1}}},
+        ]
+
+    def estimated(self, counted: Minutes, unclear: Collection[datetime], sample: Sample) -> Minutes:
+        """Estimate the minutes of which there is more than was counted.
+
+        One that the sample is too old for is at least what was counted.
+        """
+        total = sample.weight(lambda _: True)
+        found = dict(counted)
+        weights: Counter[tuple[str, datetime]] = Counter()
+        for one in sample.items:
+            if one.kind == self._kind and one.minute is not None:
+                weights[one.queue, one.minute] += one.weight  # type: ignore[assignment]  # Counters may hold any number.
+        for key, weight in weights.items():
+            if key[1] in unclear:
+                found[key] = max(found.get(key, 0), round(sample.total * weight / total))
+        return found
+
+    def _selection(self, window: Document) -> Document:
+        if self._kind == "done":
+            return {**filters.FINISHED, "finished_at": window}
+        # A range on the first key of an index lets a query over all queues run on that index.
+        return {"queue": {"$gt": ""}, **filters.DEAD, "updated_at": window}
+
+    @staticmethod
+    def _read(groups: Iterable[Document], since: datetime) -> Minutes:
+        found: Minutes = {}
+        for one in groups:
+            key = str(one["_id"]["queue"]), since + int(one["_id"]["minute"]) * MINUTE
+            found[key] = found.get(key, 0) + one["count"]
+        return found
+
+
+def _minute_of(instant: Any, since: datetime) -> Document:
+    return {"$floor": {"$divide": [{"$subtract": [instant, since]}, 60_000]}}

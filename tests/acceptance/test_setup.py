@@ -1,0 +1,142 @@
+"""``scripts/setup`` on machines that lack something: it names what to install.
+
+The scripts are copied to a folder whose name has a space, and find only the commands that a test
+puts on their PATH.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ("bash", "cat", "dirname", "env", "grep", "mkdir", "sha256sum", "touch")
+
+
+@dataclass
+class Machine:
+    """A machine with few commands, each a stub that a test writes."""
+
+    home: Path
+
+    @property
+    def commands(self) -> Path:
+        return self.home / "bin"
+
+    def install(self, name: str, script: str) -> None:
+        """Put a command on the PATH."""
+        command = self.commands / name
+        command.write_text(f"#!/bin/bash\n{script}\n")
+        command.chmod(0o755)
+
+    def install_python(self, *, version: str, venv: bool) -> None:
+        """Put a Python on the PATH that has the venv module, or lacks it as Debian's does."""
+        major, minor = version.split(".")
+        supported = 0 if (int(major), int(minor)) >= (3, 11) else 1
+        inner = "#!/bin/bash\\nexit 0\\n"
+        self.install(
+            "python3",
+            f"""
+case "$*" in
+*"version_info < (3, 11)"*) exit {supported} ;;
+*"import ensurepip"*) exit {0 if venv else 1} ;;
+*"sys.version_info[:2]"*) echo {version} ;;
+--version) echo Python {version} ;;
+"-m venv "*) mkdir -p "$3/bin"; printf '{inner}' >"$3/bin/python"; /bin/chmod +x "$3/bin/python" ;;
+esac
+""",
+        )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the script as a user who is not root."""
+        return subprocess.run(
+            [str(self.commands / "bash"), str(self.home / "scripts" / "setup"), *arguments],
+            env={"PATH": str(self.commands), "HOME": str(self.home)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    machine = Machine(tmp_path / "a home")
+    machine.commands.mkdir(parents=True)
+    shutil.copytree(ROOT / "scripts", machine.home / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", machine.home)
+    for tool in TOOLS:
+        machine.commands.joinpath(tool).symlink_to(str(shutil.which(tool)))
+    machine.install("id", "echo 1000")
+    return machine
+
+
+def test_without_a_python_that_is_new_enough(machine: Machine) -> None:
+    machine.install_python(version="3.9", venv=True)
+    run = machine.run("cli")
+    assert run.returncode == 1
+    assert "3.11" in run.stderr
+
+
+def test_without_venv_and_without_apt(machine: Machine) -> None:
+    machine.install_python(version="3.12", venv=False)
+    run = machine.run("cli")
+    assert run.returncode == 1
+    assert "python3.12-venv" in run.stderr
+
+
+def test_without_venv_and_without_sudo(machine: Machine) -> None:
+    machine.install_python(version="3.13", venv=False)
+    machine.install("apt-get", "touch apt-was-called")
+    run = machine.run("cli")
+    assert run.returncode == 1
+    assert "apt-get install python3.13-venv" in run.stderr
+    assert not (machine.home / "apt-was-called").exists()
+
+
+def test_with_sudo_the_missing_package_is_installed(machine: Machine) -> None:
+    machine.install_python(version="3.12", venv=False)
+    machine.install("apt-get", 'echo "$@" >>apt-calls')
+    machine.install("sudo", 'exec "$@"')
+    run = machine.run("cli")
+    assert run.returncode == 0, run.stderr
+    last = (machine.home / "apt-calls").read_text().splitlines()[-1]
+    assert last.startswith("install")
+    assert last.endswith("python3.12-venv")
+
+
+def test_a_package_that_apt_cannot_install_is_named(machine: Machine) -> None:
+    machine.install_python(version="3.12", venv=False)
+    machine.install("apt-get", "exit 100")
+    machine.install("sudo", 'exec "$@"')
+    run = machine.run("cli")
+    assert run.returncode == 1
+    assert "python3.12-venv" in run.stderr
+
+
+def test_without_a_mongod_for_this_system(machine: Machine) -> None:
+    machine.install_python(version="3.12", venv=True)
+    inner = 'case "$*" in *find_mongod*) exit 1 ;; esac'
+    (machine.home / ".venv" / "bin").mkdir(parents=True)
+    python = machine.home / ".venv" / "bin" / "python"
+    python.write_text(f"#!/bin/bash\n{inner}\n")
+    python.chmod(0o755)
+    run = machine.run("cli,embedded")
+    assert run.returncode == 1
+    assert "MICROQUEUE_MONGOD" in run.stderr
+    assert "MICROQUEUE_URI" in run.stderr
+
+
+def test_a_path_with_spaces_and_another_environment(machine: Machine) -> None:
+    machine.install_python(version="3.12", venv=True)
+    run = machine.run("--venv", ".venv 3", "cli")
+    assert run.returncode == 0, run.stderr
+    assert (machine.home / ".venv 3" / ".installed-cli").exists()
+
+
+def test_unknown_options_and_missing_extras_are_rejected(machine: Machine) -> None:
+    assert "--pyton" in machine.run("--pyton", "x", "cli").stderr
+    assert machine.run().returncode == 1
