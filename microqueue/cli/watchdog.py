@@ -56,14 +56,16 @@ class Watchdog:
             wait_sec = None if rest_sec == float("inf") else rest_sec
             if select.select([self._reader], [], [], wait_sec)[0]:
                 os.read(self._reader, 64)
+        self._flushing.set()
         if not self._left:
-            self._flushing.set()
             self._flushed.wait(FLUSH_SEC)
             os._exit(self._status)
 
     def _flush(self) -> None:
         """Log and flush in a thread of its own: what does not end may hold the lock of a stream."""
         self._flushing.wait()
+        if self._left:
+            return
         logger.warning("something keeps this process from ending; it is ended now")
         sys.stdout.flush()
         sys.stderr.flush()
