@@ -9,7 +9,7 @@ from benchmarks.place import Place, payloads
 from benchmarks.processes import Start
 from microqueue import Queue
 from microqueue.new_task import NewTask
-from microqueue.operations.produce import new_document
+from microqueue.operations.enqueue import new_document
 
 CHUNK = 1000  # As the queue's own default.
 

@@ -17,7 +17,7 @@ from typing import Any
 from microqueue import Queue, QueueSettings
 from microqueue.embedded import EmbeddedServer
 from microqueue.new_task import NewTask
-from microqueue.operations.produce import new_document
+from microqueue.operations.enqueue import new_document
 
 PAYLOAD = {"text": "x" * 230}
 CHUNK = 5000

@@ -13,7 +13,7 @@ from benchmarks.place import Place, payloads
 from microqueue import Queue, QueueSettings
 from microqueue.insights import Insights
 from microqueue.new_task import NewTask
-from microqueue.operations.produce import new_document
+from microqueue.operations.enqueue import new_document
 
 CHUNK = 10_000
 QUEUES = ("default", "default", "default", "mail")

@@ -18,13 +18,13 @@ from microqueue.errors import (
     WrongStatus,
 )
 from microqueue.new_task import Duplicate, EnqueueReport, NewTask
-from microqueue.operations.control import Pause
 from microqueue.operations.dead_letters import (
     DeadLetterFilter,
     DeadLetterPage,
     DeadLetterStats,
     ReplayReport,
 )
+from microqueue.operations.pauses import Pause
 from microqueue.operations.stats import QueueStats
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings

@@ -16,15 +16,15 @@ from microqueue.clock import Clock
 from microqueue.core import QueueCore
 from microqueue.dead_letters import AsyncDeadLetters
 from microqueue.drivers.asynchronous import AsyncDriver
+from microqueue.drivers.change_stream import AsyncWakeup
 from microqueue.drivers.collections import is_blocking
+from microqueue.drivers.retry import CLOSE_SEC
 from microqueue.drivers.sync import bounded
-from microqueue.drivers.transient import CLOSE_SEC
-from microqueue.drivers.wakeup import AsyncWakeup
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, LeaseLost, MicroqueueError
 from microqueue.new_task import EnqueueReport, NewTask
 from microqueue.operations.call import Operation
-from microqueue.operations.control import Pause
+from microqueue.operations.pauses import Pause
 from microqueue.operations.stats import QueueStats
 from microqueue.operations.workers import WorkerInfo
 from microqueue.settings import QueueSettings

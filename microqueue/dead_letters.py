@@ -10,25 +10,16 @@ from microqueue.arguments import check_count, refused
 from microqueue.core import QueueCore
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import TaskNotFound
-from microqueue.operations import (
-    dead_letters,
-    examine,
-    id_order,
-    inspect,
-    letter_groups,
-    letter_search,
-    replay,
-    stats,
-)
+from microqueue.operations import dead_letters, diagnostics, id_order, lookup, replay, stats
 from microqueue.operations.call import Document, Operation
 from microqueue.operations.dead_letters import (
     DeadLetterFilter,
     DeadLetterPage,
     DeadLetterStats,
+    LetterGroups,
     ReplayReport,
 )
-from microqueue.operations.letter_groups import LetterGroups
-from microqueue.operations.time import read_clock
+from microqueue.operations.server_clock import read_clock
 from microqueue.payload import check_encodable
 from microqueue.task import PayloadT, Task, TaskId
 
@@ -63,12 +54,12 @@ class _DeadLetterOperations(Generic[PayloadT]):
         """Return the name of the queue, or of all queues."""
         if not self._everywhere:
             return self._core.name
-        return (yield from examine.every_queue(self._core.settings))
+        return (yield from diagnostics.every_queue(self._core.settings))
 
     def _page(
         self, which: DeadLetterFilter, limit: int, cursor: str | None
     ) -> Operation[DeadLetterPage[PayloadT]]:
-        documents, next_cursor = yield from letter_search.page(
+        documents, next_cursor = yield from dead_letters.search_page(
             (yield from self._queues()),
             which,
             limit=check_count("limit", limit),
@@ -142,7 +133,7 @@ class _DeadLetterOperations(Generic[PayloadT]):
 
     def _groups(self, which: DeadLetterFilter) -> Operation[LetterGroups]:
         queues = yield from self._queues()
-        return (yield from letter_groups.groups(queues, which, self._core.settings))
+        return (yield from dead_letters.groups(queues, which, self._core.settings))
 
     def _discard(self, which: Chosen, limit: int | None, *, missing_ok: bool) -> Operation[int]:
         at_most = None if limit is None else check_count("limit", limit)
@@ -169,7 +160,7 @@ class _DeadLetterOperations(Generic[PayloadT]):
         settings = self._core.settings
         if isinstance(which, DeadLetterFilter):
             queues = yield from self._queues()
-            return (yield from letter_search.queries(queues, which, settings)), []
+            return (yield from dead_letters.queries(queues, which, settings)), []
         several = isinstance(which, Iterable) and not isinstance(
             which, str | bytes | Task | Mapping
         )
@@ -177,7 +168,7 @@ class _DeadLetterOperations(Generic[PayloadT]):
         ids = yield from self._core.identify(
             one.id if isinstance(one, Task) else one for one in chosen
         )
-        found = yield from inspect.whereabouts(ids, settings)
+        found = yield from lookup.whereabouts(ids, settings)
         places = [(one, found.get(id_order.key(one))) for one in ids]
         missing = [(one, place) for one, place in places if not self._is_here(place)]
         if missing and not missing_ok:

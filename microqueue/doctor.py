@@ -11,12 +11,12 @@ from typing import Any
 from pymongo import WriteConcern
 
 from microqueue.clock import as_utc
+from microqueue.insights import read_report
 from microqueue.model import Model
-from microqueue.operations import examine as operations
-from microqueue.operations import indexes, sweep_report
+from microqueue.operations import diagnostics as operations
+from microqueue.operations import indexes, maintenance
 from microqueue.operations.call import Target, letters_collection
-from microqueue.operations.examine import IndexFindings
-from microqueue.overview import read_report
+from microqueue.operations.diagnostics import IndexFindings
 from microqueue.queue import Queue
 from microqueue.sweeper import SweepReport, describe_burials
 
@@ -74,7 +74,7 @@ def examine(queue: Queue[Any]) -> list[Check]:
         checks.append(check_pop(queue.run(operations.explain_pop(queue.name, tasks))))
         checks.append(check_retention(findings, told="retention" in told))
         now = queue.now()
-        last, _ = queue.run(sweep_report.read(tasks))
+        last, _ = queue.run(maintenance.read_report(tasks))
         overdue = queue.run(operations.count_overdue(now, most=MOST_COUNTED))
         checks.append(check_sweeper(read_report(last), overdue=overdue, now=now))
     checks.append(check_write_concern(queue.collections.tasks.write_concern))

@@ -1,10 +1,4 @@
-"""Insights: read-only views of all queues of a collection, for command line, metrics and page.
-
-    Insights(queue).overview()
-
-Looking leaves no trace: nothing here claims, touches a lease, or writes. Every question is
-asked on an index, and lists are paged by cursor.
-"""
+"""What was finished in each minute of the last hour, read once per minute and remembered."""
 
 from __future__ import annotations
 
@@ -16,37 +10,197 @@ from microqueue.arguments import check_count, check_names, refused
 from microqueue.async_queue import AsyncQueue
 from microqueue.core import QueueCore
 from microqueue.durations import Duration, check_duration
-from microqueue.minutes import Minutes
+from microqueue.model import Model
 from microqueue.operations import (
-    browse,
-    control,
-    examine,
-    gather,
-    insights,
-    inspect,
-    sweep_report,
+    diagnostics,
+    lookup,
+    maintenance,
+    paging,
+    pauses,
+    search,
+    stats,
     workers,
 )
 from microqueue.operations.call import Document, Operation
 from microqueue.operations.dead_letters import DeadLetterFilter
-from microqueue.operations.insights import MinuteCounts, QueueOverview, RunningTask
-from microqueue.operations.latency import Latency, latency
-from microqueue.operations.matching import TaskFilter
-from microqueue.operations.stats import QueueCounter, QueueStats, Sampler, queue_stats
-from microqueue.operations.time import read_clock
-from microqueue.overview import (
-    Held,
-    Overview,
-    TaskPage,
-    WorkerView,
-    queue_overview,
-    read_report,
-    task_page,
-    worker_view,
+from microqueue.operations.search import Found, TaskFilter
+from microqueue.operations.server_clock import read_clock
+from microqueue.operations.stats import (
+    MINUTE,
+    MINUTES,
+    Bounds,
+    Finished,
+    Latency,
+    MinuteCounts,
+    QueueCounter,
+    QueueOverview,
+    QueueStats,
+    RunningTask,
+    Sampler,
+    latency,
+    queue_stats,
 )
+from microqueue.operations.workers import WorkerInfo
 from microqueue.queue import Queue
+from microqueue.settings import QueueSettings
 from microqueue.sweeper import SweepReport
+from microqueue.task import TaskId
 from microqueue.task_ids import candidate_ids
+
+KINDS = ("done", "failed")
+NOTHING = Finished({kind: {} for kind in KINDS}, {kind: frozenset() for kind in KINDS})
+
+
+class Minutes:
+    """Counts by minute. Minutes that are over are not read again, but for the last of them.
+
+    So what a page that is left open all day costs depends on the work of the last two minutes.
+    """
+
+    def __init__(self) -> None:
+        # Replaced whole, so that threads never see half of a new reading.
+        self._known: tuple[datetime, Finished] | None = None
+
+    def read(
+        self, now: datetime, settings: QueueSettings, *, bounds: Bounds, sampler: Sampler
+    ) -> Operation[MinuteCounts]:
+        """Read what is new, and give the last hour; all of it anew if everything is counted."""
+        current = now.replace(second=0, microsecond=0)
+        first = stats.first_minute(now)
+        since, old = first, NOTHING
+        if self._known is not None and bounds.limit is not None:
+            read_at, old = self._known
+            since = max(first, read_at - MINUTE)  # A writer's clock may be a little behind.
+        fresh = yield from stats.finished_by_minute(
+            since, now, settings, bounds=bounds, sampler=sampler
+        )
+        counts: dict[str, stats.Minutes] = {}
+        estimated: dict[str, frozenset[datetime]] = {}
+        for kind in KINDS:
+            kept = {key: n for key, n in old.counts[kind].items() if first <= key[1] < since}
+            counts[kind] = {**kept, **fresh.counts[kind]}
+            kept_minutes = {minute for minute in old.estimated[kind] if first <= minute < since}
+            estimated[kind] = fresh.estimated[kind] | kept_minutes
+        self._known = (current, Finished(counts, estimated))
+        return MinuteCounts.trusted(
+            first_at=first,
+            done=_rows(counts["done"], first),
+            failed=_rows(counts["failed"], first),
+            done_estimated=_places(estimated["done"], first),
+            failed_estimated=_places(estimated["failed"], first),
+        )
+
+
+def _places(minutes: Iterable[datetime], first: datetime) -> list[int]:
+    return sorted(int((minute - first) / MINUTE) for minute in minutes)
+
+
+def _rows(counts: dict[tuple[str, datetime], int], first: datetime) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = {}
+    for (queue, minute), count in counts.items():
+        place = int((minute - first) / MINUTE)
+        if 0 <= place < MINUTES:
+            rows.setdefault(queue, [0] * MINUTES)[place] += count
+    return rows
+
+
+class Held(Model):
+    """A task as its worker's row shows it."""
+
+    id: TaskId
+    queue: str
+    started_at: datetime | None
+    lease_expires_at: datetime | None
+
+
+class WorkerView(Model):
+    """A registered worker, whether its heartbeat goes on, and what it holds."""
+
+    id: str
+    host: str | None
+    pid: int | None
+    queues: Sequence[str]
+    concurrency: int | None
+    handled: int | None
+    running: int | None
+    started_at: datetime | None
+    heartbeat_at: datetime | None
+    gone_at: datetime | None
+    alive: bool
+    holds: Sequence[Held]
+
+
+class Overview(Model):
+    """How everything stands at ``at``, by the server's clock."""
+
+    at: datetime
+    queues: Sequence[QueueOverview]
+    minutes: MinuteCounts
+    workers: Sequence[WorkerView]
+    running: Sequence[RunningTask]
+    last_sweep: SweepReport | None
+    last_active_sweep: SweepReport | None
+
+
+class TaskPage(Model):
+    """Some documents of tasks; not ``complete``: the search stopped early to stay quick."""
+
+    at: datetime
+    documents: Sequence[Any]
+    next_cursor: str | None
+    complete: bool
+
+
+def task_page(now: datetime, found: Found) -> TaskPage:
+    """Put a page together."""
+    return TaskPage.trusted(
+        at=now,
+        documents=found.documents,
+        next_cursor=found.next_cursor,
+        complete=found.complete,
+    )
+
+
+def queue_overview(name: str, counted: Document, minutes: MinuteCounts) -> QueueOverview:
+    """Put together what was counted of one queue."""
+    hours = {"done_last_hour": minutes.done_estimated, "failed_last_hour": minutes.failed_estimated}
+    estimated = [*counted.get("estimated", ()), *(field for field, some in hours.items() if some)]
+    return QueueOverview(
+        queue=name,
+        done_last_hour=sum(minutes.done.get(name, ())),
+        failed_last_hour=sum(minutes.failed.get(name, ())),
+        **{**counted, "estimated": tuple(estimated)},
+    )
+
+
+def worker_view(info: WorkerInfo, running: Sequence[RunningTask], now: datetime) -> WorkerView:
+    """Show a worker with what it holds."""
+    gone_at = info.gone_at()
+    fields = set(WorkerView.model_fields) & set(WorkerInfo.model_fields)
+    return WorkerView.trusted(
+        **{name: getattr(info, name) for name in fields},
+        gone_at=gone_at,
+        alive=gone_at > now,
+        holds=[
+            Held.trusted(
+                id=task.id,
+                queue=task.queue,
+                started_at=task.started_at,
+                lease_expires_at=task.lease_expires_at,
+            )
+            for task in running
+            if task.worker_id == info.id
+        ],
+    )
+
+
+def read_report(document: Document | None) -> SweepReport | None:
+    """Read a stored report; what another version stored beside it is left out."""
+    if document is None:
+        return None
+    known = {name: document[name] for name in SweepReport.model_fields if name in document}
+    return SweepReport(**known)
+
 
 __all__ = [
     "AsyncInsights", "Held", "Insights", "Latency", "MinuteCounts", "Overview", "QueueOverview",
@@ -72,7 +226,7 @@ class _InsightOperations:
 
     def _names(self) -> Operation[list[str]]:
         """List all queues: those with tasks, those with dead letters only, and the given one."""
-        names = yield from examine.every_queue(self._core.settings)
+        names = yield from diagnostics.every_queue(self._core.settings)
         return sorted({self._core.name, *names})
 
     def _overview(self, *, exact: bool) -> Operation[Overview]:
@@ -85,11 +239,11 @@ class _InsightOperations:
         minutes = yield from self._minutes.read(
             now, self._core.settings, bounds=bounds, sampler=sampler
         )
-        running = yield from insights.running(None, now, limit=MOST_RUNNING)
+        running = yield from stats.running(None, now, limit=MOST_RUNNING)
         registered = yield from workers.list_workers(self._core.collections.name)
         last, last_active = yield from self._sweeps()
-        pauses = yield from control.list_paused(self._core.collections.name)
-        paused = {one.queue for one in pauses}
+        found = yield from pauses.list_paused(self._core.collections.name)
+        paused = {one.queue for one in found}
         names = sorted({*names, *paused})
         return Overview.trusted(
             at=now,
@@ -115,7 +269,7 @@ class _InsightOperations:
         self, queue: str | None, limit: int
     ) -> Operation[tuple[datetime, list[RunningTask]]]:
         now = yield from self._now()
-        found = yield from insights.running(queue, now, limit=check_count("limit", limit))
+        found = yield from stats.running(queue, now, limit=check_count("limit", limit))
         return now, found
 
     def _latency(
@@ -127,7 +281,7 @@ class _InsightOperations:
         return (yield from latency(now - period, queue, limit=limit))
 
     def _sweeps(self) -> Operation[tuple[SweepReport | None, SweepReport | None]]:
-        last, active = yield from sweep_report.read(self._core.collections.name)
+        last, active = yield from maintenance.read_report(self._core.collections.name)
         return read_report(last), read_report(active)
 
     def _tasks(
@@ -135,7 +289,7 @@ class _InsightOperations:
     ) -> Operation[TaskPage]:
         now = yield from self._now()
         queues = [] if which.queue is not None else (yield from self._names())
-        found = yield from browse.page(
+        found = yield from search.page(
             which,
             queues=queues,
             now=now,
@@ -159,7 +313,7 @@ class _InsightOperations:
         enough: Enough,
     ) -> Operation[TaskPage]:
         now = yield from self._now()
-        found = yield from browse.letters(
+        found = yield from search.letters(
             (yield from self._names()) if queue is None else queue,
             which,
             limit=check_count("limit", limit),
@@ -172,7 +326,7 @@ class _InsightOperations:
         return task_page(now, found)
 
     def _find(self, text: str) -> Operation[Document | None]:
-        return (yield from inspect.find_first(candidate_ids(text), self._core.settings))
+        return (yield from lookup.find_first(candidate_ids(text), self._core.settings))
 
 
 class Insights(_InsightOperations):
@@ -251,7 +405,7 @@ class Insights(_InsightOperations):
         cursor: str | None = None,
         shown: Shown = None,
         made: Made = None,
-        enough: Enough = gather.never,
+        enough: Enough = paging.never,
     ) -> TaskPage:
         """Read a page of dead letters, newest first; ``shown`` masks their messages.
 
@@ -329,7 +483,7 @@ class AsyncInsights(_InsightOperations):
         cursor: str | None = None,
         shown: Shown = None,
         made: Made = None,
-        enough: Enough = gather.never,
+        enough: Enough = paging.never,
     ) -> TaskPage:
         """See :meth:`Insights.letters`."""
         options: dict[str, Any] = {"shown": shown, "made": made, "enough": enough}

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr, TypeAdapter, Val
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from microqueue import unstorable
+from microqueue import encoding_errors
 from microqueue.clock import Instant, as_utc, whole_milliseconds
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.model import refusal, shorten
@@ -123,9 +123,9 @@ def encode_all(
     try:
         for document in documents:
             encoded.append(RawBSONDocument(bson.encode(document, codec_options=codec_options)))  # noqa: PERF401 (its length tells which one failed)
-    except unstorable.REFUSALS as exc:
+    except encoding_errors.REFUSALS as exc:
         document = documents[len(encoded)]
-        reason = unstorable.explain(document, codec_options, exc)
+        reason = encoding_errors.explain(document, codec_options, exc)
         raise InvalidPayload(
             f"MongoDB cannot store this task: {reason}",
             argument="payload",

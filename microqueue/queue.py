@@ -14,15 +14,15 @@ from microqueue.backoff import BackoffPolicy
 from microqueue.clock import Clock
 from microqueue.core import QueueCore
 from microqueue.dead_letters import DeadLetters
+from microqueue.drivers.change_stream import SyncWakeup
 from microqueue.drivers.collections import is_async
+from microqueue.drivers.retry import CLOSE_SEC
 from microqueue.drivers.sync import SyncDriver, bounded
-from microqueue.drivers.transient import CLOSE_SEC
-from microqueue.drivers.wakeup import SyncWakeup
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, LeaseLost
 from microqueue.new_task import EnqueueReport, NewTask
 from microqueue.operations.call import Operation
-from microqueue.operations.control import Pause
+from microqueue.operations.pauses import Pause
 from microqueue.operations.stats import QueueStats
 from microqueue.operations.workers import WorkerInfo
 from microqueue.settings import QueueSettings

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from microqueue.cli.adopting import adopt
-from microqueue.connection import URI_VARIABLE
+from microqueue.drivers.connection import URI_VARIABLE
 from microqueue.errors import MicroqueueError
+from microqueue.masking import without_password
 from microqueue.queue import Queue
-from microqueue.redaction import without_password
 from microqueue.sweeper import (
     COUNTERS,
     JOBS,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from microqueue.operations.call import Operation
-from microqueue.operations.examine import has_letters_apart
+from microqueue.operations.diagnostics import has_letters_apart
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 

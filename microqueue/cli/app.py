@@ -28,7 +28,7 @@ from microqueue.cli import (
 from microqueue.cli.ending import telling_how_it_ends
 from microqueue.cli.session import SharedOptions, with_session, with_shared_options
 from microqueue.cli.usage import Command
-from microqueue.redaction import without_fragments
+from microqueue.masking import without_fragments
 
 HELP = """A task queue that lives in the MongoDB you already run.
 

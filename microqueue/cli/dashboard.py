@@ -17,9 +17,9 @@ from microqueue.cli.signals import stop_on_signals
 from microqueue.errors import MicroqueueError, ServerUnavailable
 from microqueue.queue import Queue
 from microqueue.settings import DASHBOARD_PORT
-from microqueue.worker.arriving import await_server
 from microqueue.worker.background import Background
-from microqueue.worker.loading import load_handler
+from microqueue.worker.handlers import load_handler
+from microqueue.worker.waiting import await_server
 
 if TYPE_CHECKING:
     from microqueue.dashboard.serving import DashboardServer

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TextIO
 
 from microqueue.cli import formats
-from microqueue.redaction import without_mongodb_user, without_password
+from microqueue.masking import without_mongodb_user, without_password
 
 LIBRARIES = ("pymongo", "motor", "asyncio", "watchfiles")
 """What workers use; at the level of an app they would say more than the app does."""

@@ -21,10 +21,10 @@ from microqueue.cli.signals import stop_on_signals
 from microqueue.doctor import Check, describe_expiry, examine
 from microqueue.errors import MicroqueueError
 from microqueue.insights import Insights
-from microqueue.operations.control import Pause, list_paused
 from microqueue.operations.dead_letters import DeadLetterStats
-from microqueue.operations.examine import every_queue, explain_pop, list_indexes
+from microqueue.operations.diagnostics import every_queue, explain_pop, list_indexes
 from microqueue.operations.indexes import NEVER_SEC
+from microqueue.operations.pauses import Pause, list_paused
 from microqueue.operations.stats import QueueStats
 from microqueue.queue import Queue
 from microqueue.sweeper import (

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from microqueue.cli import formats
-from microqueue.redaction import without_fragments, without_password
+from microqueue.masking import without_fragments, without_password
 from microqueue.task import TaskStatus
 
 Cell: TypeAlias = str | int | Text

@@ -20,7 +20,7 @@ from microqueue.cli.pipeline_options import (
 )
 from microqueue.cli.session import AllQueues, Session
 from microqueue.cli.spark_progress import running
-from microqueue.worker.loading import load_model
+from microqueue.worker.handlers import load_model
 
 
 def archive(

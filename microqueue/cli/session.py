@@ -19,12 +19,12 @@ from microqueue.cli import formats
 from microqueue.cli.adopting import adopt
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
 from microqueue.cli.output import Output
-from microqueue.connection import DEFAULT_DATABASE, URI_VARIABLE
 from microqueue.dead_letters import DeadLetters
 from microqueue.drivers.collections import DEFAULT_COLLECTION
+from microqueue.drivers.connection import DEFAULT_DATABASE, URI_VARIABLE
 from microqueue.embedded import default_directory, running
 from microqueue.errors import MicroqueueError
-from microqueue.operations.examine import every_queue
+from microqueue.operations.diagnostics import every_queue
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE

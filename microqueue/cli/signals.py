@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from microqueue.worker.signals import stopping_by_signal
+from microqueue.worker.shutdown import stopping_by_signal
 
 
 @contextmanager

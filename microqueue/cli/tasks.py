@@ -14,7 +14,7 @@ from microqueue.cli import formats, output, values
 from microqueue.cli.session import Session
 from microqueue.errors import DuplicateTask, InvalidArgument, TaskNotFound
 from microqueue.masking import TELLING_KEYS, Masker
-from microqueue.operations.examine import queue_names
+from microqueue.operations.diagnostics import queue_names
 from microqueue.queue import Queue
 from microqueue.task import Attempt, Task, TaskError, TaskStatus
 from microqueue.task_ids import candidate_ids, new_id

@@ -20,10 +20,10 @@ from microqueue.cli.adopting import adopt
 from microqueue.cli.dashboard import NotInstalled, new_server
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
-from microqueue.connection import URI_VARIABLE
+from microqueue.drivers.connection import URI_VARIABLE
 from microqueue.embedded import EmbeddedServer, default_directory
 from microqueue.errors import EmbeddedServerError, InvalidArgument, MicroqueueError
-from microqueue.operations.examine import server_version
+from microqueue.operations.diagnostics import server_version
 from microqueue.queue import Queue
 from microqueue.settings import DASHBOARD_PORT
 from microqueue.sweeper import Sweeper, check_every

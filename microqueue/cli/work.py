@@ -24,14 +24,13 @@ from microqueue.cli.watchdog import Watchdog
 from microqueue.core import worker_name
 from microqueue.errors import MicroqueueError
 from microqueue.operations import workers
-from microqueue.operations.control import Pause, list_paused
+from microqueue.operations.pauses import Pause, list_paused
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.sweeper import describe_burials
 from microqueue.worker import AsyncWorker, Worker, stopping_by_signal
-from microqueue.worker.arriving import await_server
 from microqueue.worker.handlers import router_for
-from microqueue.worker.stopping import ENDING_SEC, HURRY_SEC
+from microqueue.worker.shutdown import ENDING_SEC, HURRY_SEC
 from microqueue.worker.supervisor import (
     INIT_PID,
     KILL_AFTER_SEC,
@@ -39,6 +38,7 @@ from microqueue.worker.supervisor import (
     end_with_supervisor,
     own_name,
 )
+from microqueue.worker.waiting import await_server
 
 MARGIN_SEC = 1.0  # A worker ends in time by itself, unless its handlers keep it from that.
 

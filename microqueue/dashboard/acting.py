@@ -21,7 +21,7 @@ from microqueue.dashboard.problems import ManualActionsOff, NothingReady
 from microqueue.dashboard.requests import Failure, NewTaskBody, Shared, Success
 from microqueue.dashboard.views import EnqueuedTask, FieldNote, TaskDetail
 from microqueue.errors import MicroqueueError, WrongStatus
-from microqueue.operations import handpick
+from microqueue.operations import administration
 from microqueue.payload import check_encodable
 from microqueue.sweeper import SweepReport
 from microqueue.task import Lease, Task, TaskStatus, name_in
@@ -127,7 +127,7 @@ async def retry(request: Request, shared: Shared, task_id: str) -> TaskDetail:
                 raise WrongStatus(task_id=task.id, status="no longer the same", needed="failed")
         else:
             now = await shared.access.now()
-            await shared.access.run(handpick.hasten(task.id, now))
+            await shared.access.run(administration.run_now(task.id, now))
         tally.count = 1
     return await shared.detail(task.id)
 
@@ -220,7 +220,7 @@ async def _claim(shared: Context, task: Task[Any]) -> Task[Any]:
         started_at=now,
         expires_at=later(now, shared.access.settings.visibility_timeout),
     )
-    return Task.from_document(await shared.access.run(handpick.claim_one(task.id, lease)))
+    return Task.from_document(await shared.access.run(administration.claim_one(task.id, lease)))
 
 
 async def _process_next(

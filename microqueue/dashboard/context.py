@@ -19,10 +19,10 @@ from microqueue.dashboard.security import Guard, storable
 from microqueue.dashboard.shared import SharedReads, overview_of
 from microqueue.dashboard.views import TaskDetail, Viewer
 from microqueue.errors import MicroqueueError, TaskNotFound
-from microqueue.operations import audit, inspect, workers
+from microqueue.insights import Overview
+from microqueue.operations import audit, lookup, workers
 from microqueue.operations.call import Document
 from microqueue.operations.workers import ServedNames
-from microqueue.overview import Overview
 from microqueue.task import TaskId
 
 LONGEST_TARGET = 300
@@ -98,7 +98,7 @@ class Context:
 
     async def detail(self, task_id: TaskId) -> TaskDetail:
         """Show the task of this very id as it is now."""
-        document = await self.access.run(inspect.get(task_id, self.access.settings))
+        document = await self.access.run(lookup.get(task_id, self.access.settings))
         if document is None:
             raise TaskNotFound(task_id=task_id)
         now = await self.access.now()

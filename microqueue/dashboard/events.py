@@ -22,8 +22,8 @@ from microqueue.dashboard.messages import MOST_TASKS, messages_of
 from microqueue.dashboard.options import DashboardOptions
 from microqueue.dashboard.shared import SharedReads, overview_of
 from microqueue.errors import MicroqueueError
-from microqueue.operations import changes, id_order
-from microqueue.operations.changes import Change
+from microqueue.operations import events, id_order
+from microqueue.operations.events import Change
 
 BATCH_SEC = 0.3
 MOST_REMEMBERED = 500
@@ -258,7 +258,7 @@ class EventHub:
             for one in some[:MOST_TASKS]
             if one.queue is None
         ]
-        found = await self._access.run(changes.look_up(unknown[:MOST_LOOKED_UP]))
+        found = await self._access.run(events.look_up(unknown[:MOST_LOOKED_UP]))
         return {id_order.key(one["_id"]): one.get("queue") for one in found}
 
     async def _at(self) -> str:

@@ -13,10 +13,10 @@ from pymongo.errors import PyMongoError
 
 from microqueue.dashboard.access import Access
 from microqueue.drivers.asynchronous import settled
-from microqueue.operations import audit, changes, control, examine, id_order, watch, workers
+from microqueue.insights import Overview, read_report
+from microqueue.operations import audit, diagnostics, events, id_order, pauses, poll, workers
 from microqueue.operations.call import letters_collection
-from microqueue.operations.changes import Change
-from microqueue.overview import Overview, read_report
+from microqueue.operations.events import Change
 from microqueue.sweeper import SweepReport
 
 STREAM_WAIT_SEC = 0.25
@@ -55,13 +55,13 @@ class ChangeFeed:
         access = self._access
         if access.collections.in_memory:
             return False
-        selection = changes.pipeline(
+        selection = events.pipeline(
             [self._tasks, self._letters, self._workers, self._locks, self._pauses]
         )
         places = access.collections
         database = places.database.with_options(codec_options=places.codec_options)
         try:
-            begin = watch.from_now_on(await access.call(database.command, "hello"))
+            begin = poll.from_now_on(await access.call(database.command, "hello"))
             self._stream = begin and await access.call(
                 database.watch,
                 selection,
@@ -130,13 +130,13 @@ class ChangeFeed:
         if change["operationType"] == "delete" and key in self._moving:
             self._moving.remove(key)
             return None  # It is among the dead letters now; that it failed was told.
-        return changes.of_task(change)
+        return events.of_task(change)
 
     def _of_letter(self, change: Any) -> Change | None:
         if change["operationType"] == "delete":
             return None  # A tombstone, whose letter was replayed or discarded long ago.
-        if not changes.is_burial(change):
-            return changes.of_task(change)
+        if not events.is_burial(change):
+            return events.of_task(change)
         if len(self._moving) >= MOST_MOVING:
             self._moving.clear()
         self._moving.add(id_order.key(change["documentKey"]["_id"]))
@@ -145,7 +145,7 @@ class ChangeFeed:
     def _of_sweeper(self, change: Any) -> Change | None:
         name = change.get("documentKey", {}).get("_id")
         ours = name == f"report:{self._access.collections.name}"
-        report = read_report(changes.report_of(change)) if ours else None
+        report = read_report(events.report_of(change)) if ours else None
         return Change("sweep.finished", report=report) if report else None
 
     def _of_pause(self, change: Any) -> Change | None:
@@ -191,7 +191,7 @@ class PollFeed:
     ) -> None:
         self._access = access
         self._every_sec = every_sec
-        self._before: changes.Glance | None = None
+        self._before: events.Snapshot | None = None
         self._workers: dict[str, bool] = {}
         self._sweeps: dict[datetime, SweepReport] = {}
         self._paused: set[str] = set()
@@ -219,15 +219,15 @@ class PollFeed:
         before, after = self._before, await self._look()
         assert before is not None  # noqa: S101 (opened before it is read)
         left = [one["_id"] for key, one in before.running.items() if key not in after.running]
-        back = await self._access.run(changes.look_up(left[: changes.MOST_NEW]))
+        back = await self._access.run(events.look_up(left[: events.MOST_NEW]))
         self._before = after
-        return [*changes.compare(before, after, back), *await self._others()]
+        return [*events.compare(before, after, back), *await self._others()]
 
-    async def _look(self) -> changes.Glance:
+    async def _look(self) -> events.Snapshot:
         now = await self._access.now()
         since = now if self._before is None else self._before.at
-        queues = await self._access.run(examine.queue_names())
-        glance: changes.Glance = await self._access.run(changes.glance(since, now, queues))
+        queues = await self._access.run(diagnostics.queue_names())
+        glance: events.Snapshot = await self._access.run(events.snapshot(since, now, queues))
         return glance
 
     async def _others(self) -> Sequence[Change]:
@@ -245,7 +245,7 @@ class PollFeed:
         found += [Change("queue.resumed", queue=name) for name in paused - self._paused]
         acted, self._acted = self._acted, await self._last_action()
         if acted != self._acted:
-            found.append(Change(changes.REFRESH))
+            found.append(Change(events.REFRESH))
         return [*found, *await self._recounted()]
 
     async def _recounted(self) -> list[Change]:
@@ -262,15 +262,15 @@ class PollFeed:
             for one in overview.queues
         }
         differing = dict(before.items() ^ self._counts.items())
-        return [Change(changes.REFRESH, queue=name) for name in sorted(differing)]
+        return [Change(events.REFRESH, queue=name) for name in sorted(differing)]
 
     async def _last_action(self) -> str | None:
         newest: str | None = await self._access.run(audit.newest(self._access.collections.name))
         return newest
 
     async def _paused_now(self) -> set[str]:
-        pauses = await self._access.run(control.list_paused(self._access.collections.name))
-        return {one.queue for one in pauses}
+        paused = await self._access.run(pauses.list_paused(self._access.collections.name))
+        return {one.queue for one in paused}
 
     async def _alive(self) -> dict[str, bool]:
         now = await self._access.now()

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from microqueue.dashboard.views import shown_id
-from microqueue.operations import changes, id_order
-from microqueue.operations.changes import Change
+from microqueue.operations import events, id_order
+from microqueue.operations.events import Change
 from microqueue.sweeper import SweepReport
 
 MOST_TASKS = 20
@@ -28,7 +28,7 @@ def messages_of(
             messages.append((kind, {"at": at, "count": len(some), "workers": names}))
         elif kind.startswith("queue."):
             messages.append((kind, {"at": at, "queues": sorted(_named(some))}))
-        elif kind != changes.REFRESH:
+        elif kind != events.REFRESH:
             shown = [
                 {"id": shown_id(one.id), "queue": queues.get(id_order.key(one.id), one.queue)}
                 for one in some[:MOST_TASKS]
@@ -36,7 +36,7 @@ def messages_of(
             named = sorted({one["queue"] for one in shown if one["queue"]} | _named(some))
             data = {"at": at, "count": len(some), "queues": named, "tasks": shown}
             messages.append((kind, data))
-    touched = _named(by_type.get(changes.REFRESH, ()))
+    touched = _named(by_type.get(events.REFRESH, ()))
     touched |= {name for _, data in messages for name in data.get("queues", ())}
     types = list(dict.fromkeys(kind for kind, _ in messages))
     return [*messages, ("refresh", {"at": at, "queues": sorted(touched), "types": types})]

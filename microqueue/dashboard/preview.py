@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from bson import json_util
 
-from microqueue.redaction import MASK
+from microqueue.masking import MASK
 
 LONGEST = 200
 HEAD = 2000

@@ -24,8 +24,8 @@ from microqueue.errors import (
     TaskNotFound,
     WrongStatus,
 )
+from microqueue.masking import without_fragments
 from microqueue.model import shorten
-from microqueue.redaction import without_fragments
 
 STATUSES: dict[type[MicroqueueError], HTTPStatus] = {
     InvalidArgument: HTTPStatus.UNPROCESSABLE_ENTITY,

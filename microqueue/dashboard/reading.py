@@ -39,12 +39,13 @@ from microqueue.insights import (
     TaskFilter,
     TaskPage,
 )
-from microqueue.operations import audit, letter_groups
+from microqueue.masking import MASK
+from microqueue.operations import audit
 from microqueue.operations.audit import AuditPage
 from microqueue.operations.call import Document
-from microqueue.operations.letter_groups import LetterGroups
-from microqueue.operations.matching import State
-from microqueue.redaction import MASK
+from microqueue.operations.dead_letters import LetterGroups
+from microqueue.operations.dead_letters import groups as letter_groups
+from microqueue.operations.search import State
 
 EXPORT_STEP = 500
 MOST_GROUPS = 200
@@ -211,7 +212,7 @@ async def groups(shared: Shared, query: Annotated[LetterQuery, Depends()]) -> Gr
             else shared.access.queue(query.queue).name
         )
         found: LetterGroups = await shared.access.run(
-            letter_groups.groups(
+            letter_groups(
                 queues,
                 query.which,
                 shared.access.settings,

@@ -7,8 +7,7 @@ from typing import Any
 
 from microqueue.dashboard.extended import to_exact_json
 from microqueue.errors import InvalidArgument
-from microqueue.masking import TELLING_KEYS, Masker
-from microqueue.redaction import MASK
+from microqueue.masking import MASK, TELLING_KEYS, Masker
 
 __all__ = ["TELLING_KEYS", "Redactor"]
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from microqueue.dashboard.views import TaskRow
 from microqueue.insights import MinuteCounts, QueueOverview, RunningTask, WorkerView
-from microqueue.operations.letter_groups import LetterGroup
+from microqueue.operations.dead_letters import LetterGroup
 from microqueue.operations.workers import ServedNames
 from microqueue.sweeper import SweepReport
 

@@ -21,9 +21,9 @@ from microqueue.arguments import is_encodable
 from microqueue.dashboard.access import AnyLetters
 from microqueue.dashboard.context import Context
 from microqueue.dashboard.extended import LARGEST_EXACT
-from microqueue.operations import inspect
+from microqueue.operations import lookup
 from microqueue.operations.dead_letters import DeadLetterFilter
-from microqueue.operations.matching import LONGEST_TEXT
+from microqueue.operations.search import LONGEST_TEXT
 from microqueue.task import NAME_HEADER
 from microqueue.task_ids import candidate_ids
 
@@ -102,7 +102,7 @@ class Selection(Strict):
         if self.filter is not None:
             return self.filter.read(shared.redactor.text)
         meant = [[one] if isinstance(one, int) else _meant(one) for one in self.ids or ()]
-        return await shared.access.run(inspect.first_existing(meant, shared.access.settings))
+        return await shared.access.run(lookup.first_existing(meant, shared.access.settings))
 
     def described(self) -> str:
         """Name it for the audit log."""

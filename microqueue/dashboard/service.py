@@ -20,7 +20,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from microqueue.dashboard.problems import problem
 from microqueue.dashboard.requests import Shared
 from microqueue.errors import MicroqueueError
-from microqueue.operations import examine
+from microqueue.operations import diagnostics
 
 STATIC = Path(__file__).parent / "static"
 SEND_TIMEOUT_SEC = 10.0
@@ -105,7 +105,7 @@ async def health() -> dict[str, str]:
 async def ready(shared: Shared) -> Any:
     """Say whether MongoDB answers."""
     try:
-        await shared.access.run(examine.hello())
+        await shared.access.run(diagnostics.hello())
     except MicroqueueError:
         return problem(
             HTTPStatus.SERVICE_UNAVAILABLE, "MongoDB does not answer", "ServerUnavailable"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from microqueue.dashboard.access import Access
-from microqueue.overview import Overview
+from microqueue.insights import Overview
 
 MOST_ANSWERS = 256
 SHARE_OF_TIME = 5

@@ -13,10 +13,10 @@ import pymongo
 from pymongo.errors import NetworkTimeout, PyMongoError
 from tenacity import AsyncRetrying
 
-from microqueue.drivers import memory
+from microqueue.drivers import mongomock
 from microqueue.drivers.collections import Collections
-from microqueue.drivers.memory import take
-from microqueue.drivers.transient import (
+from microqueue.drivers.mongomock import take
+from microqueue.drivers.retry import (
     CLOSE_SEC,
     DRIVER_ERRORS,
     FEW,
@@ -107,7 +107,7 @@ class AsyncDriver:
 
     async def _ask(self, call: Call, limit_sec: float) -> Any:
         if self._collections.in_memory:
-            return memory.perform(self._collections, call)
+            return mongomock.perform(self._collections, call)
         method = getattr(self._collections.at(call.target), call.method)
         async with bounded(limit_sec):
             reply = await settled(method(*call.arguments, **call.options))

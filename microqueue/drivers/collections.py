@@ -11,7 +11,7 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo import MongoClient, ReadPreference, WriteConcern
 from pymongo.read_concern import ReadConcern
 
-from microqueue.drivers import memory
+from microqueue.drivers import mongomock
 from microqueue.errors import InvalidArgument
 from microqueue.operations.call import PAUSES_COLLECTION, Target, letters_collection
 
@@ -40,7 +40,7 @@ class Collections:
         source = given if is_collection(given) else _tasks_of(given)
         self.name: str = source.name
         self.codec_options = codec_options_for(source.codec_options)
-        self.in_memory = memory.is_in_memory(source)
+        self.in_memory = mongomock.is_in_memory(source)
         options = self._options(source)
         self.tasks = source.with_options(**options)
         database = self.tasks.database

@@ -12,7 +12,7 @@ import bson
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions
 
-from microqueue.operations import confirm, filters, relocate
+from microqueue.operations import confirm, dlq_collection, filters
 from microqueue.operations.call import Call, Document, Operation, Target
 
 FINISHED_STATUSES = (filters.DONE, filters.FAILED)
@@ -39,7 +39,7 @@ def purge(archived: Sequence[Document], *, now: datetime) -> Operation[Purged]:
     """
     deleted = 0
     for document in filter(_is_apart, archived):
-        deleted += yield from relocate.discard(document, now)
+        deleted += yield from dlq_collection.discard(document, now)
     others = sorted(filterfalse(_is_apart, archived), key=_status)
     for status, group in groupby(others, key=_status):
         result = yield Call("delete_many", _versions(list(group), status))

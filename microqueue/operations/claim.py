@@ -12,7 +12,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import OperationFailure, PyMongoError
 
 from microqueue.clock import round_up
-from microqueue.operations import confirm, filters, refusals
+from microqueue.operations import confirm, filters, mongo_errors
 from microqueue.operations.call import Call, Document, Operation
 from microqueue.operations.settle import INVALID_TASK
 from microqueue.task import Lease
@@ -73,12 +73,12 @@ def _claim_one(selection: Document, lease: Lease) -> Operation[Document | None]:
             repeatable=False,
         )
     except PyMongoError as exc:
-        if refusals.is_uncertain(exc):
+        if mongo_errors.is_uncertain(exc):
             document = yield from confirm.one(held_under(lease))
             if document is None:
                 raise
             return document
-        if not isinstance(exc, OperationFailure) or exc.code != refusals.TYPE_MISMATCH:
+        if not isinstance(exc, OperationFailure) or exc.code != mongo_errors.TYPE_MISMATCH:
             raise
         yield from _bury_malformed(selection, lease.started_at)
         return (yield from _claim_one(selection, lease))
@@ -168,7 +168,7 @@ def pop_many(
         try:
             claimed = yield from _claim_window(window, lease)
         except OperationFailure as exc:
-            if exc.code != refusals.TYPE_MISMATCH:
+            if exc.code != mongo_errors.TYPE_MISMATCH:
                 raise
             yield from _bury_malformed(_these(window), lease.started_at)
             claimed = yield from _read_back(window, lease)
@@ -199,7 +199,7 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
         all_ours = result.modified_count == len(window)
         read = _read
     except PyMongoError as exc:
-        if not refusals.is_uncertain(exc):
+        if not mongo_errors.is_uncertain(exc):
             raise
         all_ours, read = False, confirm.some  # Perhaps it claimed, and no majority has it.
     if not as_read:

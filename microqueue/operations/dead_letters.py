@@ -14,13 +14,14 @@ from datetime import datetime
 from typing import Any, Generic
 
 from pydantic import Field, field_validator
+from pymongo.errors import ExecutionTimeout
 
 from microqueue.arguments import is_encodable
 from microqueue.durations import AwareDatetime
 from microqueue.model import Model
-from microqueue.operations import cursors, filters, gather, id_order
+from microqueue.operations import filters, id_order, paging, search
 from microqueue.operations.call import Call, Document, Operation, Span, Target
-from microqueue.operations.normalise import beginning
+from microqueue.operations.search import LetterMatcher, beginning, normalise
 from microqueue.positions import microseconds
 from microqueue.settings import QueueSettings
 from microqueue.task import PayloadT, Task, TaskId
@@ -33,7 +34,7 @@ class DeadLetterFilter(Model):
 
     An empty filter means all of the queue. ``text`` is plain text, not a pattern, and upper
     and lower case are the same. ``code=""`` means those without a code; ``group`` is the
-    message of a group of letters, as :mod:`microqueue.operations.normalise` writes it. With
+    message of a group of letters, as :mod:`microqueue.operations.search` writes it. With
     ``shown``, which masks secrets, both are looked for in what it leaves of a message.
     """
 
@@ -110,7 +111,7 @@ def selection(queue: filters.Queues, which: DeadLetterFilter | Sequence[Any]) ->
     ``queue`` is one, or several: each is then read on its part of the index.
 
     Of a group it matches all that begin like it, and of what is masked the server is not
-    asked: :mod:`microqueue.operations.letter_search` looks at the messages.
+    asked: :mod:`microqueue.operations.dead_letters` looks at the messages.
     """
     query: Document = {**filters.of(queue), **filters.DEAD}
     if not isinstance(which, DeadLetterFilter):
@@ -139,7 +140,7 @@ def page(
     for target in targets(settings):
         options: Document = {"sort": ORDER, "limit": limit + 1, "target": target, "span": Span.LONG}
         pages.append((yield Call("find", bounded, **options)))
-    letters, _ = gather.merged(pages, place)
+    letters, _ = paging.merged(pages, place)
     shown = letters[:limit]
     return shown, write_cursor(shown[-1]) if len(letters) > limit else None
 
@@ -154,14 +155,14 @@ def place(document: Document) -> tuple[Any, ...]:
 def write_cursor(document: Document) -> str:
     """Name the place after a letter."""
     at = document.get("updated_at")
-    return cursors.write(at if isinstance(at, datetime) else None, document["_id"])
+    return paging.format_cursor(at if isinstance(at, datetime) else None, document["_id"])
 
 
 def read_cursor(cursor: str | None) -> Document | None:
     """Write the filter for what comes after a cursor."""
     if cursor is None:
         return None
-    at, last_id = cursors.read(cursor)
+    at, last_id = paging.parse_cursor(cursor)
     later = id_order.beyond(last_id, ascending=True)
     return {"$or": [{"updated_at": {"$lt": at}}, {"updated_at": at, "$or": later}]}
 
@@ -230,3 +231,201 @@ def targets(settings: QueueSettings) -> list[Target]:
     if settings.letters_apart:
         return [Target.TASKS, Target.DEAD_LETTERS, Target.TASKS]
     return [Target.TASKS]
+
+
+IDS_AT_ONCE = 5000
+
+
+def search_page(
+    queue: filters.Queues,
+    which: DeadLetterFilter,
+    *,
+    limit: int,
+    cursor: str | None,
+    settings: QueueSettings,
+) -> Operation[tuple[list[Document], str | None]]:
+    """Read one page, newest first, and the cursor of the next; search until there is one."""
+    if not _must_look(which):
+        query = selection(queue, which)
+        return (yield from page(query, limit=limit, cursor=cursor, settings=settings))
+    found: list[Document] = []
+    while True:
+        part = yield from search.letters(
+            queue,
+            which,
+            limit=limit + 1 - len(found),
+            cursor=cursor,
+            settings=settings,
+            shown=which.shown or str,
+        )
+        found += part.documents
+        cursor = part.next_cursor
+        if len(found) > limit:
+            return found[:limit], write_cursor(found[limit - 1])
+        if cursor is None:
+            return found, None
+
+
+def queries(
+    queue: filters.Queues, which: DeadLetterFilter, settings: QueueSettings
+) -> Operation[list[Document]]:
+    """Write the filters of the letters that match and of no others, the oldest letters first."""
+    query = selection(queue, which)
+    if not _must_look(which):
+        return [query]
+    matcher = LetterMatcher(which, which.shown or str)
+    found = yield from search.every_letter(query, matcher, settings)
+    found.reverse()
+    return [
+        {"$and": [query, _those(found[start : start + IDS_AT_ONCE])]}
+        for start in range(0, len(found), IDS_AT_ONCE)
+    ]
+
+
+def _must_look(which: DeadLetterFilter) -> bool:
+    return which.group is not None or (which.shown is not None and bool(which.text))
+
+
+def _those(letters: list[Document]) -> Document:
+    """Match these letters, but none that was replayed and failed again since it was looked at."""
+    first, last = letters[0].get("updated_at"), letters[-1].get("updated_at")
+    # A letter of another hand may lack the instant; such ones are the oldest.
+    since = {} if first is None else {"$gte": first}
+    until = {} if last is None else {"$lte": last}
+    seen = {"updated_at": {**since, **until}} if since or until else {}
+    return {**filters.any_of(letter["_id"] for letter in letters), **seen}
+
+
+MOST_LETTERS = 50_000
+"""Groups are made of the newest letters; older ones are not looked at."""
+LONGEST_MS = 5000
+QUICK_MS = 1000
+NEWEST: list[Document] = [{"$sort": dict(ORDER)}, {"$limit": MOST_LETTERS}]
+COUNT: Document = {
+    "$group": {
+        "_id": {"code": "$error.code", "message": "$error.message"},
+        "count": {"$sum": 1},
+        "first_at": {"$min": "$updated_at"},
+        "last_at": {"$max": "$updated_at"},
+        "latest_id": {"$first": "$_id"},
+    }
+}
+
+
+class LetterGroup(Model):
+    """Dead letters with one error code whose messages differ only in numbers and names."""
+
+    code: str | None
+    message: str
+    sample: str
+    count: int
+    first_at: datetime | None
+    last_at: datetime | None
+    latest_id: TaskId
+
+
+class LetterGroups(Model):
+    """The groups, the largest first; ``truncated``: there are letters older than those counted."""
+
+    total: int
+    truncated: bool
+    groups: Sequence[LetterGroup]
+
+
+def groups(
+    queue: filters.Queues,
+    which: DeadLetterFilter,
+    settings: QueueSettings,
+    *,
+    shown: Callable[[str], str] = str,
+) -> Operation[LetterGroups]:
+    """Count equal messages on the server, then join those that normalise to the same.
+
+    ``shown`` masks what must not be told of a message.
+    """
+    found, all_seen = yield from _equal_messages(queue, which, settings)
+    matcher = LetterMatcher(which, shown)
+    if matcher.needed:
+        found = [one for one in found if matcher.accepts_message(_message_of(one))]
+    return LetterGroups(
+        total=sum(one["count"] for one in found),
+        truncated=not all_seen,
+        groups=_joined(found, shown),
+    )
+
+
+def _equal_messages(
+    queue: filters.Queues, which: DeadLetterFilter, settings: QueueSettings
+) -> Operation[tuple[list[Document], bool]]:
+    """Count the newest letters by code and message, and tell whether those were all.
+
+    A code is in no index. If it takes long to find the newest letters that have it, those
+    of them that are among the newest of all have to do.
+    """
+    here = selection(queue, which.model_copy(update={"code": None, "text": None, "group": None}))
+    code = {} if which.code is None else {"error.code": which.code or None}
+    pipeline = [{"$match": {**here, **code}}, *NEWEST, COUNT]
+    try:
+        found = yield from _aggregate(pipeline, settings, QUICK_MS if code else LONGEST_MS)
+    except ExecutionTimeout:
+        if not code:
+            raise
+        pipeline = [{"$match": here}, *NEWEST, {"$match": code}, COUNT]
+        return (yield from _aggregate(pipeline, settings, LONGEST_MS)), False
+    return found, sum(one["count"] for one in found) < MOST_LETTERS
+
+
+def _aggregate(
+    pipeline: list[Document], settings: QueueSettings, most_ms: int
+) -> Operation[list[Document]]:
+    found: list[Document] = []
+    for target in dict.fromkeys(targets(settings)):
+        found += yield Call("aggregate", pipeline, target=target, maxTimeMS=most_ms)
+    return found
+
+
+def _message_of(found: Document) -> str:
+    return str(found["_id"].get("message") or "")
+
+
+def _joined(found: Sequence[Document], shown: Callable[[str], str]) -> list[LetterGroup]:
+    joined: dict[tuple[str | None, str], dict[str, Any]] = {}
+    for one in found:
+        message = shown(_message_of(one))
+        code = one["_id"].get("code")
+        code = None if code is None else str(code)
+        group = joined.setdefault(
+            (code, normalise(message)),
+            {"count": 0, "first_at": None, "last_at": None, "sample": message},
+        )
+        group["count"] += one["count"]
+        if group["first_at"] is None or _earlier(one["first_at"], group["first_at"]):
+            group["first_at"] = one["first_at"]
+        if group["last_at"] is None or _earlier(group["last_at"], one["last_at"]):
+            group |= {
+                "last_at": one["last_at"], "latest_id": one["latest_id"], "sample": message,
+            }  # fmt: skip
+        group.setdefault("latest_id", one["latest_id"])
+    ordered = sorted(joined.items(), key=lambda item: -item[1]["count"])
+    return [
+        LetterGroup.trusted(code=code, message=message, **values)
+        for (code, message), values in ordered
+    ]
+
+
+def _earlier(one: datetime | None, other: datetime | None) -> bool:
+    return one is not None and other is not None and one < other
+
+
+def read_errors(
+    queue: str, which: DeadLetterFilter, *, limit: int, settings: QueueSettings
+) -> Operation[list[Document]]:
+    """Read the queue and the error of the letters that a filter matches, each once."""
+    query = selection(queue, which)
+    letters: dict[Any, Document] = {}
+    for target in targets(settings):
+        fields = {"queue": 1, "error": 1}
+        found = yield Call("find", query, fields, limit=limit, target=target, span=Span.LONG)
+        for letter in found:
+            letters[id_order.key(letter["_id"])] = letter
+    return list(letters.values())

@@ -17,7 +17,7 @@ from pymongo.errors import OperationFailure
 from microqueue.errors import DuplicatesStored, IndexConflict
 from microqueue.operations import filters
 from microqueue.operations.call import Call, Document, Operation, Span, Target
-from microqueue.operations.refusals import DUPLICATE_KEY
+from microqueue.operations.mongo_errors import DUPLICATE_KEY
 
 NEVER_SEC = 2**31 - 1
 """The longest expiry that a TTL index takes, 68 years. An index without one could not get one."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pymongo.errors import DuplicateKeyError
+from pymongo import UpdateOne
+from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from microqueue.clock import later
-from microqueue.operations import confirm, dead_letters, filters, id_order, produce, relocate
+from microqueue.clock import later, round_up
+from microqueue.operations import confirm, dead_letters, dlq_collection, enqueue, filters, id_order
 from microqueue.operations.batches import Batches, not_after, without
 from microqueue.operations.call import Call, Document, Operation, Span
 from microqueue.operations.dead_letters import ReplayReport
-from microqueue.operations.sweep import WITHOUT_PAYLOAD
+from microqueue.operations.maintenance import WITHOUT_PAYLOAD
 from microqueue.settings import QueueSettings
-from microqueue.task import Task
+from microqueue.task import DEFAULT_QUEUE, Task
 
 SPREAD_STEPS = 200
 """Into how many instants a period is divided over which letters are spread."""
@@ -94,7 +96,7 @@ def discard(
             count = 0
             if settings.letters_apart:
                 for document in letters:
-                    count += yield from relocate.discard(document, now)
+                    count += yield from dlq_collection.discard(document, now)
             else:
                 ids = filters.any_of(document["_id"] for document in letters)
                 result = yield Call("delete_many", {"$and": [chosen, ids]})
@@ -136,7 +138,7 @@ def _oldest(query: Document, limit: int, settings: QueueSettings) -> Operation[l
 def _step(settings: QueueSettings) -> int:
     """Say how many letters to read at a time: whole ones are few, each may have 15 MB."""
     whole = settings.letters_apart
-    return min(settings.batch_size, relocate.STEP) if whole else settings.batch_size
+    return min(settings.batch_size, dlq_collection.STEP) if whole else settings.batch_size
 
 
 def _eta(now: datetime, delay: timedelta, spread: timedelta, *, place: float) -> datetime | None:
@@ -177,7 +179,7 @@ def _replay_group(
     """Send a group back; give how many went, and the ids of those that could not."""
     ids = [document["_id"] for document in group]
     if settings.letters_apart:
-        went = yield from relocate.move_back(group[0], changes, now)
+        went = yield from dlq_collection.move_back(group[0], changes, now)
         return int(went), [] if went else ids
     update = {"$set": changes, "$inc": {"replays": 1}}
     for _ in range(confirm.ROUNDS):
@@ -194,4 +196,81 @@ def _replay_group(
 def _key_is_taken(letter: Document, changes: Document) -> Operation[bool]:
     queue = changes.get("queue", letter.get("queue"))
     key = changes.get("dedupe_key", letter.get("dedupe_key"))
-    return (yield from produce.key_is_taken(queue, key))
+    return (yield from enqueue.key_is_taken(queue, key))
+
+
+@dataclass(frozen=True)
+class Return:
+    """A dead letter as it was read, and when it may be delivered again."""
+
+    letter: Document
+    eta: datetime
+
+
+def requeue(
+    returns: Sequence[Return],
+    *,
+    run: str,
+    queue: str | None,
+    position: int,
+    now: datetime,
+    settings: QueueSettings,
+) -> Operation[int]:
+    """Make letters pending again that are still as they were read; give how many.
+
+    Safe to repeat: a letter that this run has sent back before carries its name, and is left
+    alone, even if it failed again. So is one whose dedupe key a live task has.
+    """
+    fresh = [one for one in returns if one.letter.get("replay_run") != run]
+    if settings.letters_apart:
+        went = 0
+        for one in fresh:
+            changes = _changes(one, run, queue, position, now)
+            went += yield from dlq_collection.move_back(one.letter, changes, now)
+        return went
+    went = 0
+    for _ in range(confirm.ROUNDS):
+        if not fresh:
+            break
+        updates = [
+            UpdateOne(
+                _unchanged(one.letter, run),
+                {"$set": _changes(one, run, queue, position, now), "$inc": {"replays": 1}},
+            )
+            for one in fresh
+        ]
+        try:
+            result = yield Call("bulk_write", updates, ordered=False)
+        except BulkWriteError as exc:
+            refused = enqueue.only_duplicates(exc)
+            went += int((exc.details or {})["nModified"])
+            left = []
+            for place in refused:
+                one = fresh[place]
+                name = _changes(one, run, queue, position, now)["queue"]
+                # A majority may not have what is in the way; then it is tried again.
+                if not (yield from enqueue.key_is_taken(name, one.letter.get("dedupe_key"))):
+                    left.append(one)
+            fresh = left
+        else:
+            return went + int(result.modified_count)
+    return went
+
+
+def _unchanged(letter: Document, run: str) -> Document:
+    seen = {"_id": letter["_id"], "updated_at": letter.get("updated_at")}
+    return {**seen, **filters.DEAD, "replay_run": {"$ne": run}}
+
+
+def _changes(one: Return, run: str, queue: str | None, position: int, now: datetime) -> Document:
+    return {
+        "status": filters.PENDING,
+        "queue": queue or one.letter.get("queue") or DEFAULT_QUEUE,
+        "attempts": 0,
+        "finished_at": None,
+        "expires_at": None,  # It did expire, or would at once.
+        "updated_at": now,
+        "next_retry_at": round_up(one.eta) if one.eta > now else None,
+        "position": position,
+        "replay_run": run,
+    }

@@ -7,15 +7,19 @@ the history, by a write that a majority acknowledges, and counts as success.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from pymongo.errors import OperationFailure
+from pymongo import UpdateOne
+from pymongo.errors import BulkWriteError, OperationFailure
 
 from microqueue.clock import later
 from microqueue.errors import LeaseLost
-from microqueue.operations import confirm, filters, refusals
+from microqueue.operations import confirm, dlq_collection, filters, id_order, mongo_errors
+from microqueue.operations.batches import Progress
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.positions import front_position, rightful_position
 from microqueue.settings import QueueSettings
@@ -132,7 +136,7 @@ def write(
         return (yield Call(method, fence, update, session=session, **options))
     except OperationFailure as exc:
         # The caller's transaction is aborted, and nothing can be written in it any more.
-        if exc.code not in refusals.BROKEN or session is not None:
+        if exc.code not in mongo_errors.BROKEN or session is not None:
             raise
     update = settlement_update(task, settlement, now=now, history_limit=limit, anew=True)
     return (yield Call(method, fence, update, **options))
@@ -264,3 +268,209 @@ def explain_loss(task: Claim, *, session: Any = None) -> Operation[LeaseLost]:
     else:
         reason = f"the task is {document['status']}"
     return LeaseLost(task_id=task.id, worker_id=held_by, reason=reason)
+
+
+class Ending(NamedTuple):
+    """A task, what becomes of it, and the fence under which that is written."""
+
+    task: Claim
+    settlement: Settlement
+    fence: Document
+
+
+class Refusal(NamedTuple):
+    """An ending that MongoDB did not write, because of what the document is."""
+
+    ending: Ending
+    code: int
+    message: str
+
+
+def settle_all(
+    endings: Sequence[Ending], *, now: datetime, settings: QueueSettings
+) -> Operation[int]:
+    """Write endings; give how many were still held. The first refusal is raised, after all."""
+    matched, refused = yield from _write(endings, now=now, settings=settings)
+    _raise_first(refused)
+    return matched
+
+
+def settle_reclaimed(
+    endings: Sequence[Ending], *, now: datetime, settings: QueueSettings, progress: Progress
+) -> Operation[int]:
+    """Write what becomes of tasks reclaimed from their workers; return how many were written.
+
+    What is refused is buried instead, or every sweep would meet it again. What cannot even be
+    buried holds up no other: ``progress`` has the first of such refusals, to be raised after all.
+    """
+    waits = [one for one in endings if one.settlement.changes["status"] == filters.PENDING]
+    dead = [one for one in endings if one.settlement.changes["status"] != filters.PENDING]
+    reclaimed, refused = yield from _write(waits, now=now, settings=settings)
+    progress.counts["reclaimed"] += reclaimed
+    buried, refused_too = yield from _write(dead, now=now, settings=settings)
+    burials = [_burial(one, now) for one in (*refused, *refused_too)]
+    more, unburied = yield from _write_once(burials, now=now, settings=settings, anew=True)
+    progress.counts["buried"] += buried + more
+    gone = [*_without(dead, refused_too), *_without(burials, unburied)]
+    yield from _name(gone, buried + more, now, progress)
+    if unburied:
+        progress.refused = progress.refused or _failure(unburied[0])
+    return reclaimed + buried + more
+
+
+def _without(endings: Sequence[Ending], refused: Sequence[Refusal]) -> list[Ending]:
+    left_out = {id(one.ending) for one in refused}
+    return [one for one in endings if id(one) not in left_out]
+
+
+def _name(dead: Sequence[Ending], count: int, now: datetime, progress: Progress) -> Operation[None]:
+    """Note which tasks were buried. Of those that changed meanwhile, some may not have been."""
+    if count < len(dead):
+        ids = yield from buried_of([one.task.id for one in dead], now)
+        known = set(map(id_order.key, ids))
+        dead = [one for one in dead if id_order.key(one.task.id) in known]
+    by_code: dict[str, list[Any]] = {}
+    for one in dead:
+        error = one.settlement.error
+        by_code.setdefault(str(error.code if error else None), []).append(one.task.id)
+    for code, ids in by_code.items():
+        progress.bury(code, ids, len(ids))
+
+
+def buried_of(
+    ids: Sequence[Any], now: datetime, *, code: str | None = None
+) -> Operation[list[Any]]:
+    """Find which of some tasks were buried at this instant."""
+    buried = {**filters.any_of(ids), **filters.DEAD, "finished_at": now}
+    if code is not None:
+        buried["error.code"] = code
+    return [document["_id"] for document in (yield Call("find", buried, {"_id": 1}))]
+
+
+def _burial(refusal: Refusal, now: datetime) -> Ending:
+    task, settlement, fence = refusal.ending
+    error = invalid_task(f"MongoDB does not take it back: {refusal.message}", now)
+    return Ending(task, failed(now, error, outcome=settlement.outcome), fence)
+
+
+def _write(
+    endings: Sequence[Ending], *, now: datetime, settings: QueueSettings
+) -> Operation[tuple[int, list[Refusal]]]:
+    """Write endings, those of broken records once more: how many matched, and the refused."""
+    matched, refused = yield from _write_once(endings, now=now, settings=settings)
+    broken = [one.ending for one in refused if one.code in mongo_errors.BROKEN]
+    others = [one for one in refused if one.code not in mongo_errors.BROKEN]
+    more, still = yield from _write_once(broken, now=now, settings=settings, anew=True)
+    return matched + more, others + still
+
+
+def _write_once(
+    endings: Sequence[Ending], *, now: datetime, settings: QueueSettings, anew: bool = False
+) -> Operation[tuple[int, list[Refusal]]]:
+    if not endings:
+        return 0, []
+    limit = settings.history_limit
+    updates = [
+        UpdateOne(
+            fence,
+            settlement_update(task, settlement, now=now, history_limit=limit, anew=anew),
+        )
+        for task, settlement, fence in endings
+    ]
+    try:
+        result = yield Call("bulk_write", updates, ordered=False)
+    except BulkWriteError as exc:
+        details: Any = exc.details or {}
+        errors = details.get("writeErrors") or []
+        foreign = any(error["code"] not in mongo_errors.AT_FAULT for error in errors)
+        if not errors or foreign or details.get("writeConcernErrors"):
+            raise
+        return int(details["nMatched"]), [
+            Refusal(endings[error["index"]], error["code"], error["errmsg"]) for error in errors
+        ]
+    return int(result.matched_count), []
+
+
+def _raise_first(refused: Sequence[Refusal]) -> None:
+    if refused:
+        raise _failure(refused[0])
+
+
+def _failure(refusal: Refusal) -> OperationFailure:
+    return OperationFailure(refusal.message, refusal.code)
+
+
+def settle_batch(
+    plain: Sequence[Claim],
+    others: Sequence[tuple[Task[Any], Settlement]],
+    *,
+    now: datetime,
+    settings: QueueSettings,
+) -> Operation[list[LeaseLost]]:
+    """Write settlements of any kind, with as few writes as there can be.
+
+    ``plain`` are done and nothing more. Returns the leases that were lost; all others are
+    settled.
+    """
+    lost = yield from mark_all_done(plain, now=now, settings=settings)
+    if others:
+        ended = [Ending(task, settlement, filters.claimed(task)) for task, settlement in others]
+        if (yield from settle_all(ended, now=now, settings=settings)) != len(others):
+            lost += yield from _find_lost(others, settings)
+        if settings.letters_apart:
+            for task, settlement in others:
+                if settlement.changes["status"] == filters.FAILED:
+                    yield from dlq_collection.move_out_by_id(task.id)
+    return lost
+
+
+def mark_all_done(
+    tasks: Sequence[Claim], *, now: datetime, settings: QueueSettings
+) -> Operation[list[LeaseLost]]:
+    """Mark many tasks done: one write for those claimed together, one for all claimed singly.
+
+    Returns the leases that were lost; the others are done.
+    """
+    groups: dict[tuple[Any, ...], list[Claim]] = defaultdict(list)
+    for task in tasks:
+        # The history entry is the same for every task of a group, so one update serves all.
+        token = task.lease.token if task.lease else None
+        groups[(token, task.attempts)].append(task)
+    settlement = done(now)
+    singly: list[Claim] = []
+    matched = 0
+    for group in groups.values():
+        if len(group) == 1:
+            singly += group
+            continue
+        fence = {**filters.claimed(group[0]), **filters.any_of({task.id: None for task in group})}
+        update = settlement_update(
+            group[0], settlement, now=now, history_limit=settings.history_limit
+        )
+        try:
+            matched += (yield Call("update_many", fence, update)).matched_count
+        except OperationFailure as exc:
+            if exc.code not in mongo_errors.BROKEN:
+                raise
+            singly += group  # It ended at a broken one; those before it are found as done.
+    ended = [Ending(task, settlement, filters.claimed(task)) for task in singly]
+    matched += yield from settle_all(ended, now=now, settings=settings)
+    if matched == len({(task.id, task.lease and task.lease.token) for task in tasks}):
+        return []
+    return (yield from _find_lost([(task, settlement) for task in tasks], settings))
+
+
+def _find_lost(
+    settled: Sequence[tuple[Claim, Settlement]], settings: QueueSettings
+) -> Operation[list[LeaseLost]]:
+    """Find the settlements that are in no history that a majority has: they were refused."""
+    unproven = list(settled)
+    for target in places(settings):
+        if unproven:
+            proofs = [settled_as(task, one.outcome) for task, one in unproven]
+            proven = yield from confirm.which(proofs, target=target)
+            unproven = [one for one, sure in zip(unproven, proven, strict=True) if not sure]
+    lost = []
+    for task, _ in unproven:
+        lost.append((yield from explain_loss(task)))
+    return lost

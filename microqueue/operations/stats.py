@@ -28,10 +28,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 from microqueue.model import Model
-from microqueue.operations import dead_letters, examine, filters
+from microqueue.operations import dead_letters, diagnostics, filters
 from microqueue.operations.call import Call, Document, Operation, Target, letters_collection
 from microqueue.operations.dead_letters import DeadLetterStats
 from microqueue.settings import QueueSettings
+from microqueue.task import DEFAULT_QUEUE, Progress, Task, TaskId, name_in
 
 MINUTE = timedelta(minutes=1)
 MINUTES = 60
@@ -601,7 +602,7 @@ class QueueCounter:
         ((target, _, kind), *others) = places
         if others or target is not Target.TASKS or kind == "processing" or set(kinds) < set(KINDS):
             return False
-        return set((yield from examine.queue_names())) <= set(self._names)
+        return set((yield from diagnostics.queue_names())) <= set(self._names)
 
 
 def _group(key: Any, kind: str) -> Document:
@@ -808,3 +809,190 @@ class _MinuteCounter:
 
 def _minute_of(instant: Any, since: datetime) -> Document:
     return {"$floor": {"$divide": [{"$subtract": [instant, since]}, 60_000]}}
+
+
+RUNNING_FIELDS = dict.fromkeys(
+    (
+        "queue", "headers", "worker_id", "attempts", "max_attempts", "started_at",
+        "lease_expires_at",
+        "progress",
+    ),
+    1,
+)  # fmt: skip
+
+
+class QueueOverview(Model):
+    """How one queue stands. Ages are in seconds.
+
+    ``estimated`` names the fields that are estimates, because there are more than
+    ``settings.count_limit``. All other fields are exact.
+    """
+
+    queue: str
+    ready: int = 0
+    delayed: int = 0
+    processing: int = 0
+    overdue: int = 0
+    failed: int = 0
+    done_last_hour: int = 0
+    failed_last_hour: int = 0
+    oldest_ready_age_sec: float | None = None
+    next_due_at: datetime | None = None
+    paused: bool = False
+    estimated: Sequence[str] = ()
+
+
+class MinuteCounts(Model):
+    """Tasks done and failed in each of the last 60 minutes, by queue, the oldest first.
+
+    The last minute is the current one, which is not over yet. ``done_estimated`` and
+    ``failed_estimated`` are the places, from 0, of the minutes whose counts are estimates.
+    """
+
+    first_at: datetime
+    done: Mapping[str, Sequence[int]]
+    failed: Mapping[str, Sequence[int]]
+    done_estimated: Sequence[int] = ()
+    failed_estimated: Sequence[int] = ()
+
+
+class RunningTask(Model):
+    """A task that a worker holds, and until when."""
+
+    id: TaskId
+    queue: str
+    name: str | None
+    worker_id: str | None
+    attempt: int
+    max_attempts: int
+    started_at: datetime | None
+    lease_expires_at: datetime | None
+    overdue: bool
+    progress: Progress | None = None
+
+
+def running(queue: str | None, now: datetime, *, limit: int) -> Operation[list[RunningTask]]:
+    """Read the tasks that workers hold, those whose lease ends soonest first."""
+    here = {} if queue is None else {"queue": queue}
+    found = yield Call(
+        "find",
+        {**here, **filters.LEASED},
+        RUNNING_FIELDS,
+        sort=[("lease_expires_at", 1)],
+        limit=limit,
+    )
+    return [_running_task(document, now) for document in found]
+
+
+def _running_task(document: Document, now: datetime) -> RunningTask:
+    get: Any = document.get
+    expires_at = get("lease_expires_at")
+    return RunningTask.trusted(
+        id=document["_id"],
+        queue=get("queue", DEFAULT_QUEUE),
+        name=name_of(document),
+        worker_id=get("worker_id"),
+        attempt=get("attempts", 0),
+        max_attempts=get("max_attempts", 0),
+        started_at=get("started_at"),
+        lease_expires_at=expires_at,
+        overdue=expires_at is not None and expires_at <= now,
+        progress=Task.from_document(document).progress,
+    )
+
+
+def name_of(document: Mapping[str, Any]) -> str | None:
+    """Read the name of the function that a task of ``Tasks`` is for."""
+    return name_in(document.get("headers"))
+
+
+CLASSES_PER_TEN = 20
+MILLISECONDS = 1000
+
+
+class Latency(Model):
+    """What the done tasks of a queue took, in seconds: until they began, and to run.
+
+    ``done`` is the number of tasks that were measured; ``estimated``: there were more.
+    """
+
+    queue: str
+    done: int
+    wait_p50: float
+    wait_p95: float
+    wait_p99: float
+    run_p50: float
+    run_p95: float
+    run_p99: float
+    estimated: bool = False
+
+
+def latency(
+    since: datetime, queue: str | None = None, *, limit: int | None = None
+) -> Operation[list[Latency]]:
+    """Measure the tasks done since an instant: from enqueue to first start, and the last run.
+
+    With a limit, so many are measured, the newest of all queues.
+    """
+    began = {"$ifNull": [{"$arrayElemAt": ["$history.started_at", 0]}, "$started_at"]}
+    group = {
+        "_id": {
+            "queue": "$queue",
+            "wait": _class_of({"$subtract": [began, "$created_at"]}),
+            "run": _class_of({"$subtract": ["$finished_at", "$started_at"]}),
+        },
+        "count": {"$sum": 1},
+    }
+    selection: Document = {**filters.FINISHED, "finished_at": {"$gte": since}}
+    stages: list[Document] = []
+    if limit is not None:
+        # The index knows no queue: a filter would read past any number of others.
+        stages = [{"$sort": {"finished_at": -1}}, {"$limit": limit + 1}]
+    elif queue is not None:
+        selection["queue"] = queue
+    counted: list[Document] = yield Call(
+        "aggregate", [{"$match": selection}, *stages, {"$group": group}]
+    )
+    more = limit is not None and sum(one["count"] for one in counted) > limit
+    waits: dict[str, Counter[int]] = {}
+    runs: dict[str, Counter[int]] = {}
+    for one in counted:
+        name = str(one["_id"]["queue"])
+        if queue not in {None, name}:
+            continue
+        waits.setdefault(name, Counter())[int(one["_id"]["wait"] or 0)] += one["count"]
+        runs.setdefault(name, Counter())[int(one["_id"]["run"] or 0)] += one["count"]
+    return [
+        Latency(
+            queue=name,
+            done=waits[name].total(),
+            **_percentiles("wait", waits[name]),
+            **_percentiles("run", runs[name]),
+            estimated=more,
+        )
+        for name in sorted(waits)
+    ]
+
+
+def _class_of(milliseconds: Document) -> Document:
+    at_least_one = {"$max": [1, milliseconds]}
+    return {"$floor": {"$multiply": [CLASSES_PER_TEN, {"$log10": at_least_one}]}}
+
+
+def _percentiles(name: str, counts: Counter[int]) -> dict[str, Any]:
+    values = percentiles(counts, (50, 95, 99))
+    return {f"{name}_p{share}": value for share, value in zip((50, 95, 99), values, strict=True)}
+
+
+def percentiles(counts: Counter[int], shares: Iterable[int]) -> list[float]:
+    """Read percentiles from the counts of classes, in seconds: the middle of their class."""
+    found = []
+    for share in shares:
+        left = counts.total() * share / 100
+        for number in sorted(counts):
+            left -= counts[number]
+            if left <= 0:
+                middle = 10 ** ((number + 0.5) / CLASSES_PER_TEN)
+                found.append(round(middle / MILLISECONDS, 4))
+                break
+    return found

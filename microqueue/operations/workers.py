@@ -1,31 +1,100 @@
-"""Workers: who is alive, and what becomes of the tasks of one that is not.
+"""Suspects: which of the tasks that a dead worker held may have taken it down.
 
-A worker that dies leaves its tasks leased. Its heartbeat ends at once, its leases later; so
-the sweeper does not wait for the leases of a worker whose heartbeat has ended. Like every
-reclaim it is fenced: a worker that was only slow finds its lease lost, and changes nothing.
+Tasks start in the order in which they were claimed, and those that have ended are held until
+their settlement is written. So of what a dead worker held, the first ones had ended, the next
+ones ran, and the last ones waited; but it does not tell where one begins and the other ends.
 
-While MongoDB is away, nobody can beat, and all look dead once it is back. So silence counts only
-from when a sweeper has noticed it, and nobody is taken for dead who was not given one heartbeat
-from then on to speak up.
+A task that this may harm is handled with care. Either no more than can run at the same time
+are between their start and their settlement together with it: then all that may have run are
+among the first ones. Or it runs alone: then it is the one. Worker and sweeper read from the
+document itself which care a task needs, so that they agree whatever their settings are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from enum import Enum, IntEnum, auto
+from math import inf
 from typing import Any, NamedTuple
 
 from microqueue.clock import later
 from microqueue.model import Model
-from microqueue.operations import endings, filters, settle, suspects
+from microqueue.operations import filters, settle
 from microqueue.operations.batches import Batches, Progress, not_after
 from microqueue.operations.call import Call, Document, Operation, Target
-from microqueue.operations.endings import Ending
-from microqueue.operations.settle import Settlement
-from microqueue.operations.suspects import Verdict
-from microqueue.operations.sweep import WITHOUT_PAYLOAD, Queues, within
+from microqueue.operations.maintenance import WITHOUT_PAYLOAD, Queues, within
+from microqueue.operations.settle import Ending, Settlement
 from microqueue.settings import QueueSettings
-from microqueue.task import Outcome, Task, TaskError
+from microqueue.task import Outcome, Task, TaskError, read_count
+
+CERTAIN_AFTER = 2
+DEFAULT_MAX_ATTEMPTS = 10
+
+
+class Care(IntEnum):
+    """How a task is started; more is stricter."""
+
+    NONE = auto()
+    """With any number of others."""
+    FEW = auto()
+    """While no more are unsettled than can run at the same time."""
+    ALONE = auto()
+    """While nothing else is unsettled."""
+
+
+class Verdict(Enum):
+    """What a task had to do with the end of its worker."""
+
+    SUSPECT = auto()
+    """It may have been running."""
+    STARTED = auto()
+    """It may have been started, and most likely had ended, or waited."""
+    WAITED = auto()
+    """It was not started."""
+
+
+def care_for(document: Mapping[str, Any]) -> Care:
+    """Say how to start a claimed task.
+
+    With care, if its worker was lost before, or if this is its last attempt, as it would be
+    buried for the crash of another. Alone, if both, or if two workers died over it: the next
+    crash must be its own.
+    """
+    get: Any = document.get
+    attempts, most = get("attempts"), get("max_attempts", DEFAULT_MAX_ATTEMPTS)
+    redelivered = get("redelivered")
+    if not redelivered and type(attempts) is int and type(most) is int and attempts < most:
+        return Care.NONE  # As most are.
+    last = read_count(attempts, 0) >= read_count(most, DEFAULT_MAX_ATTEMPTS)
+    if not redelivered:
+        return Care.FEW if last else Care.NONE
+    certain = last or read_count(get("crashes"), 0) >= CERTAIN_AFTER
+    return Care.ALONE if certain else Care.FEW
+
+
+def fewest(care: Care, concurrency: int) -> float:
+    """Give how many must be unsettled so that nothing is started with this care, or beside it."""
+    if care is Care.ALONE:
+        return min(1, concurrency)
+    return concurrency if care is Care.FEW else inf
+
+
+def judge(held: Iterable[Mapping[str, Any]], concurrency: int) -> Iterator[Verdict]:
+    """Judge what a dead worker held, in the order of its claims."""
+    started, strictest = 0, Care.NONE
+    for document in held:
+        if not isinstance(document.get("position", 0), int | float):
+            yield Verdict.STARTED  # A hand took it out of its place, and nobody can tell.
+            continue
+        # Nothing overtakes a task that needs care, so its care holds for what follows, too.
+        strictest = max(strictest, care_for(document))
+        if started >= fewest(strictest, concurrency):
+            yield Verdict.WAITED
+        else:
+            started += 1
+            yield Verdict.SUSPECT if started <= concurrency else Verdict.STARTED
+
 
 MISSED_BEATS = 3
 MOST_NAMES = 500
@@ -190,7 +259,7 @@ def reclaim_from(
     """Reclaim what one worker holds, in all queues or in some: it waits again, or is buried.
 
     A crash is counted only against those that may have been running, and an attempt only of
-    those that may have been started; :mod:`microqueue.operations.suspects` tells which.
+    those that may have been started; :mod:`microqueue.operations.workers` tells which.
     """
     progress = Progress()
     held = yield from _judge_held(worker_id, concurrency)
@@ -211,7 +280,7 @@ def _judge_held(worker_id: str, concurrency: int) -> Operation[list[Judged]]:
     held = yield Call("find", _held_by(worker_id), JUDGED_BY, sort=AS_CLAIMED)
     return [
         Judged(document["_id"], document.get("queue"), verdict)
-        for document, verdict in zip(held, suspects.judge(held, concurrency), strict=True)
+        for document, verdict in zip(held, judge(held, concurrency), strict=True)
     ]
 
 
@@ -238,7 +307,9 @@ def _take_back(
             # One that was claimed in between: nobody can tell.
             verdict = verdicts.get(repr(task.id), Verdict.STARTED)
             ended.append(Ending(task, _crash(task, now, settings, verdict), filters.claimed(task)))
-        count = yield from endings.take_back(ended, now=now, settings=settings, progress=progress)
+        count = yield from settle.settle_reclaimed(
+            ended, now=now, settings=settings, progress=progress
+        )
         batches.wrote(count)
 
 

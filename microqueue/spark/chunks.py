@@ -11,15 +11,15 @@ from bson import ObjectId
 from bson.codec_options import CodecOptions
 from pyspark.sql.types import StructType
 
-from microqueue.operations import load
+from microqueue.operations import bulk_load
 from microqueue.operations.call import Document
-from microqueue.operations.produce import new_document
+from microqueue.operations.enqueue import new_document
 from microqueue.payload import codec_of, encode_all
 from microqueue.settings import QueueSettings
 from microqueue.spark import alike
 from microqueue.spark.options import SinkOptions
 from microqueue.spark.rows import RowReader, RowTask
-from microqueue.worker.loading import load_model
+from microqueue.worker.handlers import load_model
 
 
 class Stamp(NamedTuple):
@@ -106,7 +106,7 @@ class ChunkMaker:
             position=position,
             insert_token=stamp.token,
         )
-        return load.held(document, self._load) if self._options.hold else document
+        return bulk_load.held(document, self._load) if self._options.hold else document
 
 
 def chunks_of(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from microqueue.arguments import check_collection, check_name, check_status, check_uri
-from microqueue.connection import URI_VARIABLE
 from microqueue.drivers.collections import DEFAULT_COLLECTION
+from microqueue.drivers.connection import URI_VARIABLE
 from microqueue.durations import NonNegativeDuration
 from microqueue.embedded import default_directory, running
 from microqueue.errors import InvalidArgument

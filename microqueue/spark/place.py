@@ -6,8 +6,8 @@ from typing import Any, Self, TypeVar
 
 from pymongo import MongoClient
 
-from microqueue.connection import Connection
 from microqueue.drivers.collections import Collections
+from microqueue.drivers.connection import Connection
 from microqueue.drivers.sync import SyncDriver
 from microqueue.operations.call import Operation
 from microqueue.settings import QueueSettings

@@ -17,9 +17,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from microqueue.clock import ServerClock
-from microqueue.operations import indexes, load
+from microqueue.operations import bulk_load, indexes
 from microqueue.operations.call import Document
-from microqueue.operations.time import read_clock
+from microqueue.operations.server_clock import read_clock
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
 from microqueue.spark.chunks import ChunkMaker, Stamp, chunks_of
@@ -66,7 +66,7 @@ class Sink:
             stamp = Stamp(now, positions.take(now, len(rows)), f"{part}:{number}")
             chunk = maker.make(rows, stamp, codec_options)
             new, known = place.run(
-                load.insert_chunk(
+                bulk_load.insert_chunk(
                     chunk.documents,
                     ids=chunk.ids,
                     stored=chunk.stored,
@@ -89,15 +89,15 @@ class Sink:
         }
         if self.options.hold:
             now = place.run(read_clock(ServerClock()))
-            report["released"] = place.run(load.release(queues, self.load, now))
+            report["released"] = place.run(bulk_load.release(queues, self.load, now))
         if name is not None:
-            place.run(load.save_report(name, report))
+            place.run(bulk_load.save_report(name, report))
 
     def abort(self) -> None:
         """Take back what was held; what workers may have seen stays."""
         if self.options.hold:
             queues = None if self.options.queue is None else [self.options.queue]
-            place_of(self.options).run(load.abandon(queues, self.load))
+            place_of(self.options).run(bulk_load.abandon(queues, self.load))
 
     def _maker(self) -> ChunkMaker:
         return ChunkMaker(self._schema, self.options, settings=self.settings, load=self.load)

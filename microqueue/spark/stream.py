@@ -24,9 +24,9 @@ from pyspark.sql.types import StructType
 
 from microqueue.arguments import refused
 from microqueue.clock import ServerClock
-from microqueue.operations import export, follow
-from microqueue.operations.follow import Changes, Followed, Mark
-from microqueue.operations.time import read_clock
+from microqueue.operations import change_cursor, export
+from microqueue.operations.change_cursor import Changes, Followed, Mark
+from microqueue.operations.server_clock import read_clock
 from microqueue.spark.extended import from_json, to_exact_json
 from microqueue.spark.options import SelectionOptions
 from microqueue.spark.place import place_of
@@ -66,7 +66,7 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (the name is Spark's)
         """Start at ``since``, or at the beginning."""
-        return to_offset(Mark(self._options.since or follow.BEGINNING))
+        return to_offset(Mark(self._options.since or change_cursor.BEGINNING))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (the name is Spark's)
         """Take as much at once as the options allow."""
@@ -81,7 +81,9 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give the mark of the last task to take; the start itself, if nothing has changed."""
         horizon = self._horizon() if self._target is None else self._target
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        operation = follow.find_end(self._followed, to_mark(start), horizon=horizon, rows=rows)
+        operation = change_cursor.find_end(
+            self._followed, to_mark(start), horizon=horizon, rows=rows
+        )
         end = place_of(self._options).run(operation)
         return start if end is None else to_offset(end)
 
@@ -93,10 +95,10 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         place = place_of(self._options)
         parts = self._options.partitions
         if parts is None:
-            matching = follow.between(self._followed, changes)
+            matching = change_cursor.between(self._followed, changes)
             few = place.run(export.count_up_to(matching, FEW + 1)) <= FEW
             parts = 1 if few else most_parts(place)
-        found = place.run(follow.split(self._followed, changes, parts))
+        found = place.run(change_cursor.split(self._followed, changes, parts))
         return [ChangePartition(one) for one in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -106,7 +108,7 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         converter = converter_for(self._schema, self._options, place)
         rows = self._options.batch_rows
         cursor = place.run(
-            follow.read_changes(
+            change_cursor.read_changes(
                 self._followed, converter.fields, partition.changes, batch_rows=rows
             )
         )

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from microqueue.errors import OperationFailed
 from microqueue.model import Model
-from microqueue.operations import load
+from microqueue.operations import bulk_load
 from microqueue.spark.options import SinkOptions, resolve_uri
 from microqueue.spark.place import Place
 from microqueue.spark.read import FORMAT, joined
@@ -66,7 +66,7 @@ def write_tasks(
     checked = SinkOptions.of(options)  # Refused here, what is wrong costs no job.
     frame.write.format(FORMAT).options(**options).mode("append").save()
     with Place(checked) as place:
-        report = place.run(load.take_report(name))
+        report = place.run(bulk_load.take_report(name))
     if report is None:
         raise OperationFailed(f"load {name!r} left no report; the tasks are written")
     return LoadReport(**{field: report.get(field) for field in LoadReport.model_fields})

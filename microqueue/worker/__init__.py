@@ -5,15 +5,14 @@ returns, or raises: any exception means a retry with backoff, :class:`Retry` one
 of its own, :class:`Fail` a dead letter at once, :class:`Snooze` later and uncounted.
 """
 
-from microqueue.worker.asynchronous import AsyncWorker
-from microqueue.worker.context import AsyncContext, Context
+from microqueue.worker.async_worker import AsyncWorker
+from microqueue.worker.handlers import AsyncContext, Context, load_handler
 from microqueue.worker.hooks import Hooks
-from microqueue.worker.loading import load_handler
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outcomes import Fail, Retry, Snooze
-from microqueue.worker.signals import stopping_by_signal
-from microqueue.worker.tasks import Tasks
-from microqueue.worker.threads import Worker
+from microqueue.worker.registry import Tasks
+from microqueue.worker.shutdown import stopping_by_signal
+from microqueue.worker.worker import Worker
 
 __all__ = [
     "AsyncContext",

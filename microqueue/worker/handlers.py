@@ -1,18 +1,87 @@
-"""Handlers: the functions that do the work, and what is known about each."""
+"""What a handler sees of the task it works on, if it asks for a ``context``."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
 
 from microqueue.arguments import refused
+from microqueue.durations import Duration
 from microqueue.errors import InvalidArgument
-from microqueue.task import Task
+from microqueue.operations.settle import storable_text
+from microqueue.task import Progress, Task
+from microqueue.worker.in_flight import Held, lease_now
 from microqueue.worker.outcomes import Fail, Judgement, Retry
+
+
+class _Context:
+    """The task, and whether its result is still wanted."""
+
+    def __init__(self, held: Held, queue: Any, expect: Callable[[float], None]) -> None:
+        self._held = held
+        self._queue = queue
+        self._expect = expect
+
+    @property
+    def task(self) -> Task[Any]:
+        """The task as it was popped."""
+        return self._held.task
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery this is, from 1."""
+        return self._held.task.attempts
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the handler should stop: lease lost, out of time, or the worker ends."""
+        return self._held.cancelled
+
+    def progress(self, fraction: float, message: str | None = None) -> None:
+        """Say how far the handler is, from 0 to 1; the worker stores the latest once a second.
+
+        It costs the handler nothing, and is seen in ``Task.progress``.
+        """
+        if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+            raise refused("fraction", fraction, "give a number from 0 to 1")
+        if message is not None and not isinstance(message, str):
+            raise refused("message", message, "give a text")
+        now = self._held.queue.clock.now()
+        said = None if message is None else storable_text(message)
+        self._held.progress = Progress.trusted(fraction=float(fraction), message=said, at=now)
+
+    def _touched(self, task: Task[Any], at: float) -> None:
+        self._held.touch(task, at)
+        self._expect(self._held.renewal_due - lease_now())
+
+
+class Context(_Context):
+    """For plain functions."""
+
+    def touch(self, extend: Duration | None = None) -> None:
+        """Renew the lease by hand; the worker does so by itself every third of its length.
+
+        A lease that ``extend`` made longer than usual stays so; a shorter one is renewed in time.
+        """
+        at = lease_now()
+        self._touched(self._queue.touch(self._held.task, extend=extend), at)
+
+
+class AsyncContext(_Context):
+    """For coroutines."""
+
+    async def touch(self, extend: Duration | None = None) -> None:
+        """Renew the lease by hand, as :meth:`Context.touch` does."""
+        at = lease_now()
+        self._touched(await self._queue.touch(self._held.task, extend=extend), at)
+
 
 CONTEXT = "context"
 UNKNOWN_TASK = "unknown_task"
@@ -147,3 +216,35 @@ def unknown_task(name: str | None, known: list[str]) -> Fail | Retry:
         how = "the task has no name, which is in its header 'task' (--header task=NAME)"
         return Fail(f"{how}; {listed}", code=UNKNOWN_TASK)
     return Retry(f"no handler for task {name!r}; {listed}", code=UNKNOWN_TASK)
+
+
+def load_handler(reference: str, *, kind: str = "handler", example: str = "send_mail") -> Any:
+    """Import ``module:function``; modules of the current directory are found too.
+
+    ``kind`` is the argument that is refused if there is no such thing.
+    """
+    module_name, colon, path = reference.partition(":")
+    if not (module_name and colon and path):
+        raise refused(kind, reference, f"give module:name, for example shop.tasks:{example}")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as exc:
+        reason = f"importing {module_name!r} raised {type(exc).__name__}: {exc}"
+        raise refused(kind, reference, reason) from exc
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError as exc:
+            raise refused(kind, reference, f"{module_name!r} has no {path!r}") from exc
+    if not callable(found) and not hasattr(found, "handler_for"):
+        raise refused(
+            kind, reference, f"{path!r} is {type(found).__name__}, which cannot be called"
+        )
+    return found
+
+
+def load_model(reference: str) -> Any:
+    """Import ``module:Class``, a model of payloads."""
+    return load_handler(reference, kind="model", example="Mail")

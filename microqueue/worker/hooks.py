@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from microqueue.task import Task
+from microqueue.worker.background import Background
 
 LEASE_LOST = "lease_lost"
 """What hooks call the end of a delivery that has no outcome: the lease went to another."""
@@ -67,3 +69,29 @@ class HookList:
                 if isinstance(exc, KeyboardInterrupt) and main:
                     raise  # Somebody has pressed Ctrl-C.
                 logger.exception("hook %s.%s failed", type(hook).__name__, name)
+
+
+class Teller:
+    """Does one thing after the other that may take long, because it calls code of users.
+
+    The threads of leases and deadlines leave that to it: a slow hook must not hold them up.
+    """
+
+    def __init__(self) -> None:
+        self._things: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.thread = Background(self._run, name="microqueue-hooks")
+
+    def put(self, thing: Callable[[], None]) -> None:
+        """Do this, after what was put before."""
+        self._things.put(thing)
+
+    def close(self) -> None:
+        """Say that nothing more will come."""
+        self._things.put(None)
+
+    def _run(self) -> None:
+        while (thing := self._things.get()) is not None:
+            try:
+                thing()
+            except BaseException:
+                logger.exception("what happened to a task could not be told")

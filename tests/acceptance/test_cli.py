@@ -19,12 +19,12 @@ from bson import Decimal128, ObjectId
 
 import microqueue
 from microqueue import Queue, QueueSettings, Sweeper, TaskStatus
+from microqueue import sweeper as sweeper_core
 from microqueue.cli import app as cli_app
 from microqueue.cli import formats, values
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
 from microqueue.embedded import running
 from microqueue.operations.call import Operation
-from microqueue.sweeper import core as sweeper_core
 from tests.acceptance.command_line import PROGRAM, Cli, bury
 from tests.waiting import lasts
 

@@ -15,10 +15,10 @@ import pytest
 
 import microqueue
 from microqueue import NewTask, Queue, QueueSettings
+from microqueue import sweeper as sweeper_core
 from microqueue.embedded import EmbeddedServer
-from microqueue.operations import lock, sweep_report
+from microqueue.operations import maintenance
 from microqueue.operations.call import Operation
-from microqueue.sweeper import core as sweeper_core
 from tests.acceptance.command_line import PROGRAM, Cli, bury
 from tests.waiting import wait_for
 
@@ -125,13 +125,13 @@ def test_sweep_holds_its_lock_for_as_long_as_told(
     cli: Cli, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lifetimes: list[timedelta] = []
-    acquire = lock.acquire
+    acquire = maintenance.acquire_lock
 
     def acquired(*arguments: Any, lifetime: timedelta, **options: Any) -> Operation[bool]:
         lifetimes.append(lifetime)
         return acquire(*arguments, lifetime=lifetime, **options)
 
-    monkeypatch.setattr(lock, "acquire", acquired)
+    monkeypatch.setattr(maintenance, "acquire_lock", acquired)
     cli("sweep", "--lock-ttl", "7s")
     monkeypatch.setenv("MICROQUEUE_LOCK_TTL", "8s")
     cli("sweep")
@@ -173,7 +173,7 @@ def test_quiet_sweeper_goes_on_in_silence(database_uri: str, stuck: Queue[Any]) 
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def has_idled() -> bool:
-        last, last_active = stuck.run(sweep_report.read("tasks"))
+        last, last_active = stuck.run(maintenance.read_report("tasks"))
         return last_active is not None and last != last_active
 
     wait_for(has_idled)

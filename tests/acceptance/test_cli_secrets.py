@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from microqueue import Queue
-from microqueue.redaction import MASK
+from microqueue.masking import MASK
 from tests.acceptance.command_line import Cli
 
 SECRET = "sesame"

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from microqueue import Queue
-from microqueue.operations import walk
+from microqueue.operations import paging
 from microqueue.testing import FakeClock
 
 Visit = Callable[..., Page]
@@ -33,8 +33,8 @@ def test_search_of_letters_that_stopped_goes_on_by_a_button(
     visit: Visit, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bury(queue, "a needle", *["hay"] * 9)
-    monkeypatch.setattr(walk, "STEP", 4)
-    monkeypatch.setattr(walk, "WALK_SEC", -1.0)
+    monkeypatch.setattr(paging, "STEP", 4)
+    monkeypatch.setattr(paging, "WALK_SEC", -1.0)
     page = visit(queue, "dead-letters?text=needle")
     expect(page.locator(".empty")).to_contain_text("Nothing found yet")
     page.get_by_role("button", name="Search on").click()

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from microqueue import InvalidArgument
-from microqueue.core import delivery, pausing
-from microqueue.core.delivery import Delivery
+from microqueue import InvalidArgument, core
+from microqueue.core import Delivery
 
 
 async def test_paused_queue_takes_tasks_and_delivers_none(queue: Any) -> None:
@@ -61,7 +60,7 @@ async def test_pause_reaches_other_processes_once_their_memory_is_stale(
     await there.enqueue({})
     assert await there.pop() is not None  # It knows now that the queue is open, for a second.
     await here.pause()
-    monkeypatch.setattr(pausing, "REMEMBERED_SEC", 0.0)
+    monkeypatch.setattr(core, "REMEMBERED_SEC", 0.0)
     assert await there.pop() is None
 
 
@@ -92,8 +91,8 @@ async def test_waiting_for_a_paused_queue_costs_a_few_looks(
 async def test_waiting_pop_goes_on_soon_after_a_resume(
     queue: Any, harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pausing, "REMEMBERED_SEC", 0.05)
-    monkeypatch.setattr(delivery, "REMEMBERED_SEC", 0.05)
+    monkeypatch.setattr(core, "REMEMBERED_SEC", 0.05)
+    monkeypatch.setattr(core, "REMEMBERED_SEC", 0.05)
     await queue.enqueue({"n": 1})
     await queue.pause()
     await harness.queue().resume()  # Another process.

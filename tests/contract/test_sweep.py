@@ -7,8 +7,7 @@ import pytest
 from pymongo.errors import AutoReconnect, ExecutionTimeout
 
 from microqueue import BackoffPolicy, InvalidArgument, Outcome, ServerUnavailable, TaskStatus
-from microqueue.sweeper import JOBS
-from microqueue.sweeper.core import SweeperCore
+from microqueue.sweeper import JOBS, SweeperCore
 from tests.contract.conftest import Harness
 
 

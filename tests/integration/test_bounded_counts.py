@@ -23,7 +23,7 @@ from microqueue.embedded import EmbeddedServer
 from microqueue.insights import AsyncInsights, Insights
 from microqueue.metrics import QueueCollector
 from microqueue.new_task import NewTask
-from microqueue.operations.produce import new_document
+from microqueue.operations.enqueue import new_document
 from microqueue.testing import FakeClock
 from tests.integration.dashboard_site import API
 

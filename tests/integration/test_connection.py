@@ -14,7 +14,7 @@ from pymongo import AsyncMongoClient, MongoClient
 
 from microqueue import AsyncQueue, InvalidArgument, Queue, QueueSettings, ServerUnavailable
 from microqueue.drivers.asynchronous import settled
-from microqueue.drivers.wakeup import AsyncWakeup
+from microqueue.drivers.change_stream import AsyncWakeup
 from microqueue.embedded import EmbeddedServer, running
 
 

@@ -17,7 +17,7 @@ from pymongo.monitoring import CommandListener
 from microqueue import DeadLetterFilter, Queue, QueueSettings
 from microqueue.dashboard.shared import SharedReads
 from microqueue.embedded import EmbeddedServer
-from microqueue.operations import browse, letter_groups, walk
+from microqueue.operations import dead_letters, paging, search
 from microqueue.operations.call import Call
 from tests.integration.dashboard_site import Site, opened
 
@@ -106,8 +106,8 @@ async def test_search_of_letters_stops_to_stay_quick_and_goes_on_from_there(
     site: Site, monkeypatch: pytest.MonkeyPatch, query: dict[str, Any]
 ) -> None:
     bury(site, ["a needle", *["hay"] * 9])
-    monkeypatch.setattr(walk, "STEP", 4)
-    monkeypatch.setattr(walk, "WALK_SEC", -1.0)
+    monkeypatch.setattr(paging, "STEP", 4)
+    monkeypatch.setattr(paging, "WALK_SEC", -1.0)
     told = []
     found: dict[str, Any] = {"next_cursor": None}
     for _ in range(3):
@@ -124,8 +124,8 @@ async def test_walk_looks_at_the_time_within_a_step(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bury(site, ["hay"] * 10)
-    monkeypatch.setattr(walk, "LEAST_SEC", -1.0)
-    monkeypatch.setattr(walk, "WALK_SEC", -1.0)
+    monkeypatch.setattr(paging, "LEAST_SEC", -1.0)
+    monkeypatch.setattr(paging, "WALK_SEC", -1.0)
     found = await site.get("/dead-letters", text="needle")
     rest = await site.get("/dead-letters", cursor=found["next_cursor"])
     assert (found["complete"], numbers(rest["items"])) == (False, [8, 7, 6, 5, 4, 3, 2, 1, 0])
@@ -142,7 +142,7 @@ async def test_letters_with_a_rare_code_are_looked_for_in_steps(
     # The driver takes the time to the server off.
     limit = re.search(r"'maxTimeMS': (\d+)", asked)
     assert limit is not None
-    assert int(limit[1]) <= browse.QUICK_MS
+    assert int(limit[1]) <= search.QUICK_MS
 
 
 def made_by(call: Call, *documents: dict[str, Any]) -> list[Any]:
@@ -153,12 +153,12 @@ def made_by(call: Call, *documents: dict[str, Any]) -> list[Any]:
 
 def test_letters_are_walked_when_the_server_takes_too_long() -> None:
     which = DeadLetterFilter(code="X")
-    page = browse.letters("q", which, limit=5, cursor=None, settings=QueueSettings())
-    assert next(page).options["max_time_ms"] == browse.QUICK_MS
-    walk = page.throw(ExecutionTimeout("too slow"))
-    assert "error.code" not in walk.arguments[0]
+    page = search.letters("q", which, limit=5, cursor=None, settings=QueueSettings())
+    assert next(page).options["max_time_ms"] == search.QUICK_MS
+    paging = page.throw(ExecutionTimeout("too slow"))
+    assert "error.code" not in paging.arguments[0]
     one = {"_id": 1, "updated_at": None, "error": {"code": "X"}}
-    whole = page.send(made_by(walk, one, {**one, "_id": 2, "error": {"code": "Y"}}))
+    whole = page.send(made_by(paging, one, {**one, "_id": 2, "error": {"code": "Y"}}))
     assert whole.arguments == ({"_id": {"$in": [1]}},)
     with pytest.raises(StopIteration) as ended:
         page.send(made_by(whole, one))
@@ -166,12 +166,12 @@ def test_letters_are_walked_when_the_server_takes_too_long() -> None:
 
 
 def test_groups_of_a_rare_code_are_those_among_the_newest_letters() -> None:
-    grouping = letter_groups.groups("q", DeadLetterFilter(code="X"), QueueSettings())
+    grouping = dead_letters.groups("q", DeadLetterFilter(code="X"), QueueSettings())
     first = next(grouping)
-    assert first.options["maxTimeMS"] == letter_groups.QUICK_MS
+    assert first.options["maxTimeMS"] == dead_letters.QUICK_MS
     assert first.arguments[0][0]["$match"]["error.code"] == "X"
     second = grouping.throw(ExecutionTimeout("too slow"))
-    assert second.options["maxTimeMS"] == letter_groups.LONGEST_MS
+    assert second.options["maxTimeMS"] == dead_letters.LONGEST_MS
     stages = [next(iter(stage)) for stage in second.arguments[0]]
     assert stages == ["$match", "$sort", "$limit", "$match", "$group"]
     with pytest.raises(StopIteration) as ended:
@@ -180,8 +180,8 @@ def test_groups_of_a_rare_code_are_those_among_the_newest_letters() -> None:
 
 
 def test_groups_that_take_too_long_are_a_problem() -> None:
-    grouping = letter_groups.groups("q", DeadLetterFilter(), QueueSettings())
-    assert next(grouping).options["maxTimeMS"] == letter_groups.LONGEST_MS
+    grouping = dead_letters.groups("q", DeadLetterFilter(), QueueSettings())
+    assert next(grouping).options["maxTimeMS"] == dead_letters.LONGEST_MS
     with pytest.raises(ExecutionTimeout):  # It is told as a server that is not available.
         grouping.throw(ExecutionTimeout("too slow"))
 

@@ -18,7 +18,7 @@ from microqueue.dashboard.extended import to_json
 from microqueue.dashboard.redact import Redactor
 from microqueue.dashboard.views import Viewer
 from microqueue.embedded import EmbeddedServer
-from microqueue.operations import walk
+from microqueue.operations import paging
 from tests.integration.dashboard_site import API, Site, opened
 
 LETTERS = 60
@@ -73,8 +73,8 @@ async def test_page_of_large_tasks_does_not_block_the_others(site: Site, path: s
 async def test_search_for_a_text_ends_in_time_and_goes_on(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "WALK_SEC", 0.0)
-    monkeypatch.setattr(walk, "LEAST_SEC", 0.0)
+    monkeypatch.setattr(paging, "WALK_SEC", 0.0)
+    monkeypatch.setattr(paging, "LEAST_SEC", 0.0)
     found: list[Any] = []
     pages = 0
     query: dict[str, Any] = {"status": "failed", "text": "zebra"}

@@ -21,7 +21,7 @@ from microqueue.dashboard import dashboard
 from microqueue.dashboard.extended import from_json, to_exact_json
 from microqueue.dashboard.redact import TELLING_KEYS, Redactor
 from microqueue.dashboard.security import COOKIE
-from microqueue.redaction import MASK
+from microqueue.masking import MASK
 from microqueue.testing import memory_queue
 from tests.integration.dashboard_site import API, SETTINGS, TOKEN, opened
 

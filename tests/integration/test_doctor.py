@@ -17,7 +17,7 @@ from microqueue.doctor import (
     describe_place,
     examine,
 )
-from microqueue.operations.examine import winning_plan
+from microqueue.operations.diagnostics import winning_plan
 from microqueue.sweeper import SweepReport
 from microqueue.testing import FakeClock
 

@@ -11,7 +11,7 @@ from pymongo import MongoClient
 
 from microqueue import Queue, Sweeper
 from microqueue.new_task import NewTask
-from microqueue.operations.produce import new_document
+from microqueue.operations.enqueue import new_document
 from microqueue.settings import QueueSettings
 from microqueue.testing import FakeClock
 from tests.integration.queues import profiled

@@ -25,9 +25,9 @@ from microqueue.dashboard.redact import Redactor
 from microqueue.embedded import EmbeddedServer
 from microqueue.insights import AsyncInsights, Insights, TaskFilter
 from microqueue.new_task import NewTask
-from microqueue.operations import letter_search, walk
-from microqueue.operations.normalise import LONGEST_MESSAGE, beginning, normalise
-from microqueue.operations.produce import new_document
+from microqueue.operations import dead_letters, paging
+from microqueue.operations.enqueue import new_document
+from microqueue.operations.search import LONGEST_MESSAGE, beginning, normalise
 from microqueue.operations.workers import WorkerInfo, beat
 from microqueue.task import Task
 from microqueue.testing import FakeClock
@@ -291,9 +291,9 @@ def test_tasks_are_filtered(
     enqueue("ready", deep={"list": ["a needle here"]}, token="hunter2")
     names[mail.enqueue({}, delay=60).id] = "delayed"
     enqueue("elsewhere", other, pattern="a.*b")
-    monkeypatch.setattr(walk, "WALK_SEC", 60.0)
+    monkeypatch.setattr(paging, "WALK_SEC", 60.0)
     if walking:  # As on a server where the matches are too rare to be found at once.
-        monkeypatch.setattr(walk, "STEP", 2)
+        monkeypatch.setattr(paging, "STEP", 2)
         slow_server(monkeypatch, mail)
     shown = Redactor("password|token").mask
     page = Insights(mail).tasks(TaskFilter(**which), limit=20, shown=shown)
@@ -326,8 +326,8 @@ def test_walk_that_takes_too_long_stops_and_goes_on_from_there(
 ) -> None:
     wanted = mail.enqueue({"text": "needle"}).id
     mail.enqueue_many([{} for _ in range(9)])
-    monkeypatch.setattr(walk, "STEP", 4)
-    monkeypatch.setattr(walk, "WALK_SEC", -1.0)
+    monkeypatch.setattr(paging, "STEP", 4)
+    monkeypatch.setattr(paging, "WALK_SEC", -1.0)
     insights = Insights(mail)
     which = TaskFilter(text="needle")
     first = insights.tasks(which)
@@ -454,8 +454,8 @@ def test_filter_of_each_group_matches_its_letters_and_no_others(
 def test_filter_of_a_group_is_followed_however_many_letters_there_are(
     mail: Queue[Any], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("microqueue.operations.letter_search.IDS_AT_ONCE", 3)
-    monkeypatch.setattr("microqueue.operations.walk.STEP", 4)
+    monkeypatch.setattr("microqueue.operations.dead_letters.IDS_AT_ONCE", 3)
+    monkeypatch.setattr("microqueue.operations.paging.STEP", 4)
     dead = []
     for n in range(20):
         dead.append(fail_one(mail, f"order {n} timed out", n=n).id)
@@ -485,7 +485,7 @@ def test_letter_that_failed_again_since_it_was_looked_at_is_another_one(
     mail: Queue[Any], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     letter = fail_one(mail, "order 1 timed out")
-    queries = letter_search.queries
+    queries = dead_letters.queries
 
     def while_it_fails_again(*arguments: Any) -> Any:
         found = yield from queries(*arguments)
@@ -494,7 +494,7 @@ def test_letter_that_failed_again_since_it_was_looked_at_is_another_one(
         mail.mark_failure(popped(mail), "something else")
         return found
 
-    monkeypatch.setattr(letter_search, "queries", while_it_fails_again)
+    monkeypatch.setattr(dead_letters, "queries", while_it_fails_again)
     assert mail.dead_letters.discard(DeadLetterFilter(group="order <n> timed out")) == 0
     assert mail.stats().failed == 1
 

@@ -12,7 +12,7 @@ from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, InvalidArgument, Queue
 from microqueue.insights import AsyncInsights, Insights
-from microqueue.operations.latency import percentiles
+from microqueue.operations.stats import percentiles
 from microqueue.testing import FakeClock
 
 WITHIN = 0.065

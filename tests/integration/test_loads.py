@@ -9,9 +9,9 @@ import pytest
 from pymongo.errors import PyMongoError
 
 from microqueue import NewTask, Queue
-from microqueue.operations import load
+from microqueue.operations import bulk_load
 from microqueue.operations.call import Operation
-from microqueue.operations.produce import new_document
+from microqueue.operations.enqueue import new_document
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 NAME = "orders"
@@ -30,7 +30,7 @@ def rows(queue: Queue[Any], by: str, **options: Any) -> list[dict[str, Any]]:
         )
         for number in range(3)
     ]
-    return [load.held(document, by) for document in documents]
+    return [bulk_load.held(document, by) for document in documents]
 
 
 def _options(number: int, by: str, *, keyed: bool) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _options(number: int, by: str, *, keyed: bool) -> dict[str, Any]:
 
 
 def loading(queue: Queue[Any], by: str, **options: Any) -> Operation[tuple[int, int]]:
-    return load.insert_chunk(rows(queue, by, **options), settings=queue.settings, hold=by)
+    return bulk_load.insert_chunk(rows(queue, by, **options), settings=queue.settings, hold=by)
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["ids", "dedupe keys"])
@@ -59,7 +59,7 @@ def test_a_load_that_is_given_up_takes_no_row_of_another_away(
         try:
             while True:
                 if refused and call.method == before:
-                    queue.run(load.abandon([NAME], "given up"))
+                    queue.run(bulk_load.abandon([NAME], "given up"))
                     refused = False
                 try:
                     reply = yield call
@@ -73,8 +73,8 @@ def test_a_load_that_is_given_up_takes_no_row_of_another_away(
 
     inserted, known = queue.run(meddled())
     assert inserted + known == 3
-    queue.run(load.abandon([NAME], "given up"))
-    assert queue.run(load.release([NAME], "other", NOW)) == 3
+    queue.run(bulk_load.abandon([NAME], "given up"))
+    assert queue.run(bulk_load.release([NAME], "other", NOW)) == 3
     assert sorted(task.payload["n"] for task in queue.pop_many(9)) == [0, 1, 2]
 
 
@@ -84,4 +84,4 @@ def test_rows_whose_keys_are_taken_stay_out(microqueue_database: Any) -> None:
     queue.enqueue({"n": 1}, dedupe_key="row-1")
     assert queue.run(loading(queue, "load", keyed=False)) == (1, 2)
     assert queue.run(loading(queue, "load", keyed=False)) == (1, 2)
-    assert queue.run(load.release([NAME], "load", NOW)) == 1
+    assert queue.run(bulk_load.release([NAME], "load", NOW)) == 1

@@ -27,7 +27,7 @@ from microqueue import (
     QueueSettings,
     ServerUnavailable,
 )
-from microqueue.operations import filters, relocate
+from microqueue.operations import dlq_collection, filters
 from tests.integration.model import Steps, perform
 from tests.integration.proxy import Proxy
 from tests.integration.queues import popped
@@ -239,7 +239,7 @@ def test_a_dead_letter_that_only_the_primary_has_is_not_taken_from_the_tasks(
             letters = primary.client.test.tasks_dlq.with_options(write_concern=ONE)
             letters.insert_one({**failed, "version": 0})  # By a mover that was killed then.
             quick = hurried(queue)
-            moving = relocate.move_out(failed)
+            moving = dlq_collection.move_out(failed)
             call: Any = next(moving)
             failed_over = False
             with contextlib.suppress(StopIteration, PyMongoError):

@@ -27,7 +27,7 @@ from pymongo.monitoring import (
 from pymongo.synchronous.collection import Collection
 
 from microqueue import AsyncQueue, Queue, TaskStatus
-from microqueue.drivers import listener
+from microqueue.drivers import change_stream
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import AsyncWorker, Retry, Worker
 from tests.integration.rig import KINDS, Rig
@@ -198,7 +198,7 @@ class Crew:
 @pytest.fixture
 def quick_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers read their change stream in short turns, as they end after one."""
-    monkeypatch.setattr(listener, "AWAIT_SEC", 0.1)
+    monkeypatch.setattr(change_stream, "AWAIT_SEC", 0.1)
 
 
 @pytest.fixture(params=["threads", "pymongo_async"])
@@ -304,7 +304,7 @@ def test_stream_that_was_refused_at_first_is_used_when_it_is_there(
         raise OperationFailure("no change streams here", NO_STREAMS)
 
     monkeypatch.setattr(Collection, "watch", watch)
-    monkeypatch.setattr(listener, "REOPEN_SEC", 0.1)
+    monkeypatch.setattr(change_stream, "REOPEN_SEC", 0.1)
     with threads.working(poll_interval=0.5):
         threads.handle_one()
         wait_for(lambda: refused >= 2)
@@ -318,7 +318,7 @@ def test_stream_that_was_refused_at_first_is_used_when_it_is_there(
 def test_stream_that_the_server_ends_is_opened_anew(
     threads: Crew, microqueue_client: MongoClient[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "REOPEN_SEC", 0.1)
+    monkeypatch.setattr(change_stream, "REOPEN_SEC", 0.1)
     with threads.working(poll_interval=0.5):
         wait_for(lambda: threads.open_streams() == 1)
         assert threads.is_woken_by_its_stream()
@@ -370,7 +370,7 @@ def test_worker_on_a_standalone_server_polls(lone_crew: Crew) -> None:
         asked = lone_crew.commands.since(mark)
         assert set(asked) <= {GLANCE, STREAM, CLAIM}
         # It tries for a stream now and then, and looks once more after each try.
-        tries = took_sec / listener.REOPEN_SEC + 1
+        tries = took_sec / change_stream.REOPEN_SEC + 1
         assert asked.count(STREAM) <= tries
         assert asked.count(GLANCE) <= MOST_PER_INTERVAL * took_sec / poll_sec + 1 + tries
         for _ in range(3):

@@ -35,7 +35,7 @@ from microqueue import (
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import dead_letters, replay, settle
 from microqueue.operations.call import Call
-from microqueue.operations.settle_many import settle_batch
+from microqueue.operations.settle import settle_batch
 from microqueue.task import TaskError
 from microqueue.testing import FakeClock, memory_database, memory_queue
 from tests.integration.model import EFFORT, Steps, operation_of, perform

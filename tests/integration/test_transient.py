@@ -20,7 +20,7 @@ from microqueue import (
     ServerUnavailable,
     TaskStatus,
 )
-from microqueue.drivers.transient import translate
+from microqueue.drivers.retry import translate
 from microqueue.embedded import EmbeddedServer
 
 

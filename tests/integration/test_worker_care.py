@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from microqueue.worker import settling
+from microqueue.worker import completer
 from tests.integration.rig import Rig
 from tests.waiting import wait_for
 
@@ -20,8 +20,8 @@ class Unsettled:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = self._now = 0
         self._lock = threading.Lock()
-        self._usual = settling.commit
-        monkeypatch.setattr(settling, "commit", self._commit)
+        self._usual = completer.commit
+        monkeypatch.setattr(completer, "commit", self._commit)
 
     def handler(self, _payload: Any) -> None:
         with self._lock:

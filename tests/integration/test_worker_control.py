@@ -21,11 +21,11 @@ from prometheus_client import CollectorRegistry
 from pymongo import MongoClient
 
 from microqueue import InvalidArgument, Outcome, Queue, QueueSettings, TaskStatus
-from microqueue.drivers import listener
+from microqueue.drivers import change_stream
 from microqueue.embedded import EmbeddedServer
 from microqueue.metrics import PrometheusHooks
 from microqueue.tracing import TracingHooks
-from microqueue.worker import Hooks, Worker, keeper, selection
+from microqueue.worker import Hooks, Worker, fetcher, lease_renewal
 from tests.integration.rig import Rig, stored
 from tests.waiting import wait_for
 
@@ -35,7 +35,7 @@ QUIET_SEC = 1.0
 @pytest.fixture(autouse=True)
 def quick_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers read their change stream in short turns, as they end after one."""
-    monkeypatch.setattr(listener, "AWAIT_SEC", 0.1)
+    monkeypatch.setattr(change_stream, "AWAIT_SEC", 0.1)
 
 
 @pytest.fixture(params=["threads", "pymongo_async"])
@@ -48,7 +48,7 @@ def rig(
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers look after their handlers more often than once a second."""
-    monkeypatch.setattr(keeper, "LOOK_EVERY_SEC", 0.1)
+    monkeypatch.setattr(lease_renewal, "LOOK_EVERY_SEC", 0.1)
 
 
 @pytest.fixture
@@ -481,7 +481,7 @@ def fill(rig: Rig, **counts: int) -> None:
 def test_full_queues_are_shared_by_weight(
     rig: Rig, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "_random", random.Random(1))
+    monkeypatch.setattr(fetcher, "_random", random.Random(1))
     fill(rig, a=120, b=120)
     seen: list[str] = []
     enough = threading.Event()

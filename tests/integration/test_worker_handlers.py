@@ -14,8 +14,8 @@ import pytest
 
 from microqueue import InvalidArgument, Queue, TaskStatus
 from microqueue.embedded import EmbeddedServer
-from microqueue.worker import Fail, Hooks, Retry, Snooze, Tasks, Worker, settling
-from microqueue.worker.judging import Judge
+from microqueue.worker import Fail, Hooks, Retry, Snooze, Tasks, Worker, completer
+from microqueue.worker.completer import Judge
 from tests.integration.rig import Rig, stored
 from tests.waiting import wait_for
 
@@ -262,14 +262,14 @@ def test_task_that_cannot_be_judged_is_left_to_its_lease_and_the_next_one_runs(
 def test_settling_goes_on_after_an_error_that_nobody_foresaw(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    usual = settling.commit
+    usual = completer.commit
 
     def commit(queue: Any, batch: Any) -> Any:
         if any(held.claimed.payload["n"] == 0 for held, _ in batch):
             raise RuntimeError("unforeseen")
         return usual(queue, batch)
 
-    monkeypatch.setattr(settling, "commit", commit)
+    monkeypatch.setattr(completer, "commit", commit)
     first = rig.queue.enqueue({"n": 0})
     thread = rig.start(lambda _payload: None)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from microqueue import Queue, QueueSettings, TaskStatus
-from microqueue.worker import Hooks, Worker, keeper, stopping
+from microqueue.worker import Hooks, Worker, lease_renewal, shutdown
 from tests.waiting import wait_for
 
 
@@ -38,7 +38,7 @@ def queue(microqueue_database: Any) -> Queue[Any]:
 def test_slow_hook_of_a_cancelled_task_delays_no_lease(
     queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LOOK_EVERY_SEC", 0.1)
+    monkeypatch.setattr(lease_renewal, "LOOK_EVERY_SEC", 0.1)
     hooks = SlowHooks()
     doomed, other = queue.enqueue_many([{}, {}]).tasks
     worker = Worker(queue, lambda _payload: hooks.go.wait(60), hooks=[hooks])
@@ -61,7 +61,7 @@ def test_slow_hook_of_a_cancelled_task_delays_no_lease(
 def test_slow_hook_of_a_timeout_delays_no_other_and_changes_no_outcome(
     queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "ENDING_SEC", 0.2)
+    monkeypatch.setattr(shutdown, "ENDING_SEC", 0.2)
     hooks = SlowHooks()
     told: list[int] = []
 

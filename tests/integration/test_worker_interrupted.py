@@ -10,18 +10,18 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, Queue
-from microqueue.drivers import listener
+from microqueue.drivers import change_stream
 from microqueue.embedded import EmbeddedServer
-from microqueue.worker import AsyncWorker, Worker, stopping, twin
+from microqueue.worker import AsyncWorker, Worker, lease_renewal, shutdown
 from microqueue.worker.background import Background
-from microqueue.worker.deadlines import Deadlines
+from microqueue.worker.lease_renewal import Deadlines
 from tests.integration.rig import Rig
 from tests.waiting import wait_for
 
 
 def leftovers() -> list[str]:
     names = [one.name for one in threading.enumerate() if one.name.startswith("microqueue-")]
-    return [*names, *map(str, twin._clients), *map(str, listener._listeners)]  # noqa: SLF001 (all there is)
+    return [*names, *map(str, lease_renewal._clients), *map(str, change_stream._listeners)]  # noqa: SLF001 (all there is)
 
 
 def test_second_interrupt_ends_all_that_works(
@@ -103,15 +103,15 @@ async def test_run_that_is_cancelled_twice_claims_no_more(
 async def test_run_ends_although_the_change_stream_cannot_be_left(
     microqueue_server: EmbeddedServer, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "ENDING_SEC", 0.2)
+    monkeypatch.setattr(shutdown, "ENDING_SEC", 0.2)
     go = threading.Event()
-    usual = listener.release
+    usual = change_stream.release
 
     def hang(*arguments: Any) -> Any:
         go.wait(60)
         return usual(*arguments)
 
-    monkeypatch.setattr(listener, "release", hang)
+    monkeypatch.setattr(change_stream, "release", hang)
     async with AsyncMongoClient[Any](microqueue_server.uri) as client:
         queue = AsyncQueue[Any](client[microqueue_database.name])
 

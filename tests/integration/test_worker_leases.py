@@ -18,11 +18,11 @@ from pymongo import MongoClient, WriteConcern
 
 from microqueue import BackoffPolicy, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.embedded import EmbeddedServer
-from microqueue.operations import renew
-from microqueue.worker import Hooks, Worker, inflight, keeper
-from microqueue.worker.inflight import Held
-from microqueue.worker.pace import Pace
-from microqueue.worker.twin import blocking_twin
+from microqueue.operations import leases
+from microqueue.worker import Hooks, Worker, in_flight, lease_renewal
+from microqueue.worker.in_flight import Held
+from microqueue.worker.lease_renewal import blocking_twin
+from microqueue.worker.prefetch import Pace
 from tests.integration.rig import Rig, stored
 from tests.waiting import wait_for
 
@@ -95,7 +95,7 @@ def test_a_renewal_is_due_while_most_of_the_lease_is_left(
 def test_a_handler_is_told_when_its_task_comes_back_to_the_same_worker(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LOOK_EVERY_SEC", 0.1)
+    monkeypatch.setattr(lease_renewal, "LOOK_EVERY_SEC", 0.1)
     rig.settings = QueueSettings(visibility_timeout=60, backoff=NO_BACKOFF)
     task = rig.queue.enqueue({})
     told: dict[int, bool] = {}
@@ -271,7 +271,9 @@ def test_leases_have_as_many_connections_as_they_need(
 def test_a_renewal_that_finds_a_task_cancelled_says_so(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LOOK_EVERY_SEC", 60.0)  # So that the renewal finds it first.
+    monkeypatch.setattr(
+        lease_renewal, "LOOK_EVERY_SEC", 60.0
+    )  # So that the renewal finds it first.
     rig.settings = QueueSettings(visibility_timeout=0.6)
     task = rig.queue.enqueue({})
     begun = threading.Event()
@@ -308,8 +310,8 @@ class Waiting:
 
     def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.passed_sec = 0.0
-        usual = inflight.lease_clock
-        monkeypatch.setattr(inflight, "lease_clock", lambda: usual() + self.passed_sec)
+        usual = in_flight.lease_clock
+        monkeypatch.setattr(in_flight, "lease_clock", lambda: usual() + self.passed_sec)
         monkeypatch.setattr(Pace, "FRACTION", 10)  # None is given back because it waits long.
         self.rig = rig
         self.started: list[tuple[int, str]] = []
@@ -368,15 +370,17 @@ def test_a_task_whose_lease_ended_unseen_is_released_in_place_of_started(
 def test_no_renewal_that_comes_too_late_lets_a_lost_task_start(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keeper, "LOOK_EVERY_SEC", 1000.0)  # So that the renewal finds it first.
+    monkeypatch.setattr(
+        lease_renewal, "LOOK_EVERY_SEC", 1000.0
+    )  # So that the renewal finds it first.
     asked, answered = threading.Event(), threading.Event()
 
     def find_taken(tasks: Any) -> Any:
         asked.set()
         answered.wait(30)
-        return (yield from renew.find_taken(tasks))
+        return (yield from leases.find_taken(tasks))
 
-    monkeypatch.setattr(keeper, "find_taken", find_taken)
+    monkeypatch.setattr(lease_renewal, "find_taken", find_taken)
     lost: list[int] = []
 
     class Listening(Hooks):
@@ -416,7 +420,7 @@ def test_a_lease_that_is_about_to_end_is_over(
         own_timeout_sec = own_sec
 
     now = 100.0
-    monkeypatch.setattr(inflight, "lease_clock", lambda: now)
+    monkeypatch.setattr(in_flight, "lease_clock", lambda: now)
     held = Held(Asked(), Claim(), now)  # type: ignore[arg-type]  # All that it looks at.
     ends_sec = (own_sec or lease_sec) - least_sec
     now = 100.0 + ends_sec - 0.01
@@ -431,5 +435,5 @@ def test_a_lease_that_is_about_to_end_is_over(
 
 def test_leases_are_measured_by_a_clock_that_no_suspended_machine_stops() -> None:
     if sys.platform == "linux":
-        assert abs(inflight.lease_now() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60
-    assert inflight.lease_now() <= inflight.lease_now()
+        assert abs(in_flight.lease_now() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60
+    assert in_flight.lease_now() <= in_flight.lease_now()

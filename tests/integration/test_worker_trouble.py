@@ -14,13 +14,13 @@ import pytest
 from mongomock_motor import AsyncMongoMockClient
 
 from microqueue import AsyncQueue, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
-from microqueue.core.delivery import Delivery
+from microqueue.core import Delivery
 from microqueue.errors import AlreadyRunning, InvalidArgument, ServerUnavailable
 from microqueue.operations.call import Call
-from microqueue.operations.renew import renew
+from microqueue.operations.leases import renew
 from microqueue.testing import FakeClock
-from microqueue.worker import AsyncWorker, Fail, Retry, Worker, settling
-from microqueue.worker.pace import Pace
+from microqueue.worker import AsyncWorker, Fail, Retry, Worker, completer
+from microqueue.worker.prefetch import Pace
 from tests.integration.rig import Rig
 from tests.waiting import wait_for
 
@@ -70,7 +70,7 @@ def test_a_task_that_cannot_even_be_buried_is_left_to_its_lease(
         raise InvalidArgument("MongoDB cannot store this")
         yield  # So that it is an operation.
 
-    monkeypatch.setattr(settling, "commit", refuse)
+    monkeypatch.setattr(completer, "commit", refuse)
     rig.queue.enqueue({})
     rig.run(lambda _payload: None)
     assert tries == [1, 1]
@@ -225,7 +225,7 @@ class Away:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tries = 0
-        monkeypatch.setattr(settling, "commit", self._refuse)
+        monkeypatch.setattr(completer, "commit", self._refuse)
 
     def _refuse(self, *_: Any) -> Any:
         self.tries += 1
@@ -261,7 +261,7 @@ def test_a_hurry_does_not_wait_for_an_answer_that_does_not_come(
         raise ServerUnavailable("away")
         yield  # So that it is an operation.
 
-    monkeypatch.setattr(settling, "commit", never)
+    monkeypatch.setattr(completer, "commit", never)
     microqueue_queue.enqueue({})
     worker = Worker(microqueue_queue, lambda _payload: None, grace=300)
     thread = threading.Thread(target=worker.run)
@@ -393,13 +393,13 @@ def test_settlements_share_as_many_writes_as_the_options_say(
     rig: Rig, options: dict[str, Any], largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    usual = settling.commit
+    usual = completer.commit
 
     def counted(queue: Any, batch: Any) -> Any:
         sizes.append(len(batch))
         return usual(queue, batch)
 
-    monkeypatch.setattr(settling, "commit", counted)
+    monkeypatch.setattr(completer, "commit", counted)
     rig.queue.enqueue_many([{}] * 12)
     together = threading.Barrier(12)
     options = {"flush_interval": 2, **options}

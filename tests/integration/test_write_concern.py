@@ -28,9 +28,9 @@ from microqueue import (
     ServerUnavailable,
 )
 from microqueue.embedded import EmbeddedServer
-from microqueue.operations import archive, load
-from microqueue.operations.produce import new_document
-from microqueue.operations.requeue import Return, requeue
+from microqueue.operations import archive, bulk_load
+from microqueue.operations.enqueue import new_document
+from microqueue.operations.replay import Return, requeue
 from tests.integration.queues import popped
 
 NOW = datetime(2100, 1, 1, tzinfo=UTC)
@@ -115,12 +115,12 @@ def rows(queue: Queue[Any], token: str, hold: str | None = None) -> list[dict[st
         )
         for number in range(3)
     ]
-    return [load.held(one, hold) for one in documents] if hold else documents
+    return [bulk_load.held(one, hold) for one in documents] if hold else documents
 
 
 def add_rows(queue: Queue[Any], token: str, hold: str | None = None) -> Any:
     documents = rows(queue, token, hold)
-    return queue.run(load.insert_chunk(documents, settings=queue.settings, hold=hold))
+    return queue.run(bulk_load.insert_chunk(documents, settings=queue.settings, hold=hold))
 
 
 def send_back(queue: Queue[Any], letter: dict[str, Any]) -> Any:

@@ -16,8 +16,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
 from microqueue import InvalidArgument
-from microqueue.operations import follow
-from microqueue.operations.follow import Changes, Followed, Mark
+from microqueue.operations import change_cursor
+from microqueue.operations.change_cursor import Changes, Followed, Mark
 from microqueue.spark.options import SelectionOptions
 from microqueue.spark.stream import TaskStreamReader, to_mark, to_offset
 
@@ -237,7 +237,7 @@ def test_following_what_is_finished_runs_on_indexes(make_queue: Any) -> None:
     queue.collections.tasks.insert_many([task(f"f{n}", n, status="failed") for n in range(500)])
     changes = Changes(Mark(AT + timedelta(seconds=490)), Mark.behind(AT + timedelta(seconds=600)))
     followed = Followed(queues=["mail"], statuses=["done", "failed"], query={})
-    found = queue.collections.tasks.find(follow.between(followed, changes))
+    found = queue.collections.tasks.find(change_cursor.between(followed, changes))
     stats = found.explain()["executionStats"]
     assert stats["nReturned"] == 20
     assert stats["totalDocsExamined"] <= 40

@@ -17,7 +17,7 @@ from microqueue.drivers.asynchronous import AsyncDriver
 from microqueue.drivers.collections import Collections
 from microqueue.drivers.sync import SyncDriver
 from microqueue.operations.call import Operation, Target, Timed
-from microqueue.operations.time import read_clock
+from microqueue.operations.server_clock import read_clock
 from microqueue.positions import Positions, front_position, microseconds, rightful_position
 from microqueue.settings import QueueSettings
 from microqueue.testing import FakeClock

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from microqueue.drivers.memory import take
+from microqueue.drivers.mongomock import take
 from microqueue.operations.call import ENOUGH
-from microqueue.operations.gather import MADE, making, merged
+from microqueue.operations.paging import MADE, making, merged
 
 
 def documents(*ids: Any) -> list[dict[str, Any]]:

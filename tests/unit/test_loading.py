@@ -8,7 +8,7 @@ import pytest
 
 from microqueue import InvalidArgument
 from microqueue.worker import load_handler
-from microqueue.worker.loading import load_model
+from microqueue.worker.handlers import load_model
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pymongo.errors import AutoReconnect
 
 from microqueue import LeaseLost, ServerUnavailable, Task
 from microqueue.clock import Instant
-from microqueue.operations import claim, confirm, filters, indexes, replay, settle, settle_many
+from microqueue.operations import claim, confirm, filters, indexes, replay, settle
 from microqueue.operations.batches import not_after
 from microqueue.operations.call import Call, Operation
 from microqueue.settings import QueueSettings
@@ -185,7 +185,7 @@ def test_last_allowed_attempt_is_buried_where_the_failure_is_seen(
 
 def test_many_claimed_together_are_settled_by_one_write() -> None:
     tasks = [claimed_task(_id=n) for n in range(5)]
-    operation = settle_many.mark_all_done(tasks, now=NOW, settings=QueueSettings())
+    operation = settle.mark_all_done(tasks, now=NOW, settings=QueueSettings())
     (call,), lost = drive(operation, iter([SimpleNamespace(matched_count=5)]))
     assert lost == []
     assert call.method == "update_many"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from microqueue.worker.outbox import Outbox
+from microqueue.worker.completer import Outbox
 
 LONG_SEC = 600.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bson.codec_options import CodecOptions
 
-from microqueue.worker.pace import Pace
+from microqueue.worker.prefetch import Pace
 
 PLAIN = CodecOptions[dict[str, object]]()
 

@@ -10,7 +10,7 @@ import pytest
 import microqueue
 from microqueue import AsyncQueue, AsyncSweeper, Queue, Sweeper, Task, TaskError
 from microqueue.dead_letters import AsyncDeadLetters, DeadLetters
-from microqueue.redaction import without_password
+from microqueue.masking import without_password
 
 
 def test_import_loads_no_optional_dependency() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from microqueue.redaction import without_mongodb_user, without_password, without_user
+from microqueue.masking import without_mongodb_user, without_password, without_user
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from microqueue.worker import selection
-from microqueue.worker.selection import Selection, make_selection
+from microqueue.worker import fetcher
+from microqueue.worker.fetcher import Selection, make_selection
 
 ROUNDS = 4000
 
 
 @pytest.fixture(autouse=True)
 def _same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_random", random.Random(7))
+    monkeypatch.setattr(fetcher, "_random", random.Random(7))
 
 
 def queues(names: str) -> list[Any]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from microqueue.operations.suspects import Care, Verdict, care_for, judge
+from microqueue.operations.workers import Care, Verdict, care_for, judge
 from microqueue.task import Claimed, Lease
-from microqueue.worker.caution import Caution
-from microqueue.worker.inflight import Held, InFlight
+from microqueue.worker.fetcher import Caution
+from microqueue.worker.in_flight import Held, InFlight
 
 PLAIN: dict[str, Any] = {"attempts": 1, "max_attempts": 10}
 FEW: dict[str, Any] = {"attempts": 2, "max_attempts": 10, "redelivered": True}

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from microqueue.new_task import NewTask
-from microqueue.operations import load
-from microqueue.operations.produce import new_document
+from microqueue.operations import bulk_load
+from microqueue.operations.enqueue import new_document
 from microqueue.payload import check_encodable
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
@@ -49,7 +49,9 @@ class Adder:
         added = others = 0
         for start in range(0, len(documents), CHUNK):
             chunk = documents[start : start + CHUNK]
-            new, old = self._place.run(load.insert_chunk(chunk, settings=self._settings, hold=None))
+            new, old = self._place.run(
+                bulk_load.insert_chunk(chunk, settings=self._settings, hold=None)
+            )
             added += new
             others += old
         return added, others

@@ -3,7 +3,7 @@
 The rules are written once, in the syntax that Python and Spark share, so that a message has
 the same pattern and the same fingerprint wherever it is computed.
 
-They mask more than those of :mod:`microqueue.operations.normalise`, which serve to find the
+They mask more than those of :mod:`microqueue.operations.search`, which serve to find the
 letters of a group in MongoDB by what their messages begin with. These only have to tell kinds
 of errors apart, for good: fingerprints are kept in files, so another rule makes other kinds.
 """

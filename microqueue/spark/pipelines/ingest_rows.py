@@ -24,7 +24,7 @@ from microqueue.spark.pipelines.adding import CHUNK, Adder
 from microqueue.spark.pipelines.place import server_now
 from microqueue.spark.place import place_of
 from microqueue.spark.values import Converter, check_names, converted, converter_of
-from microqueue.worker.loading import load_model
+from microqueue.worker.handlers import load_model
 
 CORRUPT = "_corrupt"
 """The column in which Spark puts a line of CSV that does not fit its header."""

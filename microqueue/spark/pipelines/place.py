@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from microqueue.clock import ServerClock
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.operations.call import letters_collection
-from microqueue.operations.time import read_clock
+from microqueue.operations.server_clock import read_clock
 from microqueue.spark.options import PlaceOptions, resolve_uri
 from microqueue.spark.place import place_of
 

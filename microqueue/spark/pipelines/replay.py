@@ -28,7 +28,7 @@ from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
 from microqueue.new_task import NewTask
-from microqueue.operations.requeue import Return, requeue
+from microqueue.operations.replay import Return, requeue
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
 from microqueue.spark.ids import id_type, key_id

@@ -8,7 +8,7 @@ from typing import Any
 
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations import runs
-from microqueue.operations.examine import list_indexes
+from microqueue.operations.diagnostics import list_indexes
 from microqueue.operations.indexes import retention_of
 from microqueue.spark.options import PlaceOptions
 from microqueue.spark.pipelines.place import server_now

@@ -1,0 +1,656 @@
+"""A queue's name, settings, clock and collections, and what every operation needs."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, Generic, Self
+
+from microqueue.arguments import (
+    check_clock,
+    check_code,
+    check_count,
+    check_id,
+    check_name,
+    check_popped,
+    check_session,
+    check_settings,
+    check_several,
+    check_status,
+    refused,
+)
+from microqueue.clock import TICK, Clock, later
+from microqueue.drivers.collections import Collections
+from microqueue.drivers.connection import Connection
+from microqueue.durations import Duration, duration_argument, to_positive_timedelta
+from microqueue.errors import InvalidArgument, InvalidPayload, LeaseLost
+from microqueue.model import shorten
+from microqueue.new_task import AddedTasks, Duplicate, EnqueueReport, NewTask
+from microqueue.operations import (
+    administration,
+    claim,
+    diagnostics,
+    dlq_collection,
+    enqueue,
+    indexes,
+    lookup,
+    maintenance,
+    pauses,
+    poll,
+    settle,
+    stats,
+    workers,
+)
+from microqueue.operations.call import Document, Operation, Target, letters_collection
+from microqueue.operations.claim import Spread
+from microqueue.operations.pauses import Pause
+from microqueue.operations.poll import PollResult
+from microqueue.operations.server_clock import read_clock
+from microqueue.operations.settle import Settlement
+from microqueue.operations.stats import Bounds, KnownSamples
+from microqueue.payload import PayloadCodec, check_encodable, codec_of, encode_all
+from microqueue.positions import Positions
+from microqueue.settings import QueueSettings
+from microqueue.task import Claimed, Lease, PayloadT, Task, TaskError, TaskStatus
+from microqueue.task_ids import readings
+
+
+class QueueBase(Generic[PayloadT]):
+    """What a queue is made of."""
+
+    def __init__(
+        self,
+        database_or_collection: Any,
+        name: str,
+        *,
+        settings: QueueSettings | None,
+        payload_model: type[PayloadT] | None,
+        clock: Clock | None,
+    ) -> None:
+        self.name = check_name(name)
+        self.settings = check_settings(settings)
+        self.clock: Clock = check_clock(clock)
+        self.collections = Collections(database_or_collection)
+        self._codec: PayloadCodec[PayloadT] = codec_of(payload_model)
+        self._positions = Positions()
+        self._spread = Spread()
+        self._samples = KnownSamples()
+        self._connection: Connection | None = None
+        self._indexed = not self.settings.ensure_indexes
+
+    @classmethod
+    def _connect(
+        cls,
+        client_class: Any,
+        uri: str | None,
+        name: str,
+        *,
+        settings: QueueSettings | None,
+        payload_model: type[PayloadT] | None,
+        clock: Clock | None,
+        collection: str | None,
+        client_options: dict[str, Any],
+    ) -> Self:
+        settings = check_settings(settings)
+        connection = Connection(
+            client_class,
+            uri,
+            settings=settings,
+            collection=collection,
+            client_options=client_options,
+        )
+        try:
+            queue = cls(
+                connection.database_or_collection,
+                name,
+                settings=settings,
+                payload_model=payload_model,
+                clock=clock,
+            )
+        except Exception:
+            connection.abandon()
+            raise
+        queue._connection = connection
+        return queue
+
+    def __repr__(self) -> str:
+        place = f"{self.collections.database.name}.{self.collections.name}"
+        return f"{type(self).__name__}({self.name!r}, {place})"
+
+    def _now(self) -> Operation[datetime]:
+        return (yield from read_clock(self.clock))
+
+    def count_bounds(self, *, exact: bool) -> Bounds:
+        """Say how far to count. In memory there is no server to spare, and all is counted."""
+        unbounded = exact or self.collections.in_memory
+        limit = None if unbounded else self.settings.count_limit
+        return Bounds(self.collections.name, limit, self._samples)
+
+    def _ensure_indexes(self, *, adjust: bool) -> Operation[list[str]]:
+        tasks = self.collections.name
+        wanted = indexes.task_indexes(self.settings.retention)
+        created = yield from indexes.ensure_indexes(wanted, tasks, adjust=adjust)
+        if self.settings.letters_apart:
+            created += yield from indexes.ensure_indexes(
+                indexes.dead_letter_indexes(), letters_collection(tasks), target=Target.DEAD_LETTERS
+            )
+        self._indexed = True
+        return created
+
+    def begin(self, session: Any = None) -> Operation[datetime]:
+        """Create missing indexes before the first write, and read the clock.
+
+        Not inside a caller's transaction, which an index build could not join.
+        """
+        if not self._indexed and session is None:
+            # The retention of the collection changes only when it is asked for by name.
+            yield from self._ensure_indexes(adjust=False)
+        return (yield from self._now())
+
+    def next_position(self) -> Operation[tuple[datetime, int]]:
+        """Give the time, and the place at the end of the line."""
+        now = yield from self.begin()
+        return now, self._positions.take(now)
+
+    def check_payload(self, payload: Any) -> None:
+        """Raise :class:`InvalidPayload` if a task of this queue could not be read back with it."""
+        self._codec.load(payload)
+
+    def view(self, document: Document) -> Task[PayloadT]:
+        """Show a task as it is stored, validated if it can be: a bad payload is still seen."""
+        try:
+            payload = self._codec.load(document.get("payload"))
+        except InvalidPayload:
+            payload = None
+        return Task.from_document(document, payload)
+
+
+REMEMBERED_SEC = 1.0
+
+
+class Pausing(QueueBase[PayloadT]):
+    """Pauses, remembered for a second, so that claims do not ask each time."""
+
+    _known_pause: tuple[bool, float] | None = None
+
+    def _pause(self, reason: str | None) -> Operation[Pause]:
+        if reason is not None and not isinstance(reason, str):
+            raise refused("reason", reason, "give a text")
+        now = yield from self._now()
+        pause = yield from pauses.pause(self.collections.name, self.name, reason=reason, now=now)
+        self.remember_paused(paused=True)
+        return pause
+
+    def _resume(self) -> Operation[bool]:
+        was_paused = yield from pauses.resume(self.collections.name, self.name)
+        self.remember_paused(paused=False)
+        return was_paused
+
+    def _paused(self) -> Operation[Pause | None]:
+        pause = yield from pauses.paused(self.collections.name, self.name)
+        self.remember_paused(paused=pause is not None)
+        return pause
+
+    def remember_paused(self, *, paused: bool) -> None:
+        """Take note of what was just read, so that the next claim need not read it again."""
+        self._known_pause = (paused, time.monotonic())
+
+    def _may_claim(self) -> Operation[bool]:
+        """Tell whether the queue is open, as of at most a second ago."""
+        known = self._known_pause
+        if known is not None and time.monotonic() - known[1] < REMEMBERED_SEC:
+            return not known[0]
+        return (yield from self._paused()) is None
+
+
+class Producing(QueueBase[PayloadT]):
+    """Produce."""
+
+    def _enqueue(self, new: NewTask[PayloadT], session: Any) -> Operation[Task[PayloadT]]:
+        given, payload = self._codec.accept(new.payload)
+        now = yield from self._begin_adding([new], session)
+        (document,) = self._documents([new], [payload], now)
+        (stored,) = self._encoded([document])
+        yield from enqueue.enqueue(document, stored=stored, settings=self.settings, session=session)
+        return Task.from_document(document, given)
+
+    def _enqueue_many(
+        self, items: Iterable[Any], options: dict[str, Any], session: Any
+    ) -> Operation[EnqueueReport[PayloadT]]:
+        # Everything is checked before anything is written.
+        if "payload" in options:
+            raise refused("payload", options["payload"], "the items are the payloads")
+        given = list(check_several("items", items, "give a list of payloads or NewTasks"))
+        bare: NewTask[Any] = NewTask(payload=None, **options)
+        news = [item if isinstance(item, NewTask) else bare for item in given]
+        accept = self._codec.accept
+        accepted = [
+            accept(item if new is bare else new.payload)
+            for item, new in zip(given, news, strict=True)
+        ]
+        now = yield from self._begin_adding(news, session)
+        documents = self._documents(news, [payload for _, payload in accepted], now)
+        encoded = self._encoded(documents)
+        left_out: set[int] = set()
+        for start in range(0, len(documents), self.settings.batch_size):
+            chunk = slice(start, start + self.settings.batch_size)
+            places = yield from enqueue.enqueue_many(
+                documents[chunk], stored=encoded[chunk], settings=self.settings, session=session
+            )
+            left_out |= {start + place for place in places}
+        return EnqueueReport.model_construct(
+            tasks=AddedTasks(
+                [
+                    (document, payload)
+                    for place, (document, (payload, _)) in enumerate(
+                        zip(documents, accepted, strict=True)
+                    )
+                    if place not in left_out
+                ]
+            ),
+            duplicates=[
+                Duplicate(
+                    index=place,
+                    task_id=documents[place]["_id"],
+                    dedupe_key=documents[place].get("dedupe_key"),
+                )
+                for place in sorted(left_out)
+            ],
+        )
+
+    def _begin_adding(self, news: Iterable[NewTask[Any]], session: Any) -> Operation[datetime]:
+        """Begin, and in a transaction see that the index is there which tells duplicates.
+
+        A transaction cannot wait for an index that is built beside it.
+        """
+        check_session(session, self.collections.client)
+        now = yield from self.begin(session)
+        keys = (new.dedupe_key for new in news if new.dedupe_key is not None)
+        if session is not None and not self._indexed and (key := next(keys, None)) is not None:
+            wanted = indexes.task_indexes(self.settings.retention)
+            missing = yield from indexes.missing_indexes(wanted)
+            if "dedupe" in missing:
+                instead = "call ensure_indexes() before the first transaction"
+                raise refused("dedupe_key", key, instead)
+            self._indexed = not missing
+        return now
+
+    def _documents(
+        self, news: Sequence[NewTask[Any]], payloads: Sequence[Document], now: datetime
+    ) -> list[Document]:
+        position = self._positions.take(now, len(news))
+        documents: list[Document] = []
+        pattern: NewTask[Any] | None = None
+        for place, (new, payload) in enumerate(zip(news, payloads, strict=True), position):
+            if new is pattern and new.task_id is None:
+                documents.append(enqueue.like(documents[-1], payload=payload, position=place))
+                continue
+            pattern = new
+            documents.append(
+                enqueue.new_document(
+                    new,
+                    queue=self.name,
+                    payload=payload,
+                    settings=self.settings,
+                    now=now,
+                    position=place,
+                )
+            )
+        return documents
+
+    def _encoded(self, documents: Sequence[Document]) -> Sequence[Any]:
+        """Encode documents, which refuses those that cannot be stored; the driver need not."""
+        encoded = encode_all(documents, self.collections.codec_options)
+        return documents if self.collections.in_memory else encoded
+
+
+class Settling(QueueBase[PayloadT]):
+    """Settle and renew."""
+
+    def _settle(
+        self, task: Task[Any], settlement: Settlement, now: datetime, session: Any = None
+    ) -> Operation[None]:
+        yield from settle.settle(task, settlement, now=now, settings=self.settings, session=session)
+        if self.settings.letters_apart and settlement.changes["status"] == TaskStatus.FAILED:
+            yield from dlq_collection.move_out_by_id(task.id)
+
+    def _mark_done(self, task: Task[Any], result: Any, session: Any) -> Operation[None]:
+        check_session(session, self.collections.client)
+        check_popped(task)
+        if result is not None:
+            check_encodable({"result": result}, self.collections.codec_options)
+        now = yield from self._now()
+        yield from self._settle(task, settle.done(now, result=result), now, session)
+
+    def _mark_done_many(self, tasks: Iterable[Task[Any]]) -> Operation[list[LeaseLost]]:
+        popped: list[Task[Any]] = []
+        lost: list[LeaseLost] = []
+        for task in check_several("tasks", tasks, "give a list of the Tasks that pop returned"):
+            try:
+                popped.append(check_popped(task))
+            except LeaseLost as exc:
+                lost.append(exc)
+        now = yield from self._now()
+        lost += yield from settle.mark_all_done(popped, now=now, settings=self.settings)
+        return lost
+
+    def _mark_retry(
+        self, task: Task[Any], error: object, code: str | None, delay: Duration | None
+    ) -> Operation[TaskStatus]:
+        check_popped(task)
+        check_code(code)
+        given = duration_argument("delay", delay)
+        now = yield from self._now()
+        policy = task.backoff or self.settings.backoff
+        delay_sec = (
+            policy.delay_seconds(task.attempts, previous=task.backoff_sec)
+            if given is None
+            else given.total_seconds()
+        )
+        reason = settle.describe_error(error, code, now, otherwise="the handler asked for a retry")
+        settlement = settle.retried(task, now, reason, delay_sec=delay_sec)
+        yield from self._settle(task, settlement, now)
+        return TaskStatus(settlement.changes["status"])
+
+    def _mark_failure(self, task: Task[Any], message: object, code: str | None) -> Operation[None]:
+        check_popped(task)
+        check_code(code)
+        now = yield from self._now()
+        error = settle.describe_error(message, code, now, otherwise="failed")
+        yield from self._settle(task, settle.failed(now, error), now)
+
+    def _release(self, task: Task[Any], *, front: bool) -> Operation[None]:
+        check_popped(task)
+        now = yield from self._now()
+        yield from self._settle(task, settle.released(task, now, front=front), now)
+
+    def _touch(self, task: Task[PayloadT], extend: Duration | None) -> Operation[Task[PayloadT]]:
+        lease = check_popped(task).lease
+        given = duration_argument("extend", extend)
+        now = yield from self._now()
+        expires_at = later(now, given if given is not None else self._lease_length(task))
+        yield from settle.touch(task, expires_at, now)
+        renewed = lease.model_copy(update={"expires_at": expires_at}) if lease else None
+        return task.model_copy(update={"lease": renewed, "updated_at": now})
+
+    def _lease_length(self, task: Task[Any]) -> timedelta:
+        own = task.visibility_timeout_sec
+        if own is not None:
+            with suppress(ValueError):  # Read by an id, it may be anything.
+                return to_positive_timedelta(own)
+        return self.settings.visibility_timeout
+
+
+_HOST = socket.gethostname()
+
+
+class Delivery(Settling[PayloadT], Pausing[PayloadT]):
+    """Claim."""
+
+    def _pop(self, worker_id: str | None) -> Operation[Task[PayloadT] | None]:
+        if not (yield from self._may_claim()):
+            return None
+        yield from self.promote_due()
+        while True:
+            lease = yield from self._new_lease(worker_id)
+            document = yield from claim.pop(self.name, lease)
+            if document is None:
+                return None
+            claimed = yield from self._deliver([document], lease)
+            if claimed:
+                return claimed[0].task
+            # It had expired, most likely; others at the head of the line may have, too.
+            yield from maintenance.expire_undelivered(lease.started_at, self.settings, [self.name])
+
+    def _pop_one(self, worker_id: str | None) -> Operation[list[Task[PayloadT]]]:
+        task = yield from self._pop(worker_id)
+        return [] if task is None else [task]
+
+    def _pop_many(self, limit: int, worker_id: str | None) -> Operation[list[Task[PayloadT]]]:
+        if not (yield from self._may_claim()):
+            return []
+        yield from self.promote_due()
+        return [one.task for one in (yield from self.claim_batch(limit, worker_id))]
+
+    def promote_due(self) -> Operation[int]:
+        """Make delayed tasks ready whose time has come."""
+        now = yield from self.begin()
+        return (yield from claim.promote_due(self.name, now, limit=self.settings.promote_limit))
+
+    def look(self, queues: Sequence[str]) -> Operation[PollResult]:
+        """See what these queues of the collection hold for a worker, with one query."""
+        now = yield from self.begin()
+        look = poll.poll_in_memory if self.collections.in_memory else poll.poll
+        return (yield from look(self.collections.name, queues, now=now))
+
+    def claim_batch(
+        self,
+        limit: int,
+        worker_id: str | None = None,
+        *,
+        after: datetime | None = None,
+        attempted: list[Lease] | None = None,
+        one_reply: bool = False,
+    ) -> Operation[list[Claimed]]:
+        """Claim up to ``limit`` ready tasks; what is due and what is paused is not looked at.
+
+        The claim starts later than ``after``, the worker's last one, so that its claims are
+        in order although clocks are read anew. If it ends in an error, nobody knows what it took:
+        ``attempted`` gets its lease before anything is written, for :meth:`claim_again`. With
+        ``one_reply`` it takes no more than 16 MB.
+        """
+        while True:
+            lease = yield from self._new_lease(worker_id, after)
+            documents = yield from claim.pop_many(
+                self.name,
+                lease,
+                limit=limit,
+                spread=self._spread,
+                attempted=attempted,
+                one_reply=one_reply,
+            )
+            claimed = yield from self._deliver(documents, lease)
+            if claimed or not documents:
+                return claimed
+            yield from maintenance.expire_undelivered(lease.started_at, self.settings, [self.name])
+
+    def claim_again(self, lease: Lease) -> Operation[list[Claimed]]:
+        """Take what a claim holds that ended in an error, under the same lease, renewed."""
+        now = yield from self.begin()
+        renewed = lease.model_copy(
+            update={"expires_at": later(now, self.settings.visibility_timeout)}
+        )
+        documents = yield from claim.find_held(renewed)
+        return (yield from self._deliver(documents, renewed))
+
+    def _new_lease(self, worker_id: str | None, after: datetime | None = None) -> Operation[Lease]:
+        now = yield from self.begin()
+        started_at = now
+        # A clock that went back by more was wrong before.
+        if after is not None and now <= after < now + claim.LARGEST_SKEW:
+            started_at = after + TICK
+        return Lease.trusted(
+            token=secrets.token_hex(12),
+            worker_id=worker_id or f"{_HOST}:{os.getpid()}",
+            started_at=started_at,
+            expires_at=later(now, self.settings.visibility_timeout),
+        )
+
+    def _deliver(self, documents: list[Document], lease: Lease) -> Operation[list[Claimed]]:
+        """Hand over what may run; fail what has expired, is used up, or does not validate."""
+        now = lease.started_at
+        sound: list[Claimed] = []
+        for document in documents:
+            settlement = None if clearly_deliverable(document) else undeliverable(document, now)
+            if settlement is None:
+                try:
+                    payload = self._codec.load(document.get("payload"))
+                    sound.append(Claimed(document, lease, payload))
+                except InvalidPayload as exc:
+                    error = TaskError(message=str(exc), code="invalid_payload", at=now)
+                    settlement = settle.failed(now, error)
+            if settlement is not None:
+                task: Task[Any] = Task.from_document(document)
+                with suppress(LeaseLost):  # Whoever has it now decides about it.
+                    yield from self._settle(task, settlement, now)
+        if own := [one for one in sound if one.own_timeout_sec is not None]:
+            granted_at = lease.expires_at - self.settings.visibility_timeout
+            yield from claim.apply_own_timeouts([one.document for one in own], lease, granted_at)
+            for one in own:
+                expires_at = one.document["lease_expires_at"]
+                one.lease = lease.model_copy(update={"expires_at": expires_at})
+        return sound
+
+    def next_look_sec(self) -> Operation[float | None]:
+        """Give the seconds after which a pop that waits should look, whatever the stream says.
+
+        When the next delayed task comes due, or, as the stream does not tell of a resume, when
+        a pause is due to be read again.
+        """
+        if not (yield from self._may_claim()):
+            return REMEMBERED_SEC
+        now = yield from self._now()
+        due_at = yield from lookup.next_due(self.name)
+        return None if due_at is None else max((due_at - now).total_seconds(), 0.0)
+
+
+def worker_name(given: str | None = None) -> str:
+    """Name one life of a worker: as it is called, or where it runs, and no two are the same.
+
+    One under a former name would pass for the one that died: its heartbeat would hide that the
+    former one's has ended, and with it the tasks that it held.
+    """
+    return f"{given or f'{_HOST}:{os.getpid()}'}:{secrets.token_hex(3)}"
+
+
+def clearly_deliverable(document: Document) -> bool:
+    """Tell the ordinary task, which most are, from one that needs a closer look."""
+    get, attempts, most = document.get, document["attempts"], document.get("max_attempts")
+    return (
+        type(attempts) is int
+        and type(most) is int
+        and attempts <= most
+        and get("expires_at") is None
+        and get("visibility_timeout_sec") is None
+        and type(document["_id"]) is not dict
+    )
+
+
+def undeliverable(document: Document, now: datetime) -> Settlement | None:
+    """Decide whether a claimed task must not run, and what becomes of it."""
+    if reason := malformed(document):
+        return settle.failed(now, settle.invalid_task(reason, now), delivered=False)
+    task: Task[Any] = Task.from_document(document)
+    if task.expires_at is not None and task.expires_at <= now:
+        message, code = "not delivered before it expired", "expired"
+    elif task.attempts > task.max_attempts:
+        message, code = f"all {task.max_attempts} attempts are used up", "max_attempts"
+    else:
+        return None
+    return settle.failed(now, TaskError(message=message, code=code, at=now), delivered=False)
+
+
+def malformed(document: Document) -> str | None:
+    """Say which field of a claimed task cannot be what it is, and why, if there is one."""
+    attempts, expires_at = document["attempts"], document.get("expires_at")
+    own_sec = document.get("visibility_timeout_sec")
+    if isinstance(document["_id"], dict):
+        return f"_id={shorten(document['_id'])} is not valid: {claim.GOOD_IDS}"
+    if not isinstance(attempts, int | float) or not math.isfinite(attempts):
+        return f"attempts={shorten(attempts)} is not valid: give a number"
+    if expires_at is not None and not isinstance(expires_at, datetime):
+        return f"expires_at={shorten(expires_at)} is not valid: give a date up to the year 9999"
+    if own_sec is not None:
+        try:
+            to_positive_timedelta(own_sec)
+        except ValueError as exc:
+            return f"visibility_timeout_sec={shorten(own_sec)} is not valid: {exc}"
+    return None
+
+
+class Administration(QueueBase[PayloadT]):
+    """Inspect and administer."""
+
+    def identify(self, task_ids: Iterable[Any]) -> Operation[list[Any]]:
+        """Check ids, and find out what those stand for that came as text, as they do in a URL."""
+        asked = [readings(check_id(one)) for one in task_ids]
+        return (yield from lookup.first_existing(asked, self.settings))
+
+    def _get(self, task_id: Any) -> Operation[Task[PayloadT] | None]:
+        document = yield from lookup.find_first(readings(check_id(task_id)), self.settings)
+        return self.view(document) if document else None
+
+    def _peek(
+        self,
+        limit: int,
+        status: TaskStatus | str | None,
+        queue: str | None,
+        *,
+        all_queues: bool = False,
+    ) -> Operation[list[Task[PayloadT]]]:
+        chosen: str | list[str] = self.name if queue is None else check_name(queue)
+        if all_queues and queue is not None:
+            raise refused("queue", queue, "leave it out, or leave out all_queues")
+        if all_queues:
+            chosen = yield from diagnostics.every_queue(self.settings)
+        documents = yield from lookup.peek(
+            chosen,
+            status=None if status is None else check_status(status),
+            limit=check_count("limit", limit),
+            settings=self.settings,
+        )
+        return [self.view(document) for document in documents]
+
+    def _stats(self, *, exact: bool) -> Operation[stats.QueueStats]:
+        now = yield from self._now()
+        bounds = self.count_bounds(exact=exact)
+        (found,) = yield from stats.queue_stats([self.name], now, self.settings, bounds=bounds)
+        return found
+
+    def _workers(self) -> Operation[list[workers.WorkerInfo]]:
+        return (yield from workers.list_workers(self.collections.name))
+
+    def _purge(
+        self, status: TaskStatus | str, older_than: Duration | None, *, dry_run: bool
+    ) -> Operation[int]:
+        chosen = check_status(status)
+        if chosen is TaskStatus.PROCESSING:
+            raise InvalidArgument(
+                "status='processing' cannot be purged: workers hold these tasks",
+                argument="status",
+                value=status,
+            )
+        age = duration_argument("older_than", older_than)
+        now = yield from self._now()
+        before = None if age is None else now - age
+        return (
+            yield from administration.purge(
+                self.name,
+                status=chosen,
+                before=before,
+                now=now,
+                settings=self.settings,
+                dry_run=dry_run,
+            )
+        )
+
+    def _cancel(self, task_id: Any) -> Operation[Task[PayloadT]]:
+        (wanted,) = yield from self.identify([task_id])
+        now = yield from self._now()
+        document = yield from administration.cancel(wanted, now, self.settings)
+        if self.settings.letters_apart:
+            yield from dlq_collection.move_out_by_id(wanted)
+        return self.view(document)
+
+
+__all__ = ["QueueCore", "worker_name"]
+
+
+class QueueCore(Producing[PayloadT], Delivery[PayloadT], Administration[PayloadT]):
+    """The operations of a queue."""

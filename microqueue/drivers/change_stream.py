@@ -1,0 +1,421 @@
+"""One change stream per process and collection, for all who wait for work there.
+
+A thread opens and reads the stream while somebody waits, and only then: a busy worker needs no
+news, and a stream that is not read falls behind. So one that was left for a while is opened again.
+
+A stream has no deadline, as it waits for what may never come. If its connection dies in silence,
+only this thread waits for it. The next caller that waits notices that it has been silent for too
+long, leaves it behind, and starts another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from pymongo.errors import PyMongoError
+
+from microqueue.drivers import asynchronous, mongomock
+from microqueue.drivers.asynchronous import settled
+from microqueue.drivers.collections import Collections
+from microqueue.drivers.retry import CLOSE_SEC
+from microqueue.drivers.sync import bounded
+from microqueue.operations import poll
+
+AWAIT_SEC = 1.0
+LEFT_TOO_LONG_SEC = 1.0
+REOPEN_SEC = 5.0
+"""How long to poll before the next try for a stream: a server without any is not asked often."""
+YIELD_SEC = 0.05
+OPEN_SEC = 5.0
+LATE_SEC = 1.0
+SILENT_SEC = 5.0
+"""How much longer than it was told to the server may take, before a stream counts as dead."""
+ENDS_WITHIN_SEC = AWAIT_SEC + CLOSE_SEC + 1.0
+"""How long a thread that was let go takes to end, unless the server does not answer."""
+
+logger = logging.getLogger("microqueue.wakeup")
+
+
+class Listener:
+    """Wakes those who wait when there may be work, in whichever of their queues."""
+
+    def __init__(self, collection: Any, await_sec: float = AWAIT_SEC) -> None:
+        self._collection = collection
+        self._await_sec = await_sec
+        self._changed = threading.Condition()  # Held for moments only, never while a server works.
+        self._waiting: dict[Callable[[], None], frozenset[str]] = {}
+        self._names: frozenset[str] = frozenset()
+        self._stream: Any = None
+        self._busy_since: float | None = None
+        self._read_at = 0.0
+        self._tried_at = float("-inf")
+        self._users = 0
+        self._thread: threading.Thread | None = None
+
+    def join(self, wake: Callable[[], None], queues: Sequence[str]) -> None:
+        """Call ``wake`` from now on whenever something changes.
+
+        It is also called after a stream was opened: what came before is not in it.
+        """
+        with self._changed:
+            self._waiting[wake] = frozenset(queues)
+            if self._is_stuck():
+                logger.debug("the change stream is silent, opening another")
+                self._stream = None
+                self._tried_at = float("-inf")
+                self._start()
+            self._changed.notify_all()
+
+    @property
+    def hears(self) -> bool:
+        """Whether there is a stream, and the server answers."""
+        since = self._busy_since
+        late = since is not None and time.monotonic() - since > self._await_sec + LATE_SEC
+        return self._stream is not None and not late
+
+    def part(self, wake: Callable[[], None]) -> None:
+        """Stop calling ``wake``."""
+        with self._changed:
+            self._waiting.pop(wake, None)
+            self._changed.notify_all()
+
+    def acquire(self) -> None:
+        """Start the thread for the first user."""
+        with self._changed:
+            if self._thread is None:
+                self._start()
+            self._users += 1
+
+    def release(self) -> threading.Thread | None:
+        """Tell the thread to end with the last user, and return it, to wait for."""
+        with self._changed:
+            self._users -= 1
+            if self._users:
+                return None
+            thread, self._thread, self._stream = self._thread, None, None
+            self._changed.notify_all()
+            return thread
+
+    def _start(self) -> None:
+        """Start a thread, which waits for the lock; a former one ends when it can."""
+        former, busy_since = self._thread, self._busy_since
+        thread = threading.Thread(target=self._run, name="microqueue-listener", daemon=True)
+        self._thread, self._busy_since = thread, None
+        try:
+            thread.start()
+        except BaseException:
+            self._thread, self._busy_since = former, busy_since
+            raise
+
+    def _is_stuck(self) -> bool:
+        """Tell whether the server has owed an answer for too long."""
+        since = self._busy_since
+        return since is not None and time.monotonic() - since > self._await_sec + SILENT_SEC
+
+    def _is_current(self) -> bool:
+        """Tell whether the stream covers all queues waited for, and is not far behind."""
+        if self._stream is None:
+            return False
+        wanted = frozenset().union(*self._waiting.values())
+        return wanted <= self._names and time.monotonic() - self._read_at <= LEFT_TOO_LONG_SEC
+
+    def _run(self) -> None:
+        mine = threading.current_thread()
+        stream: Any = None
+        while True:
+            with self._changed:
+                if self._thread is mine:
+                    self._busy_since = None
+                self._changed.wait_for(lambda: self._thread is not mine or self._waiting)
+                if self._thread is not mine:
+                    break
+                current = stream is not None and stream is self._stream and self._is_current()
+                if not current and time.monotonic() - self._tried_at < REOPEN_SEC and not stream:
+                    # There was none a moment ago; those who wait poll.
+                    pause_sec = self._tried_at + REOPEN_SEC - time.monotonic()
+                    self._changed.wait_for(lambda: self._thread is not mine, pause_sec)
+                    continue
+                self._names = self._names.union(*self._waiting.values())
+                names = sorted(self._names)
+                self._busy_since = time.monotonic()
+            if current:
+                stream = self._read(stream)
+            else:
+                _close(stream)
+                stream = self._open(names)
+        _close(stream)
+
+    def _open(self, names: Sequence[str]) -> Any:
+        """Open a stream for these queues, and wake all who wait: it begins now."""
+        stream: Any = None
+        try:
+            with bounded(OPEN_SEC):
+                stream = self._collection.watch(
+                    poll.new_work(names), max_await_time_ms=int(self._await_sec * 1000)
+                )
+        except PyMongoError as exc:
+            logger.debug("no change stream, polling instead: %s", exc)
+        with self._changed:
+            if self._thread is not threading.current_thread():
+                return stream
+            self._stream = stream
+            self._tried_at = self._read_at = time.monotonic()
+            waiting = list(self._waiting)
+        if stream is not None:
+            for wake in waiting:
+                wake()
+        return stream
+
+    def _read(self, stream: Any) -> Any:
+        """Wait for the next change, and wake all who wait; return the stream, if it goes on."""
+        try:
+            change = stream.try_next()
+        except PyMongoError as exc:
+            logger.debug("the change stream ended, polling instead: %s", exc)
+            with self._changed:
+                if self._stream is stream:
+                    self._stream = None
+            return None
+        self._read_at = time.monotonic()
+        if change is not None:
+            with self._changed:
+                waiting = list(self._waiting)
+            for wake in waiting:
+                wake()
+            with self._changed:
+                # Those who were woken leave. Waiting for that lets them run first.
+                self._changed.wait_for(lambda: not self._waiting, YIELD_SEC)
+        return stream
+
+
+def _close(stream: Any) -> None:
+    if stream is None:
+        return
+    try:
+        with bounded(CLOSE_SEC):
+            stream.close()
+    except PyMongoError as exc:
+        logger.debug("the change stream could not be closed: %s", exc)
+
+
+_listeners: dict[Any, Listener] = {}
+_listeners_lock = threading.Lock()
+
+
+def acquire(collection: Any, await_sec: float = AWAIT_SEC) -> Listener:
+    """Give the listener of this process for a collection of a blocking client."""
+    with _listeners_lock:
+        listener = _listeners.get(_key(collection)) or Listener(collection, await_sec)
+        listener.acquire()
+        _listeners[_key(collection)] = listener
+        return listener
+
+
+def release(collection: Any, listener: Listener) -> threading.Thread | None:
+    """Let a listener go; give its thread if it ends, after its last look, within a second."""
+    with _listeners_lock:
+        thread = listener.release()
+        if thread is not None:
+            _listeners.pop(_key(collection), None)
+        return thread
+
+
+def _key(collection: Any) -> Any:
+    return id(collection.database.client), collection.full_name
+
+
+STREAM_WAIT_SEC = 0.2
+LOOK_SEC = 0.5
+"""How often to see whether the stream is still read."""
+
+_random = random.Random()  # noqa: S311 (it only spreads pollers)
+
+
+class _Wakeup:
+    """What both kinds share: the listener of a blocking stream, and how long to sleep without."""
+
+    def __init__(
+        self, collections: Collections, queues: Sequence[str], *, poll_interval_sec: float
+    ) -> None:
+        self._collections = collections
+        self._queues = list(queues)
+        self._poll_interval_sec = mongomock.POLL_SEC if collections.in_memory else poll_interval_sec
+        self._listener: Listener | None = None
+
+    @property
+    def _blocking(self) -> Any:
+        """The collection of pymongo's blocking client; Motor wraps one."""
+        tasks = self._collections.tasks
+        return tasks.delegate if self._collections.is_motor else tasks
+
+    def _acquire(self) -> None:
+        self._listener = acquire(self._blocking, STREAM_WAIT_SEC)
+
+    def _release(self, wake: Callable[[], None]) -> None:
+        """Leave the listener. Its thread ends by itself, when its last user has left."""
+        if self._listener is not None:
+            self._listener.part(wake)
+            release(self._blocking, self._listener)
+
+    def _pause_sec(self, deadline: float) -> float:
+        remaining = max(deadline - time.monotonic(), 0)
+        return min(remaining, self._poll_interval_sec * _random.uniform(0.5, 1.0))
+
+    def _wait_sec(self, deadline: float, poll_at: float) -> float:
+        """Return how long to wait for news before looking at the time again; 0: no longer."""
+        hears = self._listener is not None and self._listener.hears
+        until = deadline if hears else min(deadline, poll_at)
+        return min(max(until - time.monotonic(), 0.0), LOOK_SEC)
+
+
+class SyncWakeup(_Wakeup):
+    """For threads."""
+
+    def __enter__(self) -> Self:
+        self._news = threading.Event()
+        if not self._collections.in_memory:
+            self._acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release(self._news.set)
+
+    def sleep(self, limit_sec: float) -> None:
+        """Return when something changed, or after ``limit_sec``.
+
+        Without a stream it returns earlier, after the poll interval.
+        """
+        deadline = time.monotonic() + limit_sec
+        poll_at = time.monotonic() + self._pause_sec(deadline)
+        if self._listener is not None:
+            self._listener.join(self._news.set, self._queues)
+        while (wait_sec := self._wait_sec(deadline, poll_at)) and not self._news.wait(wait_sec):
+            pass
+        if self._news.is_set() and self._listener is not None:
+            # The thread reads on only while somebody waits, and leaves the connections alone.
+            self._listener.part(self._news.set)
+        self._news.clear()
+
+
+class AsyncWakeup(_Wakeup):
+    """For coroutines."""
+
+    async def __aenter__(self) -> Self:
+        self._stream: Any = None
+        self._tried_at: float | None = None
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        if self._collections.is_motor:
+            # Motor would take one of its few threads for as long as the stream is read.
+            self._acquire()
+        else:
+            await self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release(self._wake)
+        await self._close()
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # The loop may have ended in between.
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    async def sleep(self, limit_sec: float) -> None:
+        """Return when something changed, or after ``limit_sec``."""
+        deadline = time.monotonic() + limit_sec
+        if self._listener is None:
+            await self._sleep_on_stream(deadline)
+        else:
+            await self._sleep_on_listener(self._listener, deadline)
+
+    async def _sleep_on_listener(self, heard: Listener, deadline: float) -> None:
+        poll_at = time.monotonic() + self._pause_sec(deadline)
+        heard.join(self._wake, self._queues)
+        while wait_sec := self._wait_sec(deadline, poll_at):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), wait_sec)
+                heard.part(self._wake)
+                break
+        self._news.clear()
+
+    async def _sleep_on_stream(self, deadline: float) -> None:
+        await self._open()
+        # A wait shorter than the server's own would come back late.
+        while self._stream is not None and deadline - time.monotonic() >= STREAM_WAIT_SEC:
+            owed_sec = STREAM_WAIT_SEC + min(SILENT_SEC, deadline - time.monotonic())
+            try:
+                change = await _next_change(self._stream, owed_sec)
+            except TimeoutError:
+                logger.debug("the change stream is silent, polling instead")
+                self._stream = None  # Who reads it closes it, too.
+            except PyMongoError as exc:
+                await self._gone(exc)
+            else:
+                if change is not None:
+                    return
+        await asyncio.sleep(self._pause_sec(deadline))
+
+    async def _open(self) -> None:
+        """Try for a stream: at first, and again some time after one ended."""
+        lately = self._tried_at is not None and time.monotonic() - self._tried_at < REOPEN_SEC
+        if self._stream is not None or self._collections.in_memory or lately:
+            return
+        self._tried_at = time.monotonic()
+        try:
+            async with asynchronous.bounded(OPEN_SEC):
+                hello = await settled(self._collections.database.command("hello"))
+                self._stream = await settled(
+                    self._collections.tasks.watch(
+                        poll.new_work(self._queues),
+                        max_await_time_ms=int(STREAM_WAIT_SEC * 1000),
+                        start_at_operation_time=poll.from_now_on(hello),
+                    )
+                )
+        except PyMongoError as exc:
+            await self._gone(exc)
+
+    async def _gone(self, exc: Exception) -> None:
+        logger.debug("no change stream, polling instead: %s", exc)
+        await self._close()
+
+    async def _close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with suppress(PyMongoError):
+                async with asynchronous.bounded(CLOSE_SEC):
+                    await stream.close()
+
+
+_abandoned: set[asyncio.Task[Any]] = set()
+
+
+async def _next_change(stream: Any, limit_sec: float) -> Any:
+    """Return the next change, if there is one soon; a server that owes an answer is left behind.
+
+    By a task of its own: when it is cancelled, PyMongo closes the stream on the server first, and
+    that may take as long.
+    """
+    reading = asyncio.ensure_future(stream.try_next())
+    try:
+        await asyncio.wait({reading}, timeout=limit_sec)
+    finally:
+        if not reading.done():
+            _abandoned.add(reading)
+            reading.add_done_callback(_forget)
+            reading.cancel()
+    if not reading.done():
+        raise TimeoutError
+    return reading.result()
+
+
+def _forget(reading: asyncio.Task[Any]) -> None:
+    _abandoned.discard(reading)
+    if not reading.cancelled():
+        reading.exception()  # Nobody else asks for it.

@@ -1,0 +1,134 @@
+"""Administer: what an operator does to waiting and finished tasks."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pymongo import ReturnDocument
+
+from microqueue.errors import TaskNotFound, WrongStatus
+from microqueue.operations import dead_letters, filters, lookup, replay, settle
+from microqueue.operations.batches import not_after
+from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.claim import claim_update
+from microqueue.operations.maintenance import delete_all
+from microqueue.operations.settle import Settlement
+from microqueue.settings import QueueSettings
+from microqueue.task import Lease, Outcome, Task, TaskError, TaskStatus
+
+CANCELLED = "cancelled"
+ONCE: Document = {"return_document": ReturnDocument.AFTER, "repeatable": False}
+
+
+def cancel(task_id: Any, now: datetime, settings: QueueSettings) -> Operation[Document]:
+    """Fail a waiting or running task with code ``cancelled``; it can be replayed like any other.
+
+    A task that runs is taken from its worker by the same write: the token is gone, so what
+    its handler still returns is discarded, and the worker tells the handler.
+    Not repeated after a lost reply: the second try would find its own work as a wrong status.
+    The driver's own retry of this single write is exact.
+    """
+    wanted = {"_id": {"$eq": task_id}}
+    while True:
+        document = yield from lookup.get(task_id, settings)
+        if document is None:
+            raise TaskNotFound(task_id=task_id)
+        status = document.get("status")
+        cancelled: Document | None
+        if status == filters.PENDING:
+            seen = {**wanted, "status": status}
+            cancelled = yield Call("find_one_and_update", seen, _cancel_waiting(now), **ONCE)
+        elif status == filters.PROCESSING:
+            task: Task[Any] = Task.from_document(document)
+            cancelled = yield from settle.write(
+                "find_one_and_update",
+                task,
+                _cancel_running(now),
+                now=now,
+                settings=settings,
+                **ONCE,
+            )
+        else:
+            needed = f"{filters.PENDING} or {filters.PROCESSING}"
+            raise WrongStatus(task_id=task_id, status=str(status), needed=needed)
+        if cancelled is not None:
+            return cancelled
+        # It was popped, settled or reclaimed in between: look again.
+
+
+def _cancel_waiting(now: datetime) -> Document:
+    error = {"message": "cancelled before it was delivered", "code": CANCELLED, "at": now}
+    changes = {"status": filters.FAILED, "updated_at": now, "finished_at": now, "error": error}
+    return {"$set": changes}
+
+
+def _cancel_running(now: datetime) -> Settlement:
+    error = TaskError.trusted(message="cancelled while it ran", code=CANCELLED, at=now)
+    return settle.failed(now, error, outcome=Outcome.CANCELLED)
+
+
+def purge(
+    queue: str,
+    *,
+    status: TaskStatus,
+    before: datetime | None,
+    now: datetime,
+    settings: QueueSettings,
+    dry_run: bool = False,
+) -> Operation[int]:
+    """Delete tasks of one status, optionally only those last changed before an instant.
+
+    With ``dry_run``, only count them.
+    """
+    selection: Document = {"queue": queue, "status": status.value}
+    if before is not None:
+        selection["updated_at"] = {"$lt": before}
+    if dry_run and status is TaskStatus.FAILED:
+        return (yield from dead_letters.count(selection, settings))
+    if dry_run:
+        return int((yield Call("count_documents", selection)))
+    if status is TaskStatus.FAILED and settings.letters_apart:
+        return (yield from replay.discard([selection], now=now, limit=None, settings=settings))
+    if before is None:  # Producers and workers may go on meanwhile, and this must end.
+        selection |= not_after("updated_at", now)
+    return (yield from delete_all(selection, settings.batch_size))
+
+
+def claim_one(task_id: Any, lease: Lease) -> Operation[Document]:
+    """Claim one waiting task by its id, also before its time, as a pop would.
+
+    Not repeated after a lost reply: the second try would find its own work as a wrong status.
+    """
+    update = claim_update(lease)
+    update["$set"] = {**update["$set"], "next_retry_at": None}
+    document: Document | None = yield Call(
+        "find_one_and_update",
+        {"_id": {"$eq": task_id}, "status": filters.PENDING},
+        update,
+        return_document=ReturnDocument.AFTER,
+        repeatable=False,
+    )
+    if document is None:
+        raise (yield from _explain(task_id, filters.PENDING))
+    return document
+
+
+def run_now(task_id: Any, now: datetime) -> Operation[Document]:
+    """Make one delayed task ready now. Safe to repeat: a ready one stays so."""
+    document: Document | None = yield Call(
+        "find_one_and_update",
+        {"_id": {"$eq": task_id}, "status": filters.PENDING},
+        {"$set": {"next_retry_at": None, "updated_at": now}},
+        return_document=ReturnDocument.AFTER,
+    )
+    if document is None:
+        raise (yield from _explain(task_id, filters.PENDING))
+    return document
+
+
+def _explain(task_id: Any, needed: str) -> Operation[TaskNotFound | WrongStatus]:
+    found = yield Call("find_one", {"_id": {"$eq": task_id}}, {"status": 1})
+    if found is None:
+        return TaskNotFound(task_id=task_id)
+    return WrongStatus(task_id=task_id, status=str(found.get("status")), needed=needed)

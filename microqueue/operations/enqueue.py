@@ -1,0 +1,281 @@
+"""Produce: add tasks to a queue."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from bson import ObjectId
+from pymongo.errors import BulkWriteError, DuplicateKeyError
+
+from microqueue.backoff import BackoffPolicy
+from microqueue.clock import later, round_up
+from microqueue.errors import DuplicateTask
+from microqueue.new_task import NewTask
+from microqueue.operations import confirm, filters, id_order
+from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.mongo_errors import DUPLICATE_KEY
+from microqueue.settings import QueueSettings
+
+DEFAULT_POLICY = BackoffPolicy()
+
+
+def new_document(
+    new: NewTask[Any],
+    *,
+    queue: str,
+    payload: Document,
+    settings: QueueSettings,
+    now: datetime,
+    position: int,
+    insert_token: str | None = None,
+) -> Document:
+    """Write the document of a new task. What is not set is left out, or the queue's.
+
+    ``insert_token`` is for who must know an insert again that another process made.
+    """
+    document: Document = {
+        "_id": ObjectId() if new.task_id is None else new.task_id,
+        "queue": queue,
+        "payload": payload,
+        "status": filters.PENDING,
+        "priority": new.priority,
+        "position": position,
+        "created_at": now,
+        "updated_at": now,
+        "attempts": 0,
+        "max_attempts": new.max_attempts or settings.max_attempts,
+        "next_retry_at": not_before(new, now),
+        "finished_at": None,
+        "history": [],
+    }
+    if new.task_id is not None:
+        # An id of the caller's own does not tell our insert from another's; this does.
+        document["insert_token"] = insert_token or secrets.token_hex(8)
+    policy = settings.backoff if new.backoff is None else new.backoff
+    if new.backoff is not None or policy != DEFAULT_POLICY:
+        # The sweeper serves all queues of the collection, and has settings of its own.
+        document["backoff_policy"] = policy.model_dump()
+    if new.visibility_timeout is not None:
+        document["visibility_timeout_sec"] = new.visibility_timeout.total_seconds()
+    if new.dedupe_key is not None:
+        document["dedupe_key"] = new.dedupe_key
+    if new.expires_in is not None:
+        document["expires_at"] = later(now, new.expires_in)
+    if new.headers:
+        document["headers"] = new.headers
+    return document
+
+
+def like(document: Document, *, payload: Document, position: int) -> Document:
+    """Write the document of another new task with the same options, and an id of its own."""
+    return {**document, "_id": ObjectId(), "payload": payload, "position": position}
+
+
+def not_before(new: NewTask[Any], now: datetime) -> datetime | None:
+    """Give the first instant at which the task may run, or nothing if that is now."""
+    if new.delay is not None:
+        return later(now, new.delay) if new.delay else None
+    return round_up(new.eta) if new.eta is not None and new.eta > now else None
+
+
+def enqueue(
+    document: Document, *, stored: Any, settings: QueueSettings, session: Any = None
+) -> Operation[None]:
+    """Insert one task, ``stored`` being the document as it is encoded.
+
+    Safe to repeat: the id is fixed before, and tells our own insert.
+    """
+    for last in _rounds():
+        if (yield from taken_by_letters([document], settings, session)):
+            raise _duplicate(document, existing_id=document["_id"])
+        try:
+            yield Call("insert_one", stored, session=session)
+        except DuplicateKeyError as exc:
+            # A duplicate aborts the caller's transaction, in which nothing can be read any more.
+            if session is not None:
+                raise _duplicate(document, dedupe_key=document.get("dedupe_key")) from exc
+            (found,) = yield from _find_in_the_way([document])
+            if found is _OURS:
+                return
+            if found is not None:
+                by_id = found["_id"] == document["_id"]
+                dedupe_key = None if by_id else document.get("dedupe_key")
+                existing_id = found["_id"]
+                raise _duplicate(document, existing_id=existing_id, dedupe_key=dedupe_key) from exc
+            if last:
+                raise
+        else:
+            return
+
+
+def enqueue_many(
+    documents: Sequence[Document],
+    *,
+    stored: Sequence[Any],
+    settings: QueueSettings,
+    session: Any = None,
+) -> Operation[set[int]]:
+    """Insert one chunk, ``stored`` being the documents as they are encoded.
+
+    Gives the places of those left out as duplicates.
+
+    Safe to repeat for the same reason as :func:`enqueue`. Inside a transaction a duplicate
+    is an error, because it aborts the transaction.
+    """
+    places: Sequence[int] = range(len(documents))
+    left_out: set[int] = set()
+    for last in _rounds():
+        whole = len(places) == len(documents)
+        left = documents if whole else [documents[place] for place in places]
+        taken = yield from taken_by_letters(left, settings, session)
+        if taken:
+            left_out |= {place for place in places if documents[place]["_id"] in taken}
+            places = [place for place in places if place not in left_out]
+        if session is not None and left_out:
+            first = documents[min(left_out)]
+            raise _duplicate(first, existing_id=first["_id"])
+        if not places:
+            break
+        whole = len(places) == len(documents)
+        chunk = stored if whole else [stored[place] for place in places]
+        try:
+            yield Call("insert_many", chunk, ordered=False, session=session)
+            break
+        except BulkWriteError as exc:
+            refused = [places[place] for place in only_duplicates(exc)]
+            if session is not None:
+                first = documents[refused[0]]
+                raise _duplicate(first, dedupe_key=first.get("dedupe_key")) from exc
+            found = yield from _find_in_the_way([documents[place] for place in refused])
+            met = dict(zip(refused, found, strict=True))
+            left_out |= {place for place, one in met.items() if one is not _OURS and one}
+            places = [place for place, one in met.items() if one is None]
+            if places and last:
+                raise
+    return left_out
+
+
+def _rounds() -> Iterator[bool]:
+    """Count the times that a task is inserted; the last one is true.
+
+    What was in the way may be gone when a majority is asked for it: it was rolled back, or has
+    ended. Then the task is inserted again. It is not for ever, as a unique index that is not ours
+    would be in the way each time.
+    """
+    yield from (number == confirm.ROUNDS - 1 for number in range(confirm.ROUNDS))
+
+
+def only_duplicates(error: BulkWriteError) -> list[int]:
+    """Give the places of duplicates; raise the error if it says anything else.
+
+    A write concern that failed speaks of all that was inserted, and nothing of it is sure.
+    """
+    details: Any = error.details or {}
+    errors = details.get("writeErrors") or []
+    foreign = any(one["code"] != DUPLICATE_KEY for one in errors)
+    if not errors or foreign or details.get("writeConcernErrors"):
+        raise error
+    return [one["index"] for one in errors]
+
+
+_OURS: Document = {"ours": True}
+"""Stands for the very task that was to be inserted, and is."""
+
+
+def _find_in_the_way(documents: Sequence[Document]) -> Operation[list[Document | None]]:
+    """Find what a majority has in place of each of these tasks, which were refused.
+
+    The task itself, inserted just before the connection was lost, is ``_OURS``. None, if there is
+    nothing any more.
+    """
+    selection = in_the_way(documents)
+    for _ in range(confirm.ROUNDS):
+        found = yield Call("find", selection, IDENTITY)
+        by_id = {id_order.key(one["_id"]): one for one in found}
+        by_key = {
+            (one.get("queue"), one["dedupe_key"]): one
+            for one in found
+            if "dedupe_key" in one and one.get("finished_at") is None
+        }
+        met: list[Document | None] = []
+        fences: list[Document] = []
+        for document in documents:
+            same_id = by_id.get(id_order.key(document["_id"]))
+            key = document.get("dedupe_key")
+            holder = by_key.get((document["queue"], key)) if key is not None else None
+            one = same_id or holder
+            met.append(_OURS if same_id and _same_insert(same_id, document) else one)
+            if one is not None:
+                fence = {"_id": {"$eq": one["_id"]}, "insert_token": one.get("insert_token")}
+                fences.append(fence if same_id else {**fence, **_live_with_key(document)})
+        if (yield from confirm.all_hold(fences)):
+            return met
+    raise confirm.unsettled()
+
+
+def key_is_taken(queue: Any, dedupe_key: Any) -> Operation[bool]:
+    """Tell whether a majority has a live task with a dedupe key."""
+    return (yield from confirm.holds(_live_with_keys(queue, {"$eq": dedupe_key})))
+
+
+def taken_by_letters(
+    documents: Sequence[Document], settings: QueueSettings, session: Any = None
+) -> Operation[set[Any]]:
+    """Find ids of the caller's own that dead letters have, in their own collection."""
+    if not settings.letters_apart:
+        return set()
+    own = [document["_id"] for document in documents if "insert_token" in document]
+    if not own:
+        return set()
+    letters = {**filters.any_of(own), **filters.DEAD}
+    place: Document = {"target": Target.DEAD_LETTERS}
+    if session is None:
+        found = yield from confirm.some(letters, {"_id": 1}, **place)
+    else:
+        found = yield Call("find", letters, {"_id": 1}, session=session, **place)
+    return {document["_id"] for document in found}
+
+
+def _duplicate(
+    document: Document, *, existing_id: Any = None, dedupe_key: str | None = None
+) -> DuplicateTask:
+    return DuplicateTask(
+        queue=document["queue"],
+        task_id=document["_id"],
+        dedupe_key=dedupe_key,
+        existing_id=existing_id,
+    )
+
+
+IDENTITY = dict.fromkeys(["insert_token", "queue", "dedupe_key", "finished_at"], 1)
+
+
+def _same_insert(stored: Document, document: Document) -> bool:
+    """Tell whether a stored task is this insert, made just before the connection was lost.
+
+    An id that we made ourselves is proof enough, an id of the caller's own needs the token.
+    """
+    token = document.get("insert_token")
+    return stored.get("_id") == document["_id"] and stored.get("insert_token") == token
+
+
+def _live_with_key(document: Document) -> Document:
+    return _live_with_keys(document["queue"], {"$eq": document.get("dedupe_key")})
+
+
+def _live_with_keys(queue: str, condition: Document) -> Document:
+    key = {**condition, **filters.DEDUPED["dedupe_key"]}
+    return {"queue": queue, **filters.DEDUPED, "dedupe_key": key}
+
+
+def in_the_way(documents: Sequence[Document]) -> Document:
+    """Match the tasks for which the server refuses these: by their ids, or by dedupe keys."""
+    keys: dict[str, list[str]] = {}
+    for document in documents:
+        if "dedupe_key" in document:
+            keys.setdefault(document["queue"], []).append(document["dedupe_key"])
+    ids = filters.any_of(document["_id"] for document in documents)
+    return {"$or": [ids, *(_live_with_keys(queue, {"$in": some}) for queue, some in keys.items())]}

@@ -1,0 +1,213 @@
+"""Changes: what a change stream, or a look at what is new, says about the life of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from microqueue.operations import filters, id_order
+from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.task import Outcome
+
+CHANGED = "updateDescription.updatedFields"
+STATUS_TYPES = {
+    filters.PROCESSING: "task.started",
+    filters.DONE: "task.done",
+    filters.FAILED: "task.failed",
+}
+RECLAIMS = frozenset({"lease_expired", "worker_gone"})
+MOST_NEW = 200
+LATEST_WRITE = timedelta(seconds=2)
+MOST_RUNNING = 1000
+REFRESH = "refresh"
+"""The type of a change of which it is not known what it was: everybody reads anew."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that happened: ``type`` is as in ``task.done``; ``id`` a task or a worker.
+
+    ``report`` is what a sweep did: the next one may have stored its own before it is read.
+    """
+
+    type: str
+    id: Any = None
+    queue: str | None = None
+    report: Any = None
+
+
+def pipeline(collections: Sequence[str]) -> list[Document]:
+    """Select the changes of some collections, and of each only what tells what happened."""
+    fields = (
+        *("status", "error.code", "finished_at", "next_retry_at", "lease_expires_at"),
+        *("gone_at", "last"),
+    )
+    return [
+        {"$match": {"ns.coll": {"$in": list(collections)}}},
+        {
+            "$project": {
+                "operationType": 1,
+                "ns": 1,
+                "documentKey": 1,
+                "fullDocument.queue": 1,
+                "fullDocument.status": 1,
+                "fullDocument.gone_at": 1,
+                "fullDocument.last": 1,
+                **{f"{CHANGED}.{name}": 1 for name in fields},
+            }
+        },
+    ]
+
+
+def of_task(change: Mapping[str, Any]) -> Change:
+    """Tell what happened to a task."""
+    task_id = change.get("documentKey", {}).get("_id")
+    operation = change["operationType"]
+    if operation == "insert":
+        inserted = change.get("fullDocument") or {}
+        # A letter comes back from ``tasks_dlq`` as failed, and is replayed thereafter.
+        returned = inserted.get("status") == filters.FAILED
+        kind = "task.changed" if returned else "task.enqueued"
+        return Change(kind, task_id, inserted.get("queue"))
+    if operation == "delete":
+        return Change("task.removed", task_id)
+    if task_id is None:
+        return Change(REFRESH)  # The whole collection is gone, or has another name.
+    changed: Mapping[str, Any] = change.get("updateDescription", {}).get("updatedFields", {})
+    return Change(_update_type(changed), task_id)
+
+
+def is_burial(change: Mapping[str, Any]) -> bool:
+    """Tell whether a change of ``tasks_dlq`` is a failed task that was copied there."""
+    return (change.get("fullDocument") or {}).get("status") == filters.FAILED
+
+
+def report_of(change: Mapping[str, Any]) -> Document | None:
+    """Give the report of a sweep that a change has stored, see `sweep_report.store`."""
+    stored = change.get("fullDocument") or change.get("updateDescription", {}).get("updatedFields")
+    report: Document | None = (stored or {}).get("last")
+    return report
+
+
+def _update_type(changed: Mapping[str, Any]) -> str:
+    status = changed.get("status")
+    if status != filters.PENDING:
+        return STATUS_TYPES.get(str(status), "task.changed")
+    if "error" in changed:
+        code = (changed["error"] or {}).get("code")
+        return "task.reclaimed" if code in RECLAIMS else "task.retried"
+    if "finished_at" in changed:
+        return "task.replayed"
+    # A snooze waits; what was released is ready at once.
+    return "task.retried" if changed.get("next_retry_at") else "task.released"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What can be seen of a collection at one moment, to compare it with the next."""
+
+    at: datetime
+    running: Mapping[Any, Document]
+    created: Sequence[Document]
+    finished: Sequence[Document]
+
+
+def snapshot(since: datetime, now: datetime, queues: Sequence[str]) -> Operation[Snapshot]:
+    """Look at what runs, and what was created or finished since an instant, on their indexes."""
+    fields = {"queue": 1, "lease_expires_at": 1, "attempts": 1}
+    running = yield Call(
+        "find", filters.LEASED, fields, sort=[("lease_expires_at", 1)], limit=MOST_RUNNING
+    )
+    here = {"queue": {"$in": list(queues)}}
+    # A task carries the instant at which its write began, and may appear a little later.
+    new = {"$gt": since - LATEST_WRITE}
+    created = yield Call(
+        "find",
+        {**here, "created_at": new},
+        {"queue": 1, "created_at": 1},
+        sort=[("created_at", -1), ("_id", -1)],
+        limit=MOST_NEW,
+    )
+    done = yield Call(
+        "find",
+        {**filters.FINISHED, "finished_at": new},
+        {"queue": 1, "status": 1, "finished_at": 1},
+        sort=[("finished_at", -1)],
+        limit=MOST_NEW,
+    )
+    failed = yield Call(
+        "find",
+        {**here, **filters.DEAD, "updated_at": new},
+        {"queue": 1, "status": 1, "finished_at": 1},
+        sort=[("updated_at", -1), ("_id", 1)],
+        limit=MOST_NEW,
+    )
+    held = {id_order.key(one["_id"]): one for one in running}
+    return Snapshot(now, held, created, [*done, *failed])
+
+
+def compare(before: Snapshot, after: Snapshot, back: Sequence[Document]) -> list[Change]:
+    """Tell what happened between two glances; ``back`` are tasks that no longer run."""
+    told = {_key(one) for one in before.created}
+    told_finished = {_finish(one) for one in before.finished}
+    changes = [
+        Change("task.enqueued", one["_id"], one.get("queue"))
+        for one in after.created
+        if _key(one) not in told
+    ]
+    changes += [
+        Change(f"task.{one['status']}", one["_id"], one.get("queue"))
+        for one in after.finished
+        if _finish(one) not in told_finished
+    ]
+    for key, held in after.running.items():
+        known = before.running.get(key)
+        if known is None or known.get("attempts") != held.get("attempts"):
+            changes.append(Change("task.started", held["_id"], held.get("queue")))
+        elif known.get("lease_expires_at") != held.get("lease_expires_at"):
+            changes.append(Change("task.changed", held["_id"], held.get("queue")))
+    changes += [
+        Change(_return_type(one), one["_id"], one.get("queue"))
+        for one in back
+        if one.get("status") == filters.PENDING
+    ]
+    finished = {_key(one) for one in after.finished}
+    changes += [
+        Change("task.failed", one["_id"], one.get("queue"))
+        for one in back
+        if one.get("status") == filters.FAILED and _key(one) not in finished
+    ]
+    return changes
+
+
+def _finish(document: Document) -> tuple[Any, Any]:
+    """Tell one end of a task from another: it may be replayed."""
+    return _key(document), document.get("finished_at")
+
+
+def _key(document: Document) -> Hashable:
+    return id_order.key(document["_id"])
+
+
+def _return_type(document: Document) -> str:
+    history = document.get("history")
+    last = history[-1] if isinstance(history, list) and history else None
+    outcome = last.get("outcome") if isinstance(last, dict) else None
+    if outcome in (Outcome.LEASE_EXPIRED, Outcome.CRASHED):
+        return "task.reclaimed"
+    return "task.released" if outcome == Outcome.RELEASED else "task.retried"
+
+
+def look_up(ids: Sequence[Any]) -> Operation[list[Document]]:
+    """Read what became of some tasks, also of those that moved to the dead letters."""
+    if not ids:
+        return []
+    fields = {"queue": 1, "status": 1, "history": {"$slice": -1}, "headers.task": 1}
+    found: list[Document] = yield Call("find", filters.any_of(ids), fields)
+    present = {_key(one) for one in found}
+    if missing := [task_id for task_id in ids if id_order.key(task_id) not in present]:
+        here = filters.any_of(missing)
+        found += yield Call("find", here, fields, target=Target.DEAD_LETTERS)
+    return found

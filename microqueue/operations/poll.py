@@ -1,0 +1,99 @@
+"""Glance: one cheap look that tells a worker whether and when to claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from bson import Timestamp
+
+from microqueue.operations import filters, pauses
+from microqueue.operations.call import PAUSES_COLLECTION, Call, Document, Operation, Span
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """What there is to do: something ready, a delayed task due in a while, queues that pause."""
+
+    ready: bool
+    due_sec: float | None
+    paused: frozenset[str]
+
+
+def poll(collection: str, queues: Sequence[str], *, now: datetime) -> Operation[PollResult]:
+    """Look at the head of each line with a single command, each part on its index."""
+    here = {"queue": {"$in": list(queues)}}
+    delayed = [
+        {"$match": {**here, **filters.DELAYED}},
+        {"$sort": {"next_retry_at": 1}},
+        {"$limit": 1},
+        {"$project": {"_id": 0, "due_at": "$next_retry_at"}},
+    ]
+    paused = [{"$match": {"collection": collection}}, {"$project": {"_id": 0, "paused": "$queue"}}]
+    found: list[Document] = yield Call(
+        "aggregate",
+        [
+            {"$match": {**here, **filters.READY}},
+            {"$limit": 1},
+            {"$project": {"_id": 0, "ready": {"$literal": True}}},
+            {"$unionWith": {"coll": collection, "pipeline": delayed}},
+            {"$unionWith": {"coll": PAUSES_COLLECTION, "pipeline": paused}},
+        ],
+        span=Span.BRIEF,  # Each part is one key of an index.
+    )
+    return PollResult(
+        ready=any("ready" in one for one in found),
+        due_sec=_seconds(next((one["due_at"] for one in found if "due_at" in one), None), now),
+        paused=frozenset(one["paused"] for one in found if "paused" in one),
+    )
+
+
+def poll_in_memory(
+    collection: str, queues: Sequence[str], *, now: datetime
+) -> Operation[PollResult]:
+    """Look in single steps, for mongomock, which knows no ``$unionWith``."""
+    here = {"queue": {"$in": list(queues)}}
+    ready = yield Call("find_one", {**here, **filters.READY}, {"_id": 1})
+    delayed = yield Call("find", {**here, **filters.DELAYED}, sort=[("next_retry_at", 1)], limit=1)
+    paused = yield from pauses.list_paused(collection)
+    return PollResult(
+        ready=ready is not None,
+        due_sec=_seconds(delayed[0]["next_retry_at"] if delayed else None, now),
+        paused=frozenset(one.queue for one in paused),
+    )
+
+
+def _seconds(due_at: datetime | None, now: datetime) -> float | None:
+    return None if due_at is None else (due_at - now).total_seconds()
+
+
+def new_work(queues: Sequence[str]) -> list[dict[str, Any]]:
+    """Select inserts into the queues, and updates that make any task ready.
+
+    An update does not say which queue it was in, so some of them wake for nothing; the
+    pop that follows finds that out.
+    """
+    changed = "updateDescription.updatedFields"
+    return [
+        {
+            "$match": {
+                "$or": [
+                    {"operationType": "insert", "fullDocument.queue": {"$in": list(queues)}},
+                    {f"{changed}.status": filters.PENDING},
+                    {f"{changed}.next_retry_at": {"$type": "null"}},
+                ]
+            }
+        },
+        {"$project": {"_id": 1}},
+    ]
+
+
+def from_now_on(hello: Mapping[str, Any]) -> Timestamp | None:
+    """Read where a stream has to begin that is opened later; nothing if there are no streams.
+
+    Motor opens a stream when it is first read, and would not tell what happened until then.
+    """
+    last = hello.get("operationTime")
+    return Timestamp(last.time, last.inc + 1) if isinstance(last, Timestamp) else None
