@@ -2,6 +2,7 @@
 
 from microqueue.async_queue import AsyncQueue
 from microqueue.backoff import BackoffPolicy, compute_backoff_seconds
+from microqueue.dlq import DeadLetterFilter, DeadLetterPage, DeadLetterStats, ReplayReport
 from microqueue.errors import (
     AlreadyRunning,
     DuplicatesStored,
@@ -18,15 +19,8 @@ from microqueue.errors import (
     WrongStatus,
 )
 from microqueue.new_task import Duplicate, EnqueueReport, NewTask
-from microqueue.operations.dead_letters import (
-    DeadLetterFilter,
-    DeadLetterPage,
-    DeadLetterStats,
-    ReplayReport,
-)
-from microqueue.operations.pauses import Pause
-from microqueue.operations.stats import QueueStats
 from microqueue.queue import Queue
+from microqueue.reports import Pause, QueueStats
 from microqueue.settings import QueueSettings
 from microqueue.sweeper import AsyncSweeper, Sweeper, SweepReport
 from microqueue.task import Attempt, Lease, Outcome, Progress, Task, TaskError, TaskStatus

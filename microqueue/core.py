@@ -49,13 +49,13 @@ from microqueue.operations import (
 )
 from microqueue.operations.call import Document, Operation, Target, letters_collection
 from microqueue.operations.claim import Spread
-from microqueue.operations.pauses import Pause
 from microqueue.operations.poll import PollResult
 from microqueue.operations.server_clock import read_clock
 from microqueue.operations.settle import Settlement
 from microqueue.operations.stats import Bounds, KnownSamples
 from microqueue.payload import PayloadCodec, check_encodable, codec_of, encode_all
 from microqueue.positions import Positions
+from microqueue.reports import Pause, QueueStats, WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import Claimed, Lease, PayloadT, Task, TaskError, TaskStatus
 from microqueue.task_ids import readings
@@ -607,13 +607,13 @@ class Administration(QueueBase[PayloadT]):
         )
         return [self.view(document) for document in documents]
 
-    def _stats(self, *, exact: bool) -> Operation[stats.QueueStats]:
+    def _stats(self, *, exact: bool) -> Operation[QueueStats]:
         now = yield from self._now()
         bounds = self.count_bounds(exact=exact)
         (found,) = yield from stats.queue_stats([self.name], now, self.settings, bounds=bounds)
         return found
 
-    def _workers(self) -> Operation[list[workers.WorkerInfo]]:
+    def _workers(self) -> Operation[list[WorkerInfo]]:
         return (yield from workers.list_workers(self.collections.name))
 
     def _purge(

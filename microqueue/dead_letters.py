@@ -8,17 +8,17 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from microqueue.arguments import check_count, refused
 from microqueue.core import QueueCore
-from microqueue.durations import Duration, duration_argument
-from microqueue.errors import TaskNotFound
-from microqueue.operations import dead_letters, diagnostics, id_order, lookup, replay, stats
-from microqueue.operations.call import Document, Operation
-from microqueue.operations.dead_letters import (
+from microqueue.dlq import (
     DeadLetterFilter,
     DeadLetterPage,
     DeadLetterStats,
     LetterGroups,
     ReplayReport,
 )
+from microqueue.durations import Duration, duration_argument
+from microqueue.errors import TaskNotFound
+from microqueue.operations import dead_letters, diagnostics, id_order, lookup, replay, stats
+from microqueue.operations.call import Document, Operation
 from microqueue.operations.server_clock import read_clock
 from microqueue.payload import check_encodable
 from microqueue.task import PayloadT, Task, TaskId

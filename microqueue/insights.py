@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from microqueue.arguments import check_count, check_names, refused
 from microqueue.async_queue import AsyncQueue
 from microqueue.core import QueueCore
+from microqueue.dlq import DeadLetterFilter
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
 from microqueue.operations import (
@@ -22,29 +23,31 @@ from microqueue.operations import (
     workers,
 )
 from microqueue.operations.call import Document, Operation
-from microqueue.operations.dead_letters import DeadLetterFilter
-from microqueue.operations.search import Found, TaskFilter
+from microqueue.operations.search import Found
 from microqueue.operations.server_clock import read_clock
 from microqueue.operations.stats import (
     MINUTE,
     MINUTES,
     Bounds,
     Finished,
-    Latency,
-    MinuteCounts,
     QueueCounter,
-    QueueOverview,
-    QueueStats,
-    RunningTask,
     Sampler,
     latency,
     queue_stats,
 )
-from microqueue.operations.workers import WorkerInfo
 from microqueue.queue import Queue
+from microqueue.reports import (
+    Latency,
+    MinuteCounts,
+    QueueOverview,
+    QueueStats,
+    RunningTask,
+    WorkerInfo,
+)
 from microqueue.settings import QueueSettings
 from microqueue.sweeper import SweepReport
 from microqueue.task import TaskId
+from microqueue.task_filter import TaskFilter
 from microqueue.task_ids import candidate_ids
 
 KINDS = ("done", "failed")

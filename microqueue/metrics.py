@@ -30,8 +30,8 @@ from microqueue.durations import Duration, duration_argument
 from microqueue.errors import MicroqueueError
 from microqueue.insights import Insights
 from microqueue.operations.filters import claim_of
-from microqueue.operations.stats import QueueStats
 from microqueue.queue import Queue
+from microqueue.reports import QueueStats
 from microqueue.sweeper import COUNTERS, SweepReport
 from microqueue.task import Outcome, Task
 from microqueue.worker.hooks import LEASE_LOST, Hooks

@@ -22,9 +22,7 @@ from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, LeaseLost
 from microqueue.new_task import EnqueueReport, NewTask
 from microqueue.operations.call import Operation
-from microqueue.operations.pauses import Pause
-from microqueue.operations.stats import QueueStats
-from microqueue.operations.workers import WorkerInfo
+from microqueue.reports import Pause, QueueStats, WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, PayloadT, Task, TaskId, TaskStatus
 

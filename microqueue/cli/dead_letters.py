@@ -11,8 +11,8 @@ import typer
 from microqueue.cli import asking, formats, tasks, values
 from microqueue.cli.output import Cell
 from microqueue.cli.session import AllQueues, Session
+from microqueue.dlq import DeadLetterFilter
 from microqueue.errors import WrongStatus
-from microqueue.operations.dead_letters import DeadLetterFilter
 from microqueue.queue import Queue
 from microqueue.task import Task, TaskStatus
 

@@ -18,15 +18,15 @@ from microqueue.cli.adopting import adopt
 from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
 from microqueue.cli.signals import stop_on_signals
+from microqueue.dlq import DeadLetterStats
 from microqueue.doctor import Check, describe_expiry, examine
 from microqueue.errors import MicroqueueError
 from microqueue.insights import Insights
-from microqueue.operations.dead_letters import DeadLetterStats
 from microqueue.operations.diagnostics import every_queue, explain_pop, list_indexes
 from microqueue.operations.indexes import NEVER_SEC
-from microqueue.operations.pauses import Pause, list_paused
-from microqueue.operations.stats import QueueStats
+from microqueue.operations.pauses import list_paused
 from microqueue.queue import Queue
+from microqueue.reports import Pause, QueueStats
 from microqueue.sweeper import (
     COUNTERS,
     JOBS,

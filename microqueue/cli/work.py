@@ -24,8 +24,9 @@ from microqueue.cli.watchdog import Watchdog
 from microqueue.core import worker_name
 from microqueue.errors import MicroqueueError
 from microqueue.operations import workers
-from microqueue.operations.pauses import Pause, list_paused
+from microqueue.operations.pauses import list_paused
 from microqueue.queue import Queue
+from microqueue.reports import Pause
 from microqueue.settings import QueueSettings
 from microqueue.sweeper import describe_burials
 from microqueue.worker import AsyncWorker, Worker, stopping_by_signal

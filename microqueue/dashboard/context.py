@@ -22,7 +22,7 @@ from microqueue.errors import MicroqueueError, TaskNotFound
 from microqueue.insights import Overview
 from microqueue.operations import audit, lookup, workers
 from microqueue.operations.call import Document
-from microqueue.operations.workers import ServedNames
+from microqueue.reports import AuditEntry, ServedNames
 from microqueue.task import TaskId
 
 LONGEST_TARGET = 300
@@ -136,7 +136,7 @@ class Context:
     async def _record(self, **what: Any) -> None:
         await self._prepare_audit()
         try:
-            entry = audit.AuditEntry(id=str(ObjectId()), at=await self.access.now(), **what)
+            entry = AuditEntry(id=str(ObjectId()), at=await self.access.now(), **what)
             await self.access.run(audit.record(entry, self.access.collections.name))
         except MicroqueueError:
             # What was done is done; that it could not be noted must not look like a failure.

@@ -12,8 +12,8 @@ from microqueue.dashboard.context import Context
 from microqueue.dashboard.extended import from_json
 from microqueue.dashboard.requests import EditAndReplay, Replay, Selection, Shared
 from microqueue.dashboard.views import TaskDetail, shown_id
+from microqueue.dlq import DeadLetterFilter
 from microqueue.errors import TaskNotFound, WrongStatus
-from microqueue.operations.dead_letters import DeadLetterFilter
 from microqueue.payload import check_encodable
 from microqueue.task import Task, TaskId, TaskStatus
 

@@ -34,6 +34,7 @@ from microqueue.dashboard.requests import (
     Text,
 )
 from microqueue.dashboard.views import TaskDetail
+from microqueue.dlq import LetterGroups
 from microqueue.insights import (
     Overview,
     TaskFilter,
@@ -41,11 +42,10 @@ from microqueue.insights import (
 )
 from microqueue.masking import MASK
 from microqueue.operations import audit
-from microqueue.operations.audit import AuditPage
 from microqueue.operations.call import Document
-from microqueue.operations.dead_letters import LetterGroups
 from microqueue.operations.dead_letters import groups as letter_groups
-from microqueue.operations.search import State
+from microqueue.reports import AuditPage
+from microqueue.task_filter import State
 
 EXPORT_STEP = 500
 MOST_GROUPS = 200

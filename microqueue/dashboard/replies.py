@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import BaseModel
 
 from microqueue.dashboard.views import TaskRow
+from microqueue.dlq import LetterGroup
 from microqueue.insights import MinuteCounts, QueueOverview, RunningTask, WorkerView
-from microqueue.operations.dead_letters import LetterGroup
-from microqueue.operations.workers import ServedNames
+from microqueue.reports import ServedNames
 from microqueue.sweeper import SweepReport
 
 

@@ -21,10 +21,10 @@ from microqueue.arguments import is_encodable
 from microqueue.dashboard.access import AnyLetters
 from microqueue.dashboard.context import Context
 from microqueue.dashboard.extended import LARGEST_EXACT
+from microqueue.dlq import DeadLetterFilter
 from microqueue.operations import lookup
-from microqueue.operations.dead_letters import DeadLetterFilter
-from microqueue.operations.search import LONGEST_TEXT
 from microqueue.task import NAME_HEADER
+from microqueue.task_filter import LONGEST_TEXT
 from microqueue.task_ids import candidate_ids
 
 LONGEST_CURSOR = 2000

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from microqueue.dashboard.context import Context
 from microqueue.metrics import queue_families
-from microqueue.operations.stats import QueueStats
+from microqueue.reports import QueueStats
 
 
 class _Read(Collector):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from microqueue.dashboard.extended import EXTENDED, LARGEST_EXACT, to_exact_json
 from microqueue.dashboard.preview import preview
 from microqueue.dashboard.redact import Redactor
-from microqueue.operations.search import state_of
+from microqueue.operations.matching import state_of
 from microqueue.operations.stats import name_of
 from microqueue.task import Progress, Task, TaskId
 from microqueue.task_ids import reference

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,30 +9,9 @@ from bson import ObjectId
 from pymongo import IndexModel
 
 from microqueue.arguments import refused
-from microqueue.model import Model
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.indexes import NEVER_SEC, ensure_indexes
-
-
-class AuditEntry(Model):
-    """One action. ``target`` names a task, or the filter; ``outcome`` is ``ok`` or an error."""
-
-    id: str
-    at: datetime
-    who: str
-    action: str
-    queue: str | None = None
-    target: str | None = None
-    count: int = 0
-    outcome: str = "ok"
-
-
-class AuditPage(Model):
-    """Some entries, newest first; ``next_cursor`` leads to the following page."""
-
-    at: datetime
-    items: Sequence[AuditEntry]
-    next_cursor: str | None = None
+from microqueue.reports import AuditEntry, AuditPage
 
 
 def prepare(retention: timedelta, *, adjust: bool) -> Operation[list[str]]:

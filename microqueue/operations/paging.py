@@ -20,7 +20,7 @@ from bson.errors import BSONError
 from microqueue.arguments import refused
 from microqueue.operations import dead_letters, filters, id_order
 from microqueue.operations.call import ENOUGH, Call, Document, Each, Operation, Span, Target
-from microqueue.operations.search import LetterMatcher, Matcher
+from microqueue.operations.matching import LetterMatcher, Matcher
 
 PLACE = ("_id", "created_at", "updated_at")
 MADE = "made"

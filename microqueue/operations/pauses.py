@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from microqueue.model import Model
 from microqueue.operations.call import Call, Document, Operation, Target
-
-
-class Pause(Model):
-    """A queue from which nothing is claimed: since when, and why."""
-
-    queue: str
-    paused_at: datetime
-    reason: str | None = None
+from microqueue.reports import Pause
 
 
 def pause(collection: str, queue: str, *, reason: str | None, now: datetime) -> Operation[Pause]:

@@ -11,10 +11,10 @@ from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from microqueue.clock import later, round_up
+from microqueue.dlq import ReplayReport
 from microqueue.operations import confirm, dead_letters, dlq_collection, enqueue, filters, id_order
 from microqueue.operations.batches import Batches, not_after, without
 from microqueue.operations.call import Call, Document, Operation, Span
-from microqueue.operations.dead_letters import ReplayReport
 from microqueue.operations.maintenance import WITHOUT_PAYLOAD
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, Task

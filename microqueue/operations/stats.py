@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
-from microqueue.model import Model
+from microqueue.dlq import DeadLetterStats
 from microqueue.operations import dead_letters, diagnostics, filters
 from microqueue.operations.call import Call, Document, Operation, Target, letters_collection
-from microqueue.operations.dead_letters import DeadLetterStats
+from microqueue.reports import Latency, QueueStats, RunningTask
 from microqueue.settings import QueueSettings
-from microqueue.task import DEFAULT_QUEUE, Progress, Task, TaskId, name_in
+from microqueue.task import DEFAULT_QUEUE, Task, name_in
 
 MINUTE = timedelta(minutes=1)
 MINUTES = 60
@@ -66,42 +66,6 @@ ORDERS: Mapping[str, Document] = {
     "failed": dict(dead_letters.ORDER),
 }
 """How the index of each status goes on after the queue."""
-
-
-class QueueStats(Model):
-    """How a queue stands at ``at``. Ages are in seconds.
-
-    ``estimated`` names the fields that are estimates, because there are more than
-    ``settings.count_limit``. All other fields are exact.
-    """
-
-    queue: str
-    at: datetime
-    ready: int
-    delayed: int
-    processing: int
-    overdue: int
-    done: int
-    failed: int
-    oldest_ready_age_sec: float | None
-    """How long the task that has been ready the longest has waited. An estimate is at most that."""
-    next_due_at: datetime | None
-    estimated: Sequence[str] = ()
-
-    @property
-    def exact(self) -> bool:
-        """Whether nothing is an estimate."""
-        return not self.estimated
-
-    @property
-    def pending(self) -> int:
-        """Tasks that wait, ready or delayed."""
-        return self.ready + self.delayed
-
-    @property
-    def in_flight(self) -> int:
-        """Tasks that a worker holds; the overdue ones among them await the sweeper."""
-        return self.processing
 
 
 @dataclass(frozen=True)
@@ -821,56 +785,6 @@ RUNNING_FIELDS = dict.fromkeys(
 )  # fmt: skip
 
 
-class QueueOverview(Model):
-    """How one queue stands. Ages are in seconds.
-
-    ``estimated`` names the fields that are estimates, because there are more than
-    ``settings.count_limit``. All other fields are exact.
-    """
-
-    queue: str
-    ready: int = 0
-    delayed: int = 0
-    processing: int = 0
-    overdue: int = 0
-    failed: int = 0
-    done_last_hour: int = 0
-    failed_last_hour: int = 0
-    oldest_ready_age_sec: float | None = None
-    next_due_at: datetime | None = None
-    paused: bool = False
-    estimated: Sequence[str] = ()
-
-
-class MinuteCounts(Model):
-    """Tasks done and failed in each of the last 60 minutes, by queue, the oldest first.
-
-    The last minute is the current one, which is not over yet. ``done_estimated`` and
-    ``failed_estimated`` are the places, from 0, of the minutes whose counts are estimates.
-    """
-
-    first_at: datetime
-    done: Mapping[str, Sequence[int]]
-    failed: Mapping[str, Sequence[int]]
-    done_estimated: Sequence[int] = ()
-    failed_estimated: Sequence[int] = ()
-
-
-class RunningTask(Model):
-    """A task that a worker holds, and until when."""
-
-    id: TaskId
-    queue: str
-    name: str | None
-    worker_id: str | None
-    attempt: int
-    max_attempts: int
-    started_at: datetime | None
-    lease_expires_at: datetime | None
-    overdue: bool
-    progress: Progress | None = None
-
-
 def running(queue: str | None, now: datetime, *, limit: int) -> Operation[list[RunningTask]]:
     """Read the tasks that workers hold, those whose lease ends soonest first."""
     here = {} if queue is None else {"queue": queue}
@@ -908,23 +822,6 @@ def name_of(document: Mapping[str, Any]) -> str | None:
 
 CLASSES_PER_TEN = 20
 MILLISECONDS = 1000
-
-
-class Latency(Model):
-    """What the done tasks of a queue took, in seconds: until they began, and to run.
-
-    ``done`` is the number of tasks that were measured; ``estimated``: there were more.
-    """
-
-    queue: str
-    done: int
-    wait_p50: float
-    wait_p95: float
-    wait_p99: float
-    run_p50: float
-    run_p95: float
-    run_p99: float
-    estimated: bool = False
 
 
 def latency(

@@ -19,12 +19,12 @@ from math import inf
 from typing import Any, NamedTuple
 
 from microqueue.clock import later
-from microqueue.model import Model
 from microqueue.operations import filters, settle
 from microqueue.operations.batches import Batches, Progress, not_after
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.maintenance import WITHOUT_PAYLOAD, Queues, within
 from microqueue.operations.settle import Ending, Settlement
+from microqueue.reports import ServedNames, WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import Outcome, Task, TaskError, read_count
 
@@ -96,57 +96,13 @@ def judge(held: Iterable[Mapping[str, Any]], concurrency: int) -> Iterator[Verdi
             yield Verdict.SUSPECT if started <= concurrency else Verdict.STARTED
 
 
-MISSED_BEATS = 3
 MOST_NAMES = 500
 """So many names of tasks a worker registers."""
-LATE_BEATS = 2
 AS_CLAIMED = [("started_at", 1), *filters.READY_ORDER]
 """The order in which a worker claimed its tasks, and so starts them."""
 JUDGED_BY = dict.fromkeys(
     ["queue", "position", "attempts", "max_attempts", "redelivered", "crashes"], 1
 )
-
-
-class WorkerInfo(Model):
-    """A worker that has registered, as of its last heartbeat.
-
-    ``tasks`` are the names of the tasks that it serves, the first 500 of them; ``more_tasks``:
-    there are others. ``None``: one function serves all of its tasks, whatever their names.
-    """
-
-    id: str
-    collection: str
-    host: str
-    pid: int
-    queues: Sequence[str]
-    concurrency: int
-    running: int
-    handled: int
-    started_at: datetime
-    heartbeat_at: datetime
-    heartbeat_sec: float
-    tasks: Sequence[str] | None = None
-    more_tasks: bool | None = False
-
-    def gone_at(self) -> datetime:
-        """When it counts as gone: after three heartbeats that did not come."""
-        return later(self.heartbeat_at, timedelta(seconds=self.heartbeat_sec * MISSED_BEATS))
-
-    def late_at(self) -> datetime:
-        """When it is to be noticed that it is silent: one heartbeat earlier."""
-        return later(self.heartbeat_at, timedelta(seconds=self.heartbeat_sec * LATE_BEATS))
-
-
-class ServedNames(Model):
-    """The names of tasks that the living workers of a queue serve.
-
-    ``any_name``: at least one of them may serve others, too.
-    """
-
-    queue: str
-    names: Sequence[str]
-    any_name: bool
-    workers: int
 
 
 def beat(info: WorkerInfo) -> Operation[None]:

@@ -22,8 +22,9 @@ from microqueue.drivers.sync import bounded
 from microqueue.errors import MicroqueueError
 from microqueue.operations import filters, workers
 from microqueue.operations.leases import Taken, find_taken, renew, report_progress
-from microqueue.operations.workers import MOST_NAMES, WorkerInfo
+from microqueue.operations.workers import MOST_NAMES
 from microqueue.queue import Queue
+from microqueue.reports import WorkerInfo
 from microqueue.task import Progress
 from microqueue.worker.in_flight import Held, InFlight, lease_now, now_sec, split
 from microqueue.worker.options import WorkerOptions

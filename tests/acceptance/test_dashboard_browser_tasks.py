@@ -12,7 +12,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from microqueue import BackoffPolicy, Queue, QueueSettings
-from microqueue.operations.workers import WorkerInfo, beat
+from microqueue.operations.workers import beat
+from microqueue.reports import WorkerInfo
 from microqueue.testing import FakeClock
 from microqueue.worker import Tasks
 

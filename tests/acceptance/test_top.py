@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from microqueue import Queue, QueueSettings, Sweeper
 from microqueue.cli import app as cli_app
-from microqueue.operations.workers import WorkerInfo, beat
+from microqueue.operations.workers import beat
+from microqueue.reports import WorkerInfo
 
 PATIENCE_SEC = 30
 

@@ -13,7 +13,8 @@ import pytest
 
 from microqueue import BackoffPolicy, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.operations.call import Target
-from microqueue.operations.workers import WorkerInfo, beat
+from microqueue.operations.workers import beat
+from microqueue.reports import WorkerInfo
 from microqueue.testing import FakeClock
 from microqueue.worker import Worker
 from tests.waiting import wait_for

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from microqueue import InvalidArgument, Queue
 from microqueue.dashboard import dashboard
 from microqueue.operations import workers
-from microqueue.operations.workers import MOST_NAMES, WorkerInfo
+from microqueue.operations.workers import MOST_NAMES
+from microqueue.reports import WorkerInfo
 from microqueue.testing import memory_queue
 from microqueue.worker import Tasks, Worker
 from tests.integration.dashboard_site import Site, opened

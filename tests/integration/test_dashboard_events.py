@@ -25,7 +25,8 @@ from microqueue.dashboard.serving import DashboardServer
 from microqueue.dashboard.shared import SharedReads
 from microqueue.drivers.asynchronous import settled
 from microqueue.embedded import EmbeddedServer
-from microqueue.operations.workers import WorkerInfo, beat, leave
+from microqueue.operations.workers import beat, leave
+from microqueue.reports import WorkerInfo
 from tests.integration.dashboard_listener import Listener, serving
 from tests.integration.queues import popped
 

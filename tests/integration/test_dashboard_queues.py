@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from microqueue import Queue
+from microqueue.dlq import DeadLetterFilter
 from microqueue.operations import dead_letters
-from microqueue.operations.dead_letters import DeadLetterFilter
 from microqueue.operations.indexes import index_names
 from tests.integration.dashboard_site import SETTINGS, Site, opened
 

@@ -27,8 +27,9 @@ from microqueue.insights import AsyncInsights, Insights, TaskFilter
 from microqueue.new_task import NewTask
 from microqueue.operations import dead_letters, paging
 from microqueue.operations.enqueue import new_document
-from microqueue.operations.search import LONGEST_MESSAGE, beginning, normalise
-from microqueue.operations.workers import WorkerInfo, beat
+from microqueue.operations.matching import LONGEST_MESSAGE, beginning, normalise
+from microqueue.operations.workers import beat
+from microqueue.reports import WorkerInfo
 from microqueue.task import Task
 from microqueue.testing import FakeClock
 from tests.integration.queues import popped, profiled

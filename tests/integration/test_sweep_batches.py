@@ -27,11 +27,11 @@ from microqueue import (
     Sweeper,
     SweepReport,
 )
+from microqueue.dlq import DeadLetterFilter
 from microqueue.embedded import EmbeddedServer
 from microqueue.insights import Insights
 from microqueue.operations import workers
 from microqueue.operations.call import Call, Operation
-from microqueue.operations.dead_letters import DeadLetterFilter
 from microqueue.testing import FakeClock
 from tests.integration.queues import popped
 from tests.integration.race_worker import Process

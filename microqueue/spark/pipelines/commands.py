@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from microqueue.dlq import DeadLetterFilter
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.drivers.connection import option_names
 from microqueue.masking import without_password
 from microqueue.model import Model
-from microqueue.operations.dead_letters import DeadLetterFilter, read_errors
+from microqueue.operations.dead_letters import read_errors
 from microqueue.settings import QueueSettings
 from microqueue.spark.options import PlaceOptions, resolve_uri
 from microqueue.spark.pipelines.fingerprint import fingerprint, literals

@@ -1,0 +1,37 @@
+"""Which tasks to search for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import field_validator
+
+from microqueue.arguments import is_encodable
+from microqueue.durations import AwareDatetime
+from microqueue.model import Model
+
+LONGEST_TEXT = 200
+"""So long a text a viewer may look for."""
+
+State = Literal["pending", "ready", "delayed", "processing", "overdue", "done", "failed"]
+
+
+class TaskFilter(Model):
+    """Which tasks. ``text`` is plain text in the payload or the error, in any case.
+
+    ``since`` and ``until`` bound when a task was created; for failed ones, when it failed.
+    """
+
+    queue: str | None = None
+    status: State | None = None
+    code: str | None = None
+    text: str | None = None
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+
+    @field_validator("queue", "code", "text")
+    @classmethod
+    def _can_be_asked(cls, value: str | None) -> str | None:
+        if value is not None and (len(value) > LONGEST_TEXT or not is_encodable(value)):
+            raise ValueError(f"give a text of at most {LONGEST_TEXT} characters")
+        return value
