@@ -19,7 +19,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from microqueue.cli.adopting import adopt
+from microqueue.cli.dlq_detection import adopt
 from microqueue.drivers.connection import URI_VARIABLE
 from microqueue.errors import MicroqueueError
 from microqueue.masking import without_password

@@ -14,20 +14,19 @@ import typer
 import microqueue
 from microqueue.cli import (
     backoff,
-    control,
     dashboard,
     dead_letters,
-    operate,
-    pipeline,
-    purging,
+    maintenance,
+    pipelines,
+    queues,
     tasks,
     top,
     up,
-    work,
+    worker,
 )
-from microqueue.cli.ending import telling_how_it_ends
-from microqueue.cli.session import SharedOptions, with_session, with_shared_options
-from microqueue.cli.usage import Command
+from microqueue.cli.exit import telling_how_it_ends
+from microqueue.cli.options import Command, SharedOptions, with_shared_options
+from microqueue.cli.session import with_session
 from microqueue.masking import without_fragments
 
 HELP = """A task queue that lives in the MongoDB you already run.
@@ -44,8 +43,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # They would show local variables, and passwords.
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-letters = typer.Typer(help="Look at dead letters, replay them, discard them.", no_args_is_help=True)
-pipelines = typer.Typer(help="Archive, load and understand tasks on Spark.", no_args_is_help=True)
+dlq_app = typer.Typer(help="List, show, replay and discard dead letters.", no_args_is_help=True)
+pipeline_app = typer.Typer(
+    help="Archive, load and understand tasks on Spark.", no_args_is_help=True
+)
 
 Commands: TypeAlias = dict[str, Callable[..., None]]
 
@@ -54,22 +55,22 @@ COMMANDS: dict[str, Commands] = {
         "enqueue": tasks.enqueue,
         "peek": tasks.peek,
         "show": tasks.show,
-        "cancel": control.cancel,
-        "purge": purging.purge,
+        "cancel": tasks.cancel,
+        "purge": tasks.purge,
     },
     "Running": {
         "up": up.up,
-        "worker": work.worker,
-        "sweep": operate.sweep,
-        "pause": control.pause,
-        "resume": control.resume,
+        "worker": worker.worker,
+        "sweep": maintenance.sweep,
+        "pause": queues.pause,
+        "resume": queues.resume,
     },
     "Watching": {
-        "stats": operate.stats,
+        "stats": queues.stats,
         "top": top.top,
         "dashboard": dashboard.dashboard,
-        "doctor": operate.doctor,
-        "indexes": operate.indexes,
+        "doctor": maintenance.doctor,
+        "indexes": maintenance.indexes,
         "backoff": backoff.backoff,
     },
 }
@@ -80,13 +81,13 @@ DEAD_LETTER_COMMANDS: Commands = {
     "discard": dead_letters.discard,
 }
 PIPELINE_COMMANDS: Commands = {
-    "archive": pipeline.archive,
-    "ingest": pipeline.ingest,
-    "report": pipeline.report,
-    "triage": pipeline.triage,
-    "replay": pipeline.replay,
-    "storms": pipeline.storms,
-    "simulate": pipeline.simulate,
+    "archive": pipelines.archive,
+    "ingest": pipelines.ingest,
+    "report": pipelines.report,
+    "triage": pipelines.triage,
+    "replay": pipelines.replay,
+    "storms": pipelines.storms,
+    "simulate": pipelines.simulate,
 }
 
 
@@ -116,11 +117,11 @@ for panel, commands in COMMANDS.items():
     for name, command in commands.items():
         app.command(name, cls=Command, rich_help_panel=panel)(with_session(command))
 for name, command in DEAD_LETTER_COMMANDS.items():
-    letters.command(name, cls=Command)(with_session(command))
-app.add_typer(letters, name="dlq", rich_help_panel="Tasks")
+    dlq_app.command(name, cls=Command)(with_session(command))
+app.add_typer(dlq_app, name="dlq", rich_help_panel="Tasks")
 for name, command in PIPELINE_COMMANDS.items():
-    pipelines.command(name, cls=Command)(with_session(command))
-app.add_typer(pipelines, name="pipeline", rich_help_panel="Running")
+    pipeline_app.command(name, cls=Command)(with_session(command))
+app.add_typer(pipeline_app, name="pipeline", rich_help_panel="Running")
 
 
 def run() -> None:

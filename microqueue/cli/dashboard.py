@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from microqueue.cli.adopting import adopt
+from microqueue.cli.dlq_detection import adopt
+from microqueue.cli.exit import stop_on_signals
 from microqueue.cli.session import Session
-from microqueue.cli.signals import stop_on_signals
 from microqueue.errors import MicroqueueError, ServerUnavailable
 from microqueue.queue import Queue
 from microqueue.settings import DASHBOARD_PORT

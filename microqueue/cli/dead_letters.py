@@ -8,15 +8,15 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from microqueue.cli import asking, formats, tasks, values
+from microqueue.cli import formats, prompts, tasks, values
+from microqueue.cli.options import DURATION, PAST, AllQueues, Reveal
 from microqueue.cli.output import Cell
-from microqueue.cli.session import AllQueues, Session
+from microqueue.cli.prompts import DryRun, Yes
+from microqueue.cli.session import Session
 from microqueue.dlq import DeadLetterFilter
 from microqueue.errors import WrongStatus
 from microqueue.queue import Queue
 from microqueue.task import Task, TaskStatus
-
-PAST: dict[str, Any] = {"parser": values.read_past, "metavar": "TIME"}
 
 Code: TypeAlias = Annotated[str | None, typer.Option(help="Only those with this error code.")]
 Text: TypeAlias = Annotated[
@@ -34,8 +34,6 @@ All: TypeAlias = Annotated[bool, typer.Option("--all", help="All dead letters of
 Limit: TypeAlias = Annotated[
     int | None, typer.Option("--limit", "-n", help="How many at most, the oldest failures first.")
 ]
-DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only count them.")]
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def list_letters(
@@ -49,7 +47,7 @@ def list_letters(
     cursor: Annotated[
         str | None, typer.Option(help="Go on where the last page ended, which says with what.")
     ] = None,
-    reveal: tasks.Reveal = False,
+    reveal: Reveal = False,
 ) -> None:
     """List dead letters of all queues, or of the one given with -q, the newest failure first."""
     out = session.out
@@ -104,7 +102,7 @@ def show_letter(
     session: Session,
     task_id: Annotated[str, typer.Argument(metavar="ID", help="The id of a dead letter.")],
     *,
-    reveal: tasks.Reveal = False,
+    reveal: Reveal = False,
 ) -> None:
     """Show one dead letter with its payload, its error and its history; secrets are masked."""
     with session.connect() as queue:
@@ -125,11 +123,11 @@ def replay(
     all_queues: AllQueues = False,
     delay: Annotated[
         timedelta | None,
-        typer.Option(help="Deliver them this much later: 30s, 5m, 2h.", **tasks.DURATION),
+        typer.Option(help="Deliver them this much later: 30s, 5m, 2h.", **DURATION),
     ] = None,
     spread: Annotated[
         timedelta | None,
-        typer.Option(help="Distribute them over a period, not to make a storm.", **tasks.DURATION),
+        typer.Option(help="Distribute them over a period, not to make a storm.", **DURATION),
     ] = None,
     limit: Limit = None,
     keep_attempts: Annotated[
@@ -261,10 +259,10 @@ class Choice:
         """Ask before something happens to letters that nobody named one by one."""
         if yes or self._named:
             return
-        asking.check_answerable()
+        prompts.check_answerable()
         matched = self.count()
         if matched:
-            asking.ask(f"{verb}: {_letters(matched)} of {self.scope}?")
+            prompts.ask(f"{verb}: {_letters(matched)} of {self.scope}?")
 
 
 def _filter(now: datetime, *, code: Any, text: Any, since: Any, until: Any) -> DeadLetterFilter:

@@ -1,16 +1,18 @@
-"""Commands about tasks: enqueue, peek, show."""
+"""Commands about tasks: enqueue, peek, show, cancel, purge."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import typer
 
 from microqueue.arguments import refused
-from microqueue.cli import formats, output, values
+from microqueue.cli import formats, output, prompts, values
+from microqueue.cli.options import DURATION, INSTANT, AllQueues, Reveal
+from microqueue.cli.prompts import DryRun, Yes
 from microqueue.cli.session import Session
 from microqueue.errors import DuplicateTask, InvalidArgument, TaskNotFound
 from microqueue.masking import TELLING_KEYS, Masker
@@ -20,12 +22,6 @@ from microqueue.task import Attempt, Task, TaskError, TaskStatus
 from microqueue.task_ids import candidate_ids, new_id
 
 PAYLOAD_CUT = 200
-DURATION = {"parser": values.read_duration, "metavar": "DURATION"}
-EXACT_HELP = "Count everything, which takes seconds with a million tasks."
-INSTANT = {"parser": values.read_instant, "metavar": "TIME"}
-Reveal: TypeAlias = Annotated[
-    bool, typer.Option("--reveal", help="Show passwords, tokens and the like, instead of masks.")
-]
 ABSENT_TRIES = 5
 """How often to add a task whose id or dedupe key is taken by a task that then cannot be found."""
 
@@ -362,3 +358,70 @@ def _describe(error: TaskError | None) -> str | None:
         return None
     told = error.code is None or error.message.startswith(f"{error.code}:")
     return error.message if told else f"{error.code}: {error.message}"
+
+
+def purge(
+    session: Session,
+    *,
+    status: Annotated[
+        TaskStatus, typer.Option("--status", help="Tasks that stand like this; not processing.")
+    ] = TaskStatus.DONE,
+    older_than: Annotated[
+        timedelta | None,
+        typer.Option(help="Only those that have not changed for so long: 7d.", **DURATION),
+    ] = None,
+    all_queues: AllQueues = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Delete tasks of one status for good; those that are done, unless told otherwise.
+
+    Needs --queue or --all-queues.
+    """
+    session.check_scope(all_queues=all_queues)
+    with session.connect() as queue:
+        if not (dry_run or yes):
+            prompts.check_answerable()
+        names = session.queues(queue)
+        collection, settings = queue.collections.tasks, queue.settings
+        chosen: list[Queue[Any]] = [Queue(collection, one, settings=settings) for one in names]
+
+        def purge_all(*, dry_run: bool = False) -> int:
+            options: dict[str, Any] = {"status": status, "older_than": older_than}
+            return sum(one.purge(**options, dry_run=dry_run) for one in chosen)
+
+        def described(number: int) -> str:
+            return f"{formats.count(number, f'{status.value} task')} of {session.scope}"
+
+        purged = 0
+        if yes and not dry_run:  # How many there are need not be known before.
+            matched = purged = purge_all()
+        else:
+            matched = purge_all(dry_run=True)
+        if matched and not (dry_run or yes):
+            prompts.ask(f"Purge for good: {described(matched)}?")
+            purged = purge_all()
+    if session.out.as_json:
+        counts = {"matched": matched, "purged": purged, "dry_run": dry_run}
+        session.out.json({**counts, "queues": names})
+    elif dry_run:
+        session.out.say(f"{described(matched)} would be purged.")
+    elif matched:
+        session.out.say(f"Purged {described(purged)}.")
+    else:
+        session.out.say(f"Nothing to purge in {session.scope}.")
+
+
+def cancel(
+    session: Session,
+    task_id: Annotated[str, typer.Argument(metavar="ID", help="The task's id.")],
+) -> None:
+    """Fail a waiting or running task with code cancelled; its handler is told."""
+    with session.connect() as queue:
+        task = queue.cancel(find(session, queue, task_id).id)
+        (task,) = shown([task])
+        if session.out.as_json:
+            session.out.json(task)
+        else:
+            why = task.error.message if task.error else ""
+            session.out.say(f"Cancelled {task.id} of queue {task.queue!r}: {why}.")

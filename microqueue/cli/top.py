@@ -12,10 +12,11 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from microqueue.cli import formats, tasks
+from microqueue.cli import formats
+from microqueue.cli.exit import stop_on_signals
+from microqueue.cli.options import DURATION, EXACT_HELP
 from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
-from microqueue.cli.signals import stop_on_signals
 from microqueue.insights import (
     MOST_RUNNING,
     Insights,
@@ -41,12 +42,12 @@ def top(
         bool, typer.Option("--once", help="Print once; so it does where there is no terminal.")
     ] = False,
     every: Annotated[
-        timedelta, typer.Option(help="The pause between two looks.", **tasks.DURATION)
+        timedelta, typer.Option(help="The pause between two looks.", **DURATION)
     ] = timedelta(seconds=2),
     interval: Annotated[
-        timedelta | None, typer.Option(hidden=True, help="The same as --every.", **tasks.DURATION)
+        timedelta | None, typer.Option(hidden=True, help="The same as --every.", **DURATION)
     ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help=tasks.EXACT_HELP)] = False,
+    exact: Annotated[bool, typer.Option("--exact", help=EXACT_HELP)] = False,
 ) -> None:
     """Look on: queues with their rates, the workers, and what runs and for how long.
 

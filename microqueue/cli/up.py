@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from microqueue.cli import operate, tasks
-from microqueue.cli.adopting import adopt
+from microqueue.cli import maintenance
 from microqueue.cli.dashboard import NotInstalled, new_server
+from microqueue.cli.dlq_detection import adopt
+from microqueue.cli.exit import stop_on_signals
+from microqueue.cli.options import DURATION
 from microqueue.cli.session import Session
-from microqueue.cli.signals import stop_on_signals
 from microqueue.drivers.connection import URI_VARIABLE
 from microqueue.embedded import EmbeddedServer, default_directory
 from microqueue.errors import EmbeddedServerError, InvalidArgument, MicroqueueError
@@ -48,7 +49,7 @@ def up(
     ] = None,
     port: Annotated[int | None, typer.Option(help="Where it listens; else a free port.")] = None,
     every: Annotated[
-        timedelta, typer.Option(help="The pause between two sweeps.", **tasks.DURATION)
+        timedelta, typer.Option(help="The pause between two sweeps.", **DURATION)
     ] = timedelta(seconds=5),
     dashboard_port: Annotated[
         int | None,
@@ -78,7 +79,7 @@ def up(
             if page is not None:
                 stack.enter_context(page.running())
             _announce(session, server, queue.run(server_version()), page)
-            tell = partial(operate.print_sweep, session, quiet=True, stream=True)
+            tell = partial(maintenance.print_sweep, session, quiet=True, stream=True)
             sweeper = Sweeper(queue, on_report=tell)
             _sweep_until(stop, session, server, queue, sweeper, pause=pause)
         session.out.say("Stopping ...")

@@ -385,7 +385,7 @@ def test_filter_needs_a_yes_where_nobody_can_be_asked(
 def test_filter_asks_at_a_terminal(
     cli: Cli, queue: Queue[Any], verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("microqueue.cli.asking.at_terminal", lambda: True)
+    monkeypatch.setattr("microqueue.cli.prompts.at_terminal", lambda: True)
     bury(queue)
     cli("dlq", verb, "--all", "-q", "default", stdin="n\n", status=1)
     assert "1 dead letter of queue 'default'?" in cli.stderr

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from microqueue.cli import app as cli_app
-from microqueue.cli.spark_master import check_master
+from microqueue.cli.spark_runner import check_master
 
 
 class Shell:

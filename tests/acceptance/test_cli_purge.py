@@ -62,7 +62,7 @@ def test_purge_needs_a_yes_where_nobody_can_be_asked(cli: Cli, queue: Queue[Any]
 def test_purge_asks_at_a_terminal(
     cli: Cli, queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("microqueue.cli.asking.at_terminal", lambda: True)
+    monkeypatch.setattr("microqueue.cli.prompts.at_terminal", lambda: True)
     cli("purge", "-q", "mail", stdin="n\n", status=1)
     assert "Purge for good: 2 done tasks of queue 'mail'?" in cli.stderr
     assert queue.stats().done == 2

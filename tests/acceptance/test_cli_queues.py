@@ -140,7 +140,7 @@ def test_limit_holds_for_all_queues_together(cli: Cli, mail: Queue[Any], bulk: Q
 def test_question_names_all_queues(
     cli: Cli, mail: Queue[Any], bulk: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("microqueue.cli.asking.at_terminal", lambda: True)
+    monkeypatch.setattr("microqueue.cli.prompts.at_terminal", lambda: True)
     for one in (mail, bulk):
         bury(one)
     cli("dlq", "discard", "--all", "--all-queues", stdin="n\n", status=1)

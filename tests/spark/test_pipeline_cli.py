@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from microqueue import BackoffPolicy, InvalidArgument, Queue, QueueSettings
 from microqueue.cli.app import app
-from microqueue.cli.pipeline_questions import read_policy
-from microqueue.cli.spark_progress import explain
+from microqueue.cli.pipelines import read_policy
+from microqueue.cli.spark_runner import explain
 from microqueue.spark.pipelines.archive_log import ArchiveLog, Entry
 from microqueue.spark.pipelines.files import Storage
 from tests.spark.past import Past

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from py4j import java_gateway  # type: ignore[import-untyped]
 
-from microqueue.cli.spark_interrupts import Interrupts
+from microqueue.cli.spark_runner import Interrupts
 
 PATIENCE_SEC = 120
 

@@ -1,26 +1,29 @@
-"""The command that runs a worker, in this process or in several."""
+"""The ``worker`` command: process tasks in this process, or in several."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from microqueue.async_queue import AsyncQueue
-from microqueue.cli import formats, reloading, serving, tasks, values
-from microqueue.cli.adopting import adopt
-from microqueue.cli.control import resume_command
+from microqueue.cli import formats, metrics, values
+from microqueue.cli.dlq_detection import adopt
+from microqueue.cli.exit import Watchdog
 from microqueue.cli.loading import load
 from microqueue.cli.logs import LogLevel
+from microqueue.cli.options import DURATION
+from microqueue.cli.queues import resume_command
 from microqueue.cli.session import Session
-from microqueue.cli.watchdog import Watchdog
 from microqueue.core import worker_name
 from microqueue.errors import MicroqueueError
 from microqueue.operations import workers
@@ -116,11 +119,11 @@ def worker(
     prefetch: Annotated[int, typer.Option(help="How many tasks may wait, claimed.")] = 500,
     timeout: Annotated[
         timedelta | None,
-        typer.Option(help="How long one handler may take: 30s, 5m.", **tasks.DURATION),
+        typer.Option(help="How long one handler may take: 30s, 5m.", **DURATION),
     ] = None,
     grace: Annotated[
         timedelta,
-        typer.Option(help="How long handlers may go on after a signal: 30s.", **tasks.DURATION),
+        typer.Option(help="How long handlers may go on after a signal: 30s.", **DURATION),
     ] = timedelta(seconds=30),
     burst: Annotated[bool, typer.Option("--burst", help="End when nothing is ready.")] = False,
     keep_result: Annotated[
@@ -134,7 +137,7 @@ def worker(
     ] = None,
     metrics_host: Annotated[
         str, typer.Option(help="The address on which metrics are served.")
-    ] = serving.LOCAL,
+    ] = metrics.LOCAL,
     worker_id: Annotated[
         str | None,
         typer.Option(
@@ -150,7 +153,7 @@ def worker(
     with --burst.
     """
     session.log(LogLevel.INFO)
-    serving.check_ports(metrics_port, processes)
+    metrics.check_ports(metrics_port, processes)
     names = queues or [session.queue_name]
     options: dict[str, Any] = {
         "concurrency": concurrency,
@@ -175,7 +178,7 @@ def worker(
             name=worker_name(worker_id),
         )
         return
-    with Watchdog() as watchdog, serving.metrics(metrics_host, metrics_port, own_name()) as hooks:
+    with Watchdog() as watchdog, metrics.metrics(metrics_host, metrics_port, own_name()) as hooks:
         handled = _run(Job(session, handler, names, options, burst, hooks, watchdog))
     if session.out.as_json:
         session.out.json({"handled": handled})
@@ -330,9 +333,25 @@ def _supervise(
             )
             stop.pass_on_to(lambda **_: supervisor.stop())
             if reload:
-                reloading.watch_code(supervisor.restart)
+                watch_code(supervisor.restart)
             status = supervisor.run()
             if status == 0:
                 watchdog.succeeded()
     if status:
         raise typer.Exit(status)
+
+
+def watch_code(restart: Callable[[], None]) -> None:
+    """Call ``restart`` whenever a Python file below the current directory changes."""
+    try:
+        from watchfiles import PythonFilter, watch  # noqa: PLC0415 (only for --reload)
+    except ImportError as exc:
+        raise MicroqueueError(
+            "--reload needs watchfiles: run pip install 'microqueue[reload]'"
+        ) from exc
+
+    def run() -> None:
+        for _ in watch(Path.cwd(), watch_filter=PythonFilter(), raise_interrupt=False):
+            restart()
+
+    threading.Thread(target=run, name="microqueue-reload", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What pipelines did, as a person reads it."""
+"""Show the summaries of the Spark pipelines."""
 
 from __future__ import annotations
 

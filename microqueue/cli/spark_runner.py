@@ -1,4 +1,4 @@
-"""Run a pipeline from the command line: a Spark session, and a line that shows what it does."""
+"""Run a pipeline from the command line: Spark session, progress, Ctrl-C and errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from typing import TYPE_CHECKING, Any
 from rich.status import Status
 
 from microqueue.cli.session import Session
-from microqueue.cli.spark_interrupts import Interrupts
-from microqueue.cli.spark_master import check_master
 from microqueue.errors import MicroqueueError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from microqueue.spark.pipelines.steps import Step
+import signal
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Self
+
+from microqueue.arguments import refused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 REFRESH_SEC = 0.5
 OWN_ERROR = re.compile(r"microqueue\.[\w.]*\.(\w+): ([^\n]+)")
@@ -114,3 +122,83 @@ def explain_system(error: OSError) -> str:
     if error.strerror is None or error.filename is None:
         return str(error)
     return f"{error.strerror}: {error.filename}"
+
+
+FORMS = tuple(
+    re.compile(form)
+    for form in (
+        r"local",
+        r"local\[(\*|[1-9]\d*)(\s*,\s*[1-9]\d*)?\]",
+        r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]",
+        r"spark://[^\s,/:]+:\d+(,[^\s,/:]+:\d+)*",
+        r"spark://\[[0-9a-fA-F:.]+\]:\d+",
+        r"yarn",
+        r"k8s://\S+",
+    )
+)
+INSTEAD = (
+    "give local[4] for four cores here, local[*] for all of them, "
+    "or a cluster: spark://host:7077, yarn, k8s://https://host:443"
+)
+
+
+def check_master(master: str | None) -> None:
+    """Refuse an address of a form that Spark does not know; none is for Spark to choose."""
+    if master is not None and not any(form.fullmatch(master) for form in FORMS):
+        raise refused("master", master, INSTEAD)
+
+
+class Interrupts:
+    """Hears Ctrl-C in place of Spark, which would ask Java something amid another question."""
+
+    def __init__(self) -> None:
+        self._received = 0
+        self._starting = False
+        self._former = signal.getsignal(signal.SIGINT)
+        self._spark: SparkSession | None = None
+
+    def __enter__(self) -> Self:
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        logging.getLogger().addFilter(_is_not_of_py4j)  # It logs there, too.
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        signal.signal(signal.SIGINT, self._former)
+        if error is None or not self._received:
+            return
+        if self._spark is not None:
+            with suppress(Exception):  # Java may be gone already.
+                # Its tasks fail when this process ends, which nobody wants to read about.
+                self._spark.sparkContext.setLogLevel("OFF")
+        # The error may be one that followed: the interrupt has cut an answer of Java's off.
+        raise KeyboardInterrupt from error
+
+    @contextmanager
+    def postponed(self) -> Iterator[None]:
+        """Hear the first Ctrl-C only afterwards: a start that is cut off leaves Java behind."""
+        self._starting = True
+        self._listen()
+        try:
+            yield
+        finally:
+            self._starting = False
+            self._listen()  # Spark has put a handler of its own there.
+        if self._received:
+            raise KeyboardInterrupt
+
+    def silence_at_end(self, spark: SparkSession) -> None:
+        """Know the session whose Java is to be silent after an interrupt."""
+        self._spark = spark
+
+    def _listen(self) -> None:
+        listens = callable(self._former)  # Else it is ignored, or ends the process.
+        signal.signal(signal.SIGINT, self._handle if listens else self._former)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._received += 1
+        if self._received > 1 or not self._starting:
+            raise KeyboardInterrupt
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in Path(record.pathname).parts

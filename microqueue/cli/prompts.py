@@ -1,8 +1,9 @@
-"""Ask before something happens that cannot be undone."""
+"""Ask for confirmation before a command deletes or replays tasks."""
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -25,3 +26,9 @@ def ask(question: str) -> None:
 def at_terminal() -> bool:
     """Tell whether somebody can answer a question."""
     return sys.stdin.isatty()
+
+
+DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only count them.")]
+
+
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
