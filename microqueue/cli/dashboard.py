@@ -17,8 +17,8 @@ from microqueue.cli.session import Session
 from microqueue.errors import MicroqueueError, ServerUnavailable
 from microqueue.queue import Queue
 from microqueue.settings import DASHBOARD_PORT
-from microqueue.worker.background import Background
 from microqueue.worker.handlers import load_handler
+from microqueue.worker.threads import DaemonThread
 from microqueue.worker.waiting import await_server
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def dashboard(
         server = new_server(queue, host=host, port=port, insecure=insecure, **options)
         with stop_on_signals() as stop, server.running():
             announce(session, server)
-            Background(partial(_go_on_adopting, queue, stop), name="microqueue-adopt").start()
+            DaemonThread(partial(_go_on_adopting, queue, stop), name="microqueue-adopt").start()
             stop.wait()
 
 

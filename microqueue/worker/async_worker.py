@@ -13,19 +13,19 @@ from typing import Any
 
 from microqueue.async_queue import AsyncQueue
 from microqueue.queue import Queue
-from microqueue.worker.background import Background, run_in_thread
-from microqueue.worker.completer import AsyncOutbox, Finished
+from microqueue.worker.completer import AsyncSettlementBuffer, PendingSettlement
 from microqueue.worker.core import WorkerCore
 from microqueue.worker.effects import Do, Step, perform_async
 from microqueue.worker.handlers import AsyncContext, Context, Handler, close_unrun
 from microqueue.worker.hooks import Hooks
-from microqueue.worker.in_flight import Held, now_sec, split
+from microqueue.worker.in_flight import InFlightTask, now_sec, split
 from microqueue.worker.shutdown import CLOSING_WAIT_SEC, join_task, join_thread
-from microqueue.worker.waiting import AsyncSleeper
+from microqueue.worker.threads import DaemonThread, run_in_thread
+from microqueue.worker.waiting import AsyncWorkWaiter
 
 
 async def call_in_thread(
-    handler: Handler, held: Held, queue: Queue[Any], expect: Callable[[float], None]
+    handler: Handler, held: InFlightTask, queue: Queue[Any], expect: Callable[[float], None]
 ) -> Any:
     """Call the function in a thread; if it gives a coroutine, await that here."""
     # Nothing ends a thread: it is only told, and keeps its place until it returns.
@@ -62,15 +62,15 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         **options: Any,
     ) -> None:
         super().__init__(queue, handler, hooks=hooks, worker_id=worker_id, options=options)
-        self._waiting: deque[Held] = deque()
-        self._running: dict[asyncio.Task[None], Held] = {}
-        self._outbox = self._new_outbox()
+        self._waiting: deque[InFlightTask] = deque()
+        self._running: dict[asyncio.Task[None], InFlightTask] = {}
+        self._settlements = self._new_settlement_buffer()
         self._room = Step(Do.AWAIT_ROOM)  # What the claims wait for, when they do.
         self._changed = asyncio.Event()  # There is room, or stop was called.
         self._told = asyncio.Event()  # To stop.
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._sleeper: AsyncSleeper | None = None
+        self._waiter: AsyncWorkWaiter | None = None
 
     async def run(self, *, burst: bool = False) -> int:
         """Work until :meth:`stop`; give how many tasks were handled.
@@ -86,10 +86,10 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         # Of this loop: the former run may have had another one.
         self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._closing = False
-        self._outbox = self._new_outbox()
+        self._settlements = self._new_settlement_buffer()
         self._running = {}
-        self._sleeper = None
-        upkeep = self._upkeep = self._new_upkeep(
+        self._waiter = None
+        leases = self._leases = self._new_lease_service(
             on_timeout=lambda held: self._from_thread(self._time_out, held),
             on_lost=lambda held: self._from_thread(self._lose, held),
         )
@@ -99,17 +99,17 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             return self._stopping or given_up
 
         try:
-            if not await run_in_thread(partial(self._register, upkeep, stopping, burst=burst)):
+            if not await run_in_thread(partial(self._register, leases, stopping, burst=burst)):
                 return 0
-            upkeep.start()
-            sleeper = self._sleeper = AsyncSleeper(upkeep.twins)
+            leases.start()
+            waiter = self._waiter = AsyncWorkWaiter(leases.lease_queues)
         except BaseException:
             given_up = True
-            Background(upkeep.let_go, name="microqueue-end").start()
+            DaemonThread(leases.let_go, name="microqueue-end").start()
             raise
         settler = asyncio.create_task(self._settle_forever())
         # A task of its own: an answer that does not come must not hold up the end.
-        claimer = asyncio.create_task(self._claim_forever(sleeper, burst=burst))
+        claimer = asyncio.create_task(self._claim_forever(waiter, burst=burst))
         try:
             await self._await_stop(claimer)
         except asyncio.CancelledError:
@@ -123,11 +123,11 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             except asyncio.CancelledError:  # Once more: nothing is waited for.
                 claimer.cancel()
                 settler.cancel()
-                Background(upkeep.let_go, name="microqueue-end").start()
+                DaemonThread(leases.let_go, name="microqueue-end").start()
                 raise
         if claimer.done() and not claimer.cancelled():
             claimer.result()
-        return self._settling.handled
+        return self._settlement_writer.handled
 
     def stop(self, *, immediately: bool = False) -> None:
         """End :meth:`run`, as :meth:`Worker.stop` does: from any thread or a signal handler."""
@@ -141,10 +141,10 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             return
         self._told.set()
         self._changed.set()
-        if self._sleeper is not None:
-            self._sleeper.wake()
+        if self._waiter is not None:
+            self._waiter.wake()
 
-    def _from_thread(self, function: Any, held: Held) -> None:
+    def _from_thread(self, function: Any, held: InFlightTask) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(function, held)
 
@@ -157,13 +157,13 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         finally:
             told.cancel()
 
-    async def _claim_forever(self, sleeper: AsyncSleeper, *, burst: bool) -> None:
+    async def _claim_forever(self, waiter: AsyncWorkWaiter, *, burst: bool) -> None:
         def stopping() -> bool:
             return self._stopping
 
         async def do(step: Step) -> Any:
             if step.do is Do.SLEEP:
-                return await sleeper.sleep(step.seconds)
+                return await waiter.sleep(step.seconds)
             return await self._do(step)
 
         steps = self._claiming(
@@ -173,7 +173,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             await perform_async(steps, do)
         finally:
             self._hand_back_waiting()
-            sleeper.close()
+            waiter.close()
 
     async def _do(self, step: Step) -> Any:
         match step.do:
@@ -199,14 +199,14 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
 
     # Run
 
-    def _start(self, held: Sequence[Held]) -> None:
+    def _start(self, held: Sequence[InFlightTask]) -> None:
         self._waiting.extend(held)
         if self._stopping:
             self._hand_back_waiting()
         else:
             self._start_waiting()
 
-    def _withdraw(self, unwanted: Callable[[Held], bool]) -> list[Held]:
+    def _withdraw(self, unwanted: Callable[[InFlightTask], bool]) -> list[InFlightTask]:
         out, left = split(self._waiting, unwanted)
         self._waiting = deque(left)
         return out
@@ -229,7 +229,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         if self._has_room():
             self._changed.set()
 
-    async def _handle(self, held: Held) -> None:
+    async def _handle(self, held: InFlightTask) -> None:
         # Here and not when it was put on the loop, which others may have blocked meanwhile.
         if not self._may_start(held, self._settle_later):
             held.on_interrupt = None
@@ -238,66 +238,66 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         result: Any = None
         error: BaseException | None = None
         try:
-            handler, renew_by = self._begin_handling(held), self._upkeep.expect_renewal
+            handler, renew_by = self._begin_handling(held), self._leases.expect_renewal
             if handler.is_async:
                 result = await handler.call(
                     held.claimed.payload, lambda: AsyncContext(held, held.queue, renew_by)
                 )
             else:
-                twin = self._upkeep.twins[held.queue]
-                result = await call_in_thread(handler, held, twin, renew_by)
+                lease_queue = self._leases.lease_queues[held.queue]
+                result = await call_in_thread(handler, held, lease_queue, renew_by)
             if result is not None:
                 handler.check_ran(result)
         except BaseException as exc:  # noqa: BLE001 (whatever it is, the task must be settled)
             error = exc
         held.on_interrupt = None
         if isinstance(error, asyncio.CancelledError) and self._was_ended(held):
-            self._settle_later(self._judge.hand_back(held))
+            self._settle_later(self._completer.hand_back(held))
             self._in_flight.conclude(held, returned=True)
             return
-        self._settle_later(self._judge.ended(held, handler, result, error))
+        self._settle_later(self._completer.ended(held, handler, result, error))
 
-    def _was_ended(self, held: Held) -> bool:
+    def _was_ended(self, held: InFlightTask) -> bool:
         """Tell whether a handler was cancelled from outside, as all are when the loop ends."""
         running = asyncio.current_task()
         return running is not None and bool(running.cancelling()) and not held.cancelled
 
-    def _time_out(self, held: Held) -> None:
-        if self._judge.overtake(held):
-            finished, tell_hooks = self._judge.timed_out(held)
+    def _time_out(self, held: InFlightTask) -> None:
+        if self._completer.overtake(held):
+            finished, tell_hooks = self._completer.timed_out(held)
             self._settle_later(finished)
             tell_hooks()
 
-    def _lose(self, held: Held) -> None:
-        if self._judge.lose(held):
-            self._judge.tell_lost(held)
+    def _lose(self, held: InFlightTask) -> None:
+        if self._completer.lose(held):
+            self._completer.tell_lost(held)
 
     # Settle
 
-    def _settle_later(self, finished: Finished | None) -> None:
+    def _settle_later(self, finished: PendingSettlement | None) -> None:
         if finished is not None:
-            self._outbox.put(finished)
+            self._settlements.put(finished)
 
     async def _settle_forever(self) -> None:
-        while batch := await self._outbox.take():
+        while batch := await self._settlements.take():
             try:
-                await perform_async(self._settling.steps(batch), self._do)
+                await perform_async(self._settlement_writer.steps(batch), self._do)
             except asyncio.CancelledError:
-                self._outbox.put_back(batch)
+                self._settlements.put_back(batch)
                 raise
             if self._has_room():
                 self._changed.set()
 
-    def _new_outbox(self) -> AsyncOutbox:
+    def _new_settlement_buffer(self) -> AsyncSettlementBuffer:
         wait_sec = self.options.flush_interval.total_seconds()
-        return AsyncOutbox(wait_sec=wait_sec, limit=self.options.flush_limit)
+        return AsyncSettlementBuffer(wait_sec=wait_sec, limit=self.options.flush_limit)
 
     # End
 
     def _hand_back_waiting(self) -> None:
-        self._waiting.extend(self._caution.withdraw(lambda _held: True))
+        self._waiting.extend(self._isolation.withdraw(lambda _held: True))
         while self._waiting:
-            self._settle_later(self._judge.hand_back(self._waiting.popleft()))
+            self._settle_later(self._completer.hand_back(self._waiting.popleft()))
 
     async def _finish_running(self) -> None:
         """Hand back what has not started, let what runs finish, then hand back the rest."""
@@ -310,7 +310,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
             await asyncio.wait(running, timeout=CLOSING_WAIT_SEC)
         for held in self._in_flight.snapshot():
             if not held.concluded:
-                self._settle_later(self._judge.hand_back(held))
+                self._settle_later(self._completer.hand_back(held))
                 held.interrupt()
 
     async def _end(self, claimer: asyncio.Task[None], settler: asyncio.Task[None]) -> None:
@@ -318,23 +318,23 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         end_by = self._end_from(now_sec())
         claimed = await join_task(claimer, end_by)
         self._closing = True
-        self._outbox.close()
+        self._settlements.close()
         settled = await join_task(settler, end_by) and claimed
-        if settled and len(self._outbox):  # It was cancelled, as all is when the loop ends.
+        if settled and len(self._settlements):  # It was cancelled, as all is when the loop ends.
             settler = asyncio.create_task(self._settle_forever())
             settled = await join_task(settler, end_by)
-        upkeep, sleeper = self._upkeep, self._sleeper
+        leases, waiter = self._leases, self._waiter
 
         async def leave() -> None:
-            await run_in_thread(upkeep.stop)
+            await run_in_thread(leases.stop)
             if not len(self._in_flight):  # Else the sweeper takes back what is held.
                 await perform_async(self._leave(end_by), self._do)
 
         def close() -> None:
-            upkeep.stop()
-            if sleeper is not None:
-                sleeper.wait_closed()
-            upkeep.close()
+            leases.stop()
+            if waiter is not None:
+                waiter.wait_closed()
+            leases.close()
 
         left = False
         if not settled:
@@ -345,7 +345,7 @@ class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
         elif not (left := await join_task(asyncio.create_task(leave()), end_by)):
             logger.warning("the end of this worker could not be told: there is no answer")
         # A thread of its own: the loop may end before the server has answered.
-        closing = Background(close, name="microqueue-end")
+        closing = DaemonThread(close, name="microqueue-end")
         closing.start()
         if left:
             await run_in_thread(join_thread, closing, end_by)

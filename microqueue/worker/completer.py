@@ -21,21 +21,21 @@ from microqueue.task import Outcome, TaskError, TaskStatus
 from microqueue.worker.effects import Do, Step, Steps, run_on
 from microqueue.worker.handlers import Handler
 from microqueue.worker.hooks import HookList
-from microqueue.worker.in_flight import PAUSE_SEC, Held, InFlight, now_sec
-from microqueue.worker.log import Unstarted, logger, tell
+from microqueue.worker.in_flight import PAUSE_SEC, InFlight, InFlightTask, now_sec
+from microqueue.worker.log import UnstartedTasks, logger, tell
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outcomes import Fail, is_unexpected, plain_retry, settlement_for
-from microqueue.worker.prefetch import Pace
+from microqueue.worker.prefetch import PrefetchController
 
 
-class Finished(NamedTuple):
+class PendingSettlement(NamedTuple):
     """A task whose handler is through, and what becomes of it: plainly done, if nothing else."""
 
-    held: Held
+    held: InFlightTask
     settlement: Settlement | None = None
 
 
-class Outbox:
+class SettlementBuffer:
     """The settlements of many threads that wait for the next write of one.
 
     Not a ``SimpleQueue``: its ``get`` with a timeout so short that it has passed before the
@@ -45,12 +45,12 @@ class Outbox:
     def __init__(self, *, wait_sec: float, limit: int) -> None:
         self._wait_sec = wait_sec
         self._limit = limit if wait_sec else 1
-        self._items: deque[Finished] = deque()
+        self._items: deque[PendingSettlement] = deque()
         self._hungry = 0  # How many items the writer waits for; 0: it is not waiting.
         self._closed = False
         self._changed = threading.Condition()
 
-    def put(self, finished: Finished) -> None:
+    def put(self, finished: PendingSettlement) -> None:
         """Add a settlement; the writer is woken for the first, and when a batch is full."""
         self._items.append(finished)  # Safe without the lock, which the writer may hold long.
         if self._hungry and (self._hungry == 1 or len(self._items) >= self._limit):
@@ -63,7 +63,7 @@ class Outbox:
             self._closed = True
             self._changed.notify()
 
-    def take(self) -> list[Finished]:
+    def take(self) -> list[PendingSettlement]:
         """Wait for a settlement, and a moment longer for others; nothing at the end."""
         with self._changed:
             self._hungry = 1
@@ -79,13 +79,13 @@ class Outbox:
         return self._closed or len(self._items) >= self._limit
 
 
-class AsyncOutbox:
+class AsyncSettlementBuffer:
     """The same for coroutines of one loop."""
 
     def __init__(self, *, wait_sec: float, limit: int) -> None:
         self._wait_sec = wait_sec
         self._limit = limit if wait_sec else 1
-        self._items: deque[Finished] = deque()
+        self._items: deque[PendingSettlement] = deque()
         self._closed = False
         self._changed = asyncio.Event()  # There is something, or nothing more will come.
         self._due = asyncio.Event()  # A batch is full, or nothing more will come.
@@ -93,14 +93,14 @@ class AsyncOutbox:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, finished: Finished) -> None:
+    def put(self, finished: PendingSettlement) -> None:
         """Add a settlement."""
         self._items.append(finished)
         self._changed.set()
         if len(self._items) >= self._limit:
             self._due.set()
 
-    def put_back(self, batch: Sequence[Finished]) -> None:
+    def put_back(self, batch: Sequence[PendingSettlement]) -> None:
         """Take a batch back whose writing was cancelled; who writes it again does no harm."""
         self._items.extendleft(reversed(batch))
         self._changed.set()
@@ -111,7 +111,7 @@ class AsyncOutbox:
         self._changed.set()
         self._due.set()
 
-    async def take(self) -> list[Finished]:
+    async def take(self) -> list[PendingSettlement]:
         """Wait for a settlement, and a moment longer for others; nothing at the end."""
         while not self._items and not self._closed:
             self._changed.clear()
@@ -124,29 +124,29 @@ class AsyncOutbox:
         return [self._items.popleft() for _ in range(count)]
 
 
-class Judge:
+class Completer:
     """Says what becomes of each task, once: whoever is first to conclude it decides."""
 
     def __init__(
         self,
         options: WorkerOptions,
         *,
-        pace: Pace,
+        prefetch: PrefetchController,
         in_flight: InFlight,
         hooks: HookList,
-        unstarted: Unstarted,
+        unstarted: UnstartedTasks,
     ) -> None:
         self._keep_result = options.keep_result
-        self._pace = pace
+        self._prefetch_controller = prefetch
         self._in_flight = in_flight
         self._hooks = hooks
         self._unstarted = unstarted
         self._verbose = logger.isEnabledFor(logging.DEBUG)
 
     def ended(
-        self, held: Held, handler: Handler | None, result: Any, error: BaseException | None
-    ) -> Finished | None:
-        """Judge how a handler ended; nothing if somebody else has concluded the task.
+        self, held: InFlightTask, handler: Handler | None, result: Any, error: BaseException | None
+    ) -> PendingSettlement | None:
+        """Completer how a handler ended; nothing if somebody else has concluded the task.
 
         Whatever happens here, the worker goes on.
         """
@@ -160,10 +160,10 @@ class Judge:
             return None
 
     def _ended(
-        self, held: Held, handler: Handler | None, result: Any, error: BaseException | None
-    ) -> Finished | None:
+        self, held: InFlightTask, handler: Handler | None, result: Any, error: BaseException | None
+    ) -> PendingSettlement | None:
         took_sec = now_sec() - (held.started or now_sec())
-        self._pace.learn(took_sec)
+        self._prefetch_controller.learn(took_sec)
         if not self._in_flight.conclude(held, returned=True):
             tell(logging.INFO, held.task, "the late end of its handler is discarded")
             return None
@@ -179,21 +179,21 @@ class Judge:
             tell(logging.DEBUG, held.task, "done in %.3f s", took_sec)
         if self._hooks:
             self._hooks.call("on_success", held.task, took_sec=took_sec)
-        return Finished(held, settlement)
+        return PendingSettlement(held, settlement)
 
-    def overtake(self, held: Held) -> bool:
+    def overtake(self, held: InFlightTask) -> bool:
         """Tell a handler that it is too late; give whether it had not ended before."""
         first = self._in_flight.conclude(held)  # Before it is told, as it may end at once.
         held.interrupt()
         return first
 
-    def timed_out(self, held: Held) -> tuple[Finished, Callable[[], None]]:
+    def timed_out(self, held: InFlightTask) -> tuple[PendingSettlement, Callable[[], None]]:
         """Settle a task whose handler took too long, and was overtaken; give how hooks are told."""
         limit_sec = (held.deadline or 0.0) - (held.started or 0.0)
         error = TimeoutError(f"the handler took longer than {limit_sec:g} s")
         return self._failed(held, error, held.queue.clock.now(), limit_sec)
 
-    def lose(self, held: Held) -> bool:
+    def lose(self, held: InFlightTask) -> bool:
         """Let a task go that was taken away; the result of its handler will be discarded.
 
         Give whether that is news, and :meth:`tell_lost` is to be called.
@@ -203,7 +203,7 @@ class Judge:
         self._in_flight.remove([held])
         return True
 
-    def tell_lost(self, held: Held) -> None:
+    def tell_lost(self, held: InFlightTask) -> None:
         """Say that a task was taken away, and how."""
         if held.was_cancelled:
             tell(logging.INFO, held.task, "cancelled; its handler is told")
@@ -215,27 +215,29 @@ class Judge:
                 tell(logging.WARNING, held.task, "its lease is lost; its result is discarded")
             self._hooks.call("on_lease_lost", held.task)
 
-    def discard(self, held: Held) -> Finished | None:
+    def discard(self, held: InFlightTask) -> PendingSettlement | None:
         """Release a task that is not started because its lease has ended."""
         finished = self.hand_back(held)
         if finished is not None:
             self._unstarted.add(held)
         return finished
 
-    def hand_back(self, held: Held) -> Finished | None:
+    def hand_back(self, held: InFlightTask) -> PendingSettlement | None:
         """Give a task back unharmed, unless it ended by itself."""
         if not self._in_flight.conclude(held):
             return None
         self._hooks.call("on_release", held.task)
         now = held.queue.clock.now()
-        return Finished(held, settle.released(held.task, now, front=False))
+        return PendingSettlement(held, settle.released(held.task, now, front=False))
 
     def _failed(
-        self, held: Held, error: BaseException, now: datetime, took_sec: float
-    ) -> tuple[Finished, Callable[[], None]]:
+        self, held: InFlightTask, error: BaseException, now: datetime, took_sec: float
+    ) -> tuple[PendingSettlement, Callable[[], None]]:
         task, settings = held.task, held.queue.settings
         try:
-            settlement = settlement_for(task, error, held.judgement, now=now, settings=settings)
+            settlement = settlement_for(
+                task, error, held.exception_policy, now=now, settings=settings
+            )
         except Exception as exc:  # noqa: BLE001 (its class is the users' own)
             event = "task %s: %s is no whole outcome, and taken for an error: %r"
             logger.error(event, task.id, type(error).__name__, exc, exc_info=exc)
@@ -254,7 +256,7 @@ class Judge:
             )
         hook = "on_failure" if buried else "on_retry"
         tell_hooks = partial(self._hooks.call, hook, task, error, took_sec=took_sec)
-        return Finished(held, settlement), tell_hooks
+        return PendingSettlement(held, settlement), tell_hooks
 
 
 def unstorable(queue: Any, result: Any) -> Fail | None:
@@ -269,7 +271,7 @@ def unstorable(queue: Any, result: Any) -> Fail | None:
 UNSTORABLE = "unstorable"
 
 
-class Settling:
+class SettlementWriter:
     """Settles for a worker, and counts what it has handled, and handed back.
 
     ``try_until`` says how long a server that is away is waited for, after a stop.
@@ -279,7 +281,7 @@ class Settling:
         self,
         in_flight: InFlight,
         hooks: HookList,
-        unstarted: Unstarted,
+        unstarted: UnstartedTasks,
         *,
         try_until: Callable[[], float],
     ) -> None:
@@ -293,7 +295,7 @@ class Settling:
         """Count from nothing."""
         self.handled = self.handed_back = 0
 
-    def steps(self, batch: Sequence[Finished]) -> Steps[None]:
+    def steps(self, batch: Sequence[PendingSettlement]) -> Steps[None]:
         """Say what to do until every task of a batch is settled, or left to its lease."""
         for queue, group in by_queue(batch).items():
             try:
@@ -306,7 +308,7 @@ class Settling:
                 logger.exception(event, len(group))
                 self._in_flight.remove(held for held, _ in group)
 
-    def _write(self, queue: Any, batch: Sequence[Finished]) -> Steps[None]:
+    def _write(self, queue: Any, batch: Sequence[PendingSettlement]) -> Steps[None]:
         lease_ends = now_sec() + queue.settings.visibility_timeout.total_seconds()
         while True:
             lost: Sequence[LeaseLost] = ()
@@ -327,7 +329,7 @@ class Settling:
             self._account(batch, lost)
             return
 
-    def _account(self, batch: Sequence[Finished], lost: Sequence[LeaseLost]) -> None:
+    def _account(self, batch: Sequence[PendingSettlement], lost: Sequence[LeaseLost]) -> None:
         """Let a batch go, and tell of the leases that were lost."""
         if lost:
             by_id = {held.claimed.id: held for held, _ in batch}
@@ -347,17 +349,17 @@ class Settling:
         self._in_flight.remove(held for held, _ in batch)
 
 
-def by_queue(batch: Sequence[Finished]) -> dict[Any, list[Finished]]:
+def by_queue(batch: Sequence[PendingSettlement]) -> dict[Any, list[PendingSettlement]]:
     """Sort a batch by the queue that each task came from."""
-    groups: dict[Any, list[Finished]] = defaultdict(list)
+    groups: dict[Any, list[PendingSettlement]] = defaultdict(list)
     for finished in batch:
         groups[finished.held.queue].append(finished)
     return groups
 
 
 def storable(
-    batch: Sequence[Finished], error: InvalidArgument, now: datetime
-) -> list[list[Finished]]:
+    batch: Sequence[PendingSettlement], error: InvalidArgument, now: datetime
+) -> list[list[PendingSettlement]]:
     """Say what to write in place of a batch that MongoDB cannot store.
 
     One by one, so that one does not hold up the others; and for the one that it is, that its
@@ -370,10 +372,10 @@ def storable(
         return []
     message = f"its outcome could not be stored: {error}"
     reason = TaskError(message=message, code=UNSTORABLE, at=now)
-    return [[Finished(batch[0].held, settle.failed(now, reason))]]
+    return [[PendingSettlement(batch[0].held, settle.failed(now, reason))]]
 
 
-def commit(queue: Any, batch: Sequence[Finished]) -> Operation[list[LeaseLost]]:
+def commit(queue: Any, batch: Sequence[PendingSettlement]) -> Operation[list[LeaseLost]]:
     """Write a batch of one queue; give the leases that were lost."""
     now = yield from queue.begin()
     plain = [held.claimed for held, settlement in batch if settlement is None]

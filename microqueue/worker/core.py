@@ -13,18 +13,24 @@ from microqueue.core import QueueCore, worker_name
 from microqueue.errors import AlreadyRunning, InvalidArgument, MicroqueueError
 from microqueue.operations import workers
 from microqueue.task import Claimed, Lease
-from microqueue.worker.background import Background
-from microqueue.worker.completer import Finished, Judge, Settling
+from microqueue.worker.completer import Completer, PendingSettlement, SettlementWriter
 from microqueue.worker.effects import Steps, run_on
-from microqueue.worker.fetcher import Caution, Claiming, Sight, make_selection
+from microqueue.worker.fetcher import CrashIsolation, Fetcher, PollSummary, make_selection
 from microqueue.worker.handlers import Handler, SingleHandler, router_for, task_names
 from microqueue.worker.hooks import HookList, Hooks
-from microqueue.worker.in_flight import RENEWALS_PER_LEASE, Held, InFlight, lease_now, now_sec
-from microqueue.worker.lease_renewal import Registration, Upkeep, by_collection
-from microqueue.worker.log import Unstarted, logger
+from microqueue.worker.in_flight import (
+    RENEWALS_PER_LEASE,
+    InFlight,
+    InFlightTask,
+    lease_now,
+    now_sec,
+)
+from microqueue.worker.lease_renewal import LeaseService, Registration, by_collection
+from microqueue.worker.log import UnstartedTasks, logger
 from microqueue.worker.options import WorkerOptions
-from microqueue.worker.prefetch import Pace
+from microqueue.worker.prefetch import PrefetchController
 from microqueue.worker.shutdown import Stopping
+from microqueue.worker.threads import DaemonThread
 from microqueue.worker.waiting import await_server
 
 QueueT = TypeVar("QueueT", bound=QueueCore[Any])
@@ -33,7 +39,7 @@ QueueT = TypeVar("QueueT", bound=QueueCore[Any])
 class WorkerCore(Stopping, Generic[QueueT]):
     """A worker's queues, options and hooks, and what it holds."""
 
-    _upkeep: Upkeep  # Of the latest run.
+    _leases: LeaseService  # Of the latest run.
 
     def __init__(
         self,
@@ -62,23 +68,23 @@ class WorkerCore(Stopping, Generic[QueueT]):
         self._shortest_lease_sec = min(
             one.settings.visibility_timeout.total_seconds() for one in self._queues
         )
-        self._caution = Caution(self._in_flight, self.options.concurrency)
-        self._pace = Pace(
+        self._isolation = CrashIsolation(self._in_flight, self.options.concurrency)
+        self._prefetch_controller = PrefetchController(
             concurrency=self.options.concurrency,
             prefetch=self.options.prefetch,
             lease_sec=self._shortest_lease_sec,
         )
         self._selection = make_selection(self._queues, self.options.weights)
         self._timeout_sec = self.options.timeout.total_seconds() if self.options.timeout else None
-        self._unstarted = Unstarted()
-        self._judge = Judge(
+        self._unstarted = UnstartedTasks()
+        self._completer = Completer(
             self.options,
-            pace=self._pace,
+            prefetch=self._prefetch_controller,
             in_flight=self._in_flight,
             hooks=self._hooks,
             unstarted=self._unstarted,
         )
-        self._settling = Settling(
+        self._settlement_writer = SettlementWriter(
             self._in_flight,
             self._hooks,
             self._unstarted,
@@ -93,7 +99,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
         if not self._runs.acquire(blocking=False):
             raise AlreadyRunning(worker_id=self.worker_id)
         try:
-            self._settling.begin()
+            self._settlement_writer.begin()
             self._in_flight.begin()
             self._stop_by = inf
             queues = ", ".join(repr(one.name) for one in self._queues)
@@ -104,24 +110,27 @@ class WorkerCore(Stopping, Generic[QueueT]):
             yield
         finally:
             self._unstarted.log()
-            handled, handed_back = self._settling.handled, self._settling.handed_back
+            handled, handed_back = (
+                self._settlement_writer.handled,
+                self._settlement_writer.handed_back,
+            )
             event = "worker %s ends: %d handled, %d handed back"
             logger.info(event, self.worker_id, handled, handed_back)
             self._forget_stop()
             self._runs.release()
 
-    def _new_upkeep(
-        self, *, on_timeout: Callable[[Held], None], on_lost: Callable[[Held], None]
-    ) -> Upkeep:
+    def _new_lease_service(
+        self, *, on_timeout: Callable[[InFlightTask], None], on_lost: Callable[[InFlightTask], None]
+    ) -> LeaseService:
         """Make what looks after the tasks of one run."""
         registration = Registration(
             self.worker_id,
             self.options,
             self._in_flight,
-            handled=lambda: self._settling.handled,
+            handled=lambda: self._settlement_writer.handled,
             tasks=lambda: task_names(self._router),
         )
-        return Upkeep(
+        return LeaseService(
             self._queues,
             self._in_flight,
             registration,
@@ -130,7 +139,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
             on_looked=self._unstarted.log,
         )
 
-    def _register(self, upkeep: Upkeep, stopping: Callable[[], bool], *, burst: bool) -> bool:
+    def _register(self, leases: LeaseService, stopping: Callable[[], bool], *, burst: bool) -> bool:
         """Register this worker, as soon as MongoDB is there; return whether it is to begin.
 
         A burst is for what is there now: it waits for nothing.
@@ -139,42 +148,42 @@ class WorkerCore(Stopping, Generic[QueueT]):
         def abandon(*, succeeded: bool) -> None:
             try:
                 if succeeded:
-                    upkeep.unregister()
+                    leases.unregister()
             finally:
-                upkeep.close()
+                leases.close()
 
         try:
             if burst:
-                upkeep.register()
+                leases.register()
                 return True
             who = f"worker {self.worker_id}"
-            return await_server(upkeep.register, who=who, stopping=stopping, abandon=abandon)
+            return await_server(leases.register, who=who, stopping=stopping, abandon=abandon)
         except BaseException:
-            Background(upkeep.close, name="microqueue-end").start()
+            DaemonThread(leases.close, name="microqueue-end").start()
             raise
 
     def _claiming(
         self,
         stopping: Callable[[], bool],
-        start: Callable[[Sequence[Held]], None],
-        withdraw: Callable[[Callable[[Held], bool]], list[Held]],
-        settle_later: Callable[[Finished | None], None],
+        start: Callable[[Sequence[InFlightTask]], None],
+        withdraw: Callable[[Callable[[InFlightTask], bool]], list[InFlightTask]],
+        settle_later: Callable[[PendingSettlement | None], None],
         *,
         burst: bool,
     ) -> Steps[None]:
         """Give the steps by which this worker claims, starts what it claimed, or thinks better."""
 
-        def hand_back(unwanted: Callable[[Held], bool]) -> None:
-            for held in (*withdraw(unwanted), *self._caution.withdraw(unwanted)):
-                settle_later(self._judge.hand_back(held))
+        def hand_back(unwanted: Callable[[InFlightTask], bool]) -> None:
+            for held in (*withdraw(unwanted), *self._isolation.withdraw(unwanted)):
+                settle_later(self._completer.hand_back(held))
 
-        return Claiming(
+        return Fetcher(
             self._queues,
             self._selection,
             self.options,
-            pace=self._pace,
+            prefetch=self._prefetch_controller,
             in_flight=self._in_flight,
-            caution=self._caution,
+            isolation=self._isolation,
             claim=self._claim,
             look=self._look,
             start=start,
@@ -183,7 +192,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
             burst=burst,
         ).steps()
 
-    def _claim(self, queue: QueueT, limit: int) -> Steps[list[Held]]:
+    def _claim(self, queue: QueueT, limit: int) -> Steps[list[InFlightTask]]:
         """Claim up to ``limit`` tasks; give what there was, not started yet.
 
         What a claim took that ended in an error comes first: it is leased, and nobody else would
@@ -204,13 +213,13 @@ class WorkerCore(Stopping, Generic[QueueT]):
         uncertain.clear()
         return self._take_in(queue, claimed, asked_at)
 
-    def _look(self, opened: Sequence[QueueT]) -> Steps[Sight]:
+    def _look(self, opened: Sequence[QueueT]) -> Steps[PollSummary]:
         """Look at the queues that are open, as far as is known."""
         seen = []
         for group in by_collection(self._queues):
             names = [one.name for one in group if one in opened]
             seen.append(((yield from run_on(group[0], group[0].look(names))), group))
-        return Sight.of(seen)
+        return PollSummary.of(seen)
 
     def _leave(self, end_by: Callable[[], float]) -> Steps[None]:
         """Say that this worker ends; if it cannot, the sweeper finds out by the heartbeat.
@@ -227,19 +236,21 @@ class WorkerCore(Stopping, Generic[QueueT]):
             if now_sec() < end_by():  # Later nobody waits any more, and that was said.
                 logger.warning("the end of this worker could not be told: %s", exc)
 
-    def _take_in(self, queue: QueueT, claimed: Sequence[Claimed], claimed_at: float) -> list[Held]:
+    def _take_in(
+        self, queue: QueueT, claimed: Sequence[Claimed], claimed_at: float
+    ) -> list[InFlightTask]:
         """Take tasks in that were just claimed, and have their leases looked after."""
-        held = [Held(queue, one, claimed_at) for one in claimed]
+        held = [InFlightTask(queue, one, claimed_at) for one in claimed]
         self._in_flight.add(held)
         if held:
             for sample in {claimed[0], claimed[-1]}:  # All would take long, and these will do.
-                self._pace.weigh(sample.document, queue.collections.codec_options)
+                self._prefetch_controller.weigh(sample.document, queue.collections.codec_options)
             lease = claimed[0].lease
             self._claimed_last = lease.started_at if lease else None
             own = [one.own_timeout_sec for one in claimed if one.own_timeout_sec is not None]
             shortest_sec = min([self._shortest_lease_sec, *own])
             due = claimed_at + shortest_sec / RENEWALS_PER_LEASE
-            self._upkeep.expect_renewal(due - lease_now())
+            self._leases.expect_renewal(due - lease_now())
         return held
 
     def _tell_stopping(self) -> None:
@@ -248,7 +259,9 @@ class WorkerCore(Stopping, Generic[QueueT]):
         if running and (grace_sec := self._stop_by - now_sec()) > 0:
             logger.info("stopping: %d running, to end within %.3g s", running, grace_sec)
 
-    def _may_start(self, held: Held, settle_later: Callable[[Finished | None], None]) -> bool:
+    def _may_start(
+        self, held: InFlightTask, settle_later: Callable[[PendingSettlement | None], None]
+    ) -> bool:
         """Decide whether a handler starts that is about to; if its lease has ended, it does not.
 
         The task is released all the same: if nobody has reclaimed it, others get it at once, with
@@ -258,18 +271,18 @@ class WorkerCore(Stopping, Generic[QueueT]):
             return False
         if not held.lapsed:
             return True
-        settle_later(self._judge.discard(held))
+        settle_later(self._completer.discard(held))
         return False
 
-    def _begin_handling(self, held: Held) -> Handler:
+    def _begin_handling(self, held: InFlightTask) -> Handler:
         """Note the start of a handler, and find it."""
         started = held.started = now_sec()
         if self._hooks:
             self._hooks.call("on_start", held.task)
         handler = self._only_handler or self._router.handler_for(held.task)
-        held.judgement = handler.judgement
+        held.exception_policy = handler.exception_policy
         limit_sec = self._timeout_sec if handler.timeout_sec is None else handler.timeout_sec
         if limit_sec is not None:
             held.deadline = started + limit_sec
-            self._upkeep.expect_deadline(held.deadline)
+            self._leases.expect_deadline(held.deadline)
         return handler

@@ -15,9 +15,9 @@ from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations.poll import PollResult
 from microqueue.operations.workers import Care, care_for, fewest
 from microqueue.worker.effects import Do, Step, Steps, run_on
-from microqueue.worker.in_flight import PAUSE_SEC, Held, InFlight, now_sec, split
+from microqueue.worker.in_flight import PAUSE_SEC, InFlight, InFlightTask, now_sec, split
 from microqueue.worker.options import WorkerOptions
-from microqueue.worker.prefetch import Pace
+from microqueue.worker.prefetch import PrefetchController
 
 _random = random.Random()  # noqa: S311 (it only shares out)
 
@@ -92,7 +92,7 @@ def make_selection(queues: Iterable[Any], weights: Mapping[str, float] | None) -
     return Weighted(dict(weights))
 
 
-class Caution:
+class CrashIsolation:
     """Sets tasks aside that need care, and what was claimed behind them, until they may start.
 
     :mod:`microqueue.operations.workers` says what that is good for. Used by the thread, or
@@ -102,8 +102,8 @@ class Caution:
     def __init__(self, in_flight: InFlight, concurrency: int) -> None:
         self._in_flight = in_flight
         self._concurrency = concurrency
-        self._aside: deque[Held] = deque()
-        self._started: dict[Held, Care] = {}  # With care, and not settled yet.
+        self._aside: deque[InFlightTask] = deque()
+        self._started: dict[InFlightTask, Care] = {}  # With care, and not settled yet.
 
     def __bool__(self) -> bool:
         """Tell whether there is anything to be careful about."""
@@ -114,18 +114,18 @@ class Caution:
         """Tell whether anything is set aside."""
         return bool(self._aside)
 
-    def admit(self, claimed: Sequence[Held]) -> Sequence[Held]:
+    def admit(self, claimed: Sequence[InFlightTask]) -> Sequence[InFlightTask]:
         """Take in what was claimed; give what may start at once."""
         if not self and all(care_for(one.claimed.document) is Care.NONE for one in claimed):
             return claimed
         self._aside.extend(claimed)
         return self.proceed()
 
-    def proceed(self) -> list[Held]:
+    def proceed(self) -> list[InFlightTask]:
         """Give what may start now of what was set aside."""
         self._refresh()
         unsettled = len(self._in_flight) - len(self._aside)
-        starting: list[Held] = []
+        starting: list[InFlightTask] = []
         while self._aside:
             care = care_for(self._aside[0].claimed.document)
             if unsettled >= self._limit(care):
@@ -144,7 +144,7 @@ class Caution:
         limit = self._limit(care)
         return None if limit == inf else int(limit) + len(self._aside)
 
-    def withdraw(self, unwanted: Callable[[Held], bool]) -> list[Held]:
+    def withdraw(self, unwanted: Callable[[InFlightTask], bool]) -> list[InFlightTask]:
         """Take out, of what was set aside, what is not to be started any more."""
         out, left = split(self._aside, unwanted)
         self._aside = deque(left)
@@ -175,7 +175,7 @@ logger = logging.getLogger("microqueue.worker")
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class PollSummary:
     """What a look has shown: work that is ready, or due in some time, and queues that pause."""
 
     ready: bool
@@ -183,7 +183,7 @@ class Sight:
     paused: Sequence[Any]
 
     @classmethod
-    def of(cls, seen: Sequence[tuple[PollResult, Sequence[Any]]]) -> Sight:
+    def of(cls, seen: Sequence[tuple[PollResult, Sequence[Any]]]) -> PollSummary:
         """Take together what was seen in each collection, and the queues that are there."""
         return cls(
             ready=any(glance.ready for glance, _ in seen),
@@ -194,7 +194,7 @@ class Sight:
         )
 
 
-class Claiming:
+class Fetcher:
     """Claims for a worker until it stops, or, in a burst, until nothing is left."""
 
     def __init__(
@@ -203,22 +203,22 @@ class Claiming:
         selection: Selection,
         options: WorkerOptions,
         *,
-        pace: Pace,
+        prefetch: PrefetchController,
         in_flight: InFlight,
-        caution: Caution,
-        claim: Callable[[Any, int], Steps[Sequence[Held]]],
-        look: Callable[[Sequence[Any]], Steps[Sight]],
-        start: Callable[[Sequence[Held]], None],
-        hand_back: Callable[[Callable[[Held], bool]], None],
+        isolation: CrashIsolation,
+        claim: Callable[[Any, int], Steps[Sequence[InFlightTask]]],
+        look: Callable[[Sequence[Any]], Steps[PollSummary]],
+        start: Callable[[Sequence[InFlightTask]], None],
+        hand_back: Callable[[Callable[[InFlightTask], bool]], None],
         stopping: Callable[[], bool],
         burst: bool,
     ) -> None:
         self._queues = queues
         self._open = list(queues)
         self._selection = selection
-        self._pace = pace
+        self._prefetch_controller = prefetch
         self._in_flight = in_flight
-        self._caution = caution
+        self._isolation = isolation
         self._claim = claim
         self._look = look
         self._start = start
@@ -251,16 +251,16 @@ class Claiming:
 
     def _round(self) -> Steps[bool]:
         """Claim once, or wait once; give whether a burst is over."""
-        if self._caution:
-            self._start(self._caution.proceed())
+        if self._isolation:
+            self._start(self._isolation.proceed())
         held, unfinished = len(self._in_flight), self._in_flight.unfinished
         if self._burst and unfinished and not held:
             # Only handlers are left that go on after their time; the end waits for none of them.
             yield from self._look_around()
             if self._asleep:
                 return True
-        most = self._pace.most()
-        with_care = self._caution.most() if self._caution else None
+        most = self._prefetch_controller.most()
+        with_care = self._isolation.most() if self._isolation else None
         full = self._full(held, unfinished, most, with_care)
         if full is not None:
             if self._anything_waits() and now_sec() >= self._look_at:
@@ -283,7 +283,9 @@ class Claiming:
         """Say what to wait for, if there is no room for more."""
         # Room for a good part of a batch, or for an idle handler, is worth a claim.
         enough = max(most * 3 // 4, self._concurrency)
-        too_many = most + int(min(UNSETTLED_BATCHES * self._batch, self._pace.affordable))
+        too_many = most + int(
+            min(UNSETTLED_BATCHES * self._batch, self._prefetch_controller.affordable)
+        )
         if with_care is not None and held >= with_care:
             return self._await_room(unfinished + 1, with_care)
         if unfinished >= enough or held >= too_many:
@@ -311,7 +313,7 @@ class Claiming:
             limit = min(share, room) - claimed
             if limit > 0:
                 taken = yield from self._claim(queue, limit)
-                self._start(self._caution.admit(taken))
+                self._start(self._isolation.admit(taken))
                 claimed += len(taken)
             if claimed >= room or (claimed and share >= room):
                 break
@@ -333,7 +335,7 @@ class Claiming:
 
     def _anything_waits(self) -> bool:
         """Tell whether some of what is held has not started."""
-        return self._in_flight.unfinished > self._concurrency or self._caution.waiting
+        return self._in_flight.unfinished > self._concurrency or self._isolation.waiting
 
     def _look_around(self, *, full: bool = False) -> Steps[None]:
         """Find out what is ready, due and paused; make ready what is due.
@@ -341,23 +343,23 @@ class Claiming:
         A worker that is ``full`` wants to know, too: what is due may be more urgent than all that
         is ready, and nobody else may be there to put it into the line.
         """
-        sight = yield from self._look(self._open)
-        resumed = self._note_pauses(sight.paused)
-        self._asleep = not (sight.ready or resumed or full)
+        polled = yield from self._look(self._open)
+        resumed = self._note_pauses(polled.paused)
+        self._asleep = not (polled.ready or resumed or full)
         self._quiet = self._quiet and self._asleep
         self._looked_at = now_sec()
         # Whoever claims, or waits for a queue to go on, knows of pauses within a second.
-        calm = self._asleep and not sight.paused and not self._anything_waits()
+        calm = self._asleep and not polled.paused and not self._anything_waits()
         wait_sec = self._poll_sec if calm else min(self._poll_sec, STALE_SEC)
         wait_sec *= _random.uniform(*JITTER)
-        self._give_back(sight.paused)
-        if sight.due_sec is not None and sight.due_sec <= 0 and self._open:
+        self._give_back(polled.paused)
+        if polled.due_sec is not None and polled.due_sec <= 0 and self._open:
             for queue in self._open:
                 yield from run_on(queue, queue.promote_due())
             self._asleep = False
             wait_sec = SOON_SEC  # There may be more than one batch.
-        elif sight.due_sec is not None:
-            wait_sec = min(wait_sec, max(sight.due_sec, SOON_SEC))
+        elif polled.due_sec is not None:
+            wait_sec = min(wait_sec, max(polled.due_sec, SOON_SEC))
         self._look_at = self._looked_at + wait_sec
 
     def _note_pauses(self, paused: Sequence[Any]) -> bool:
@@ -374,7 +376,7 @@ class Claiming:
 
     def _give_back(self, paused: Sequence[Any]) -> None:
         """Hand back what waits in vain: in a queue that pauses, or for handlers that are busy."""
-        self._pace.busy = sum(
+        self._prefetch_controller.busy = sum(
             one.running_sec > one.longest_wait_sec for one in self._in_flight.snapshot()
         )
         if self._anything_waits():

@@ -17,14 +17,14 @@ from microqueue.durations import Duration
 from microqueue.errors import InvalidArgument
 from microqueue.operations.settle import storable_text
 from microqueue.task import Progress, Task
-from microqueue.worker.in_flight import Held, lease_now
-from microqueue.worker.outcomes import Fail, Judgement, Retry
+from microqueue.worker.in_flight import InFlightTask, lease_now
+from microqueue.worker.outcomes import ExceptionPolicy, Fail, Retry
 
 
 class _Context:
     """The task, and whether its result is still wanted."""
 
-    def __init__(self, held: Held, queue: Any, expect: Callable[[float], None]) -> None:
+    def __init__(self, held: InFlightTask, queue: Any, expect: Callable[[float], None]) -> None:
         self._held = held
         self._queue = queue
         self._expect = expect
@@ -97,7 +97,7 @@ class Handler:
     name: str = "the handler"
     timeout_sec: float | None = None
     keep_result: bool = False
-    judgement: Judgement = field(default_factory=Judgement)
+    exception_policy: ExceptionPolicy = field(default_factory=ExceptionPolicy)
 
     def call(self, payload: Any, make_context: Callable[[], Any]) -> Any:
         """Call the function with the payload, and with its context if it asks for it."""

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from microqueue.task import Task
-from microqueue.worker.background import Background
+from microqueue.worker.threads import DaemonThread
 
 LEASE_LOST = "lease_lost"
 """What hooks call the end of a delivery that has no outcome: the lease went to another."""
@@ -71,7 +71,7 @@ class HookList:
                 logger.exception("hook %s.%s failed", type(hook).__name__, name)
 
 
-class Teller:
+class HookDispatcher:
     """Does one thing after the other that may take long, because it calls code of users.
 
     The threads of leases and deadlines leave that to it: a slow hook must not hold them up.
@@ -79,7 +79,7 @@ class Teller:
 
     def __init__(self) -> None:
         self._things: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.thread = Background(self._run, name="microqueue-hooks")
+        self.thread = DaemonThread(self._run, name="microqueue-hooks")
 
     def put(self, thing: Callable[[], None]) -> None:
         """Do this, after what was put before."""

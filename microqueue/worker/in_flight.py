@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from microqueue.task import Claimed, Progress, Task
-from microqueue.worker.outcomes import Judgement
-from microqueue.worker.prefetch import Pace
+from microqueue.worker.outcomes import ExceptionPolicy
+from microqueue.worker.prefetch import PrefetchController
 
 RENEWALS_PER_LEASE = 3
 PAUSE_SEC = 1.0  # Between two tries while the server is away.
@@ -49,7 +49,7 @@ def lease_now() -> float:
     return lease_clock()
 
 
-class Held:
+class InFlightTask:
     """One task in this worker's hands.
 
     ``claimed_at``, ``renewed`` and ``leased_at`` are readings of :func:`lease_now`, each taken
@@ -60,7 +60,7 @@ class Held:
     # Defaults of the class: most tasks never have one of their own, and many are made.
     started: float | None = None
     deadline: float | None = None
-    judgement = Judgement()
+    exception_policy = ExceptionPolicy()
     concluded = False
     cancelled = False
     was_cancelled = False
@@ -121,7 +121,7 @@ class Held:
         Not of its own: it would be given back again and again, and overtaken by the others.
         """
         queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
-        return queue_sec * Pace.FRACTION
+        return queue_sec * PrefetchController.FRACTION
 
     def take_progress(self) -> Progress | None:
         """Give what the handler last said of its progress, if that is news."""
@@ -158,10 +158,12 @@ class Held:
             self.renewed = self.leased_at = at
 
 
-def split(held: Iterable[Held], test: Callable[[Held], bool]) -> tuple[list[Held], list[Held]]:
+def split(
+    held: Iterable[InFlightTask], test: Callable[[InFlightTask], bool]
+) -> tuple[list[InFlightTask], list[InFlightTask]]:
     """Part tasks into those that pass a test and the others, asking once, as time goes on."""
-    passed: list[Held] = []
-    others: list[Held] = []
+    passed: list[InFlightTask] = []
+    others: list[InFlightTask] = []
     for one in held:
         (passed if test(one) else others).append(one)
     return passed, others
@@ -179,8 +181,8 @@ class InFlight:
     def __init__(self) -> None:
         # In the order of their claims. Not by id: a task may come back, under another token,
         # while a handler still has it.
-        self._held: dict[Held, None] = {}
-        self._unfinished: set[Held] = set()
+        self._held: dict[InFlightTask, None] = {}
+        self._unfinished: set[InFlightTask] = set()
         self._changed = threading.Condition()
         self._wanted = 0  # How few somebody waits for; 0: nobody waits.
 
@@ -198,13 +200,13 @@ class InFlight:
             self._held.clear()
             self._unfinished.clear()
 
-    def add(self, held: Sequence[Held]) -> None:
+    def add(self, held: Sequence[InFlightTask]) -> None:
         """Take tasks in that were just claimed."""
         with self._changed:
             self._held.update(dict.fromkeys(held))
             self._unfinished.update(held)
 
-    def conclude(self, held: Held, *, returned: bool = False) -> bool:
+    def conclude(self, held: InFlightTask, *, returned: bool = False) -> bool:
         """Claim the right to say how a task ended; only the first caller has it.
 
         The handler, its timeout, a lost lease and the end of the worker may all want it.
@@ -218,18 +220,18 @@ class InFlight:
                     self._changed.notify_all()
             return first
 
-    def remove(self, held: Iterable[Held]) -> None:
+    def remove(self, held: Iterable[InFlightTask]) -> None:
         """Let tasks go that are settled, and wake who waits for room."""
         with self._changed:
             for one in held:
                 self._held.pop(one, None)
             self._changed.notify_all()
 
-    def holds(self, held: Held) -> bool:
+    def holds(self, held: InFlightTask) -> bool:
         """Tell whether a task is still in hand: its settlement is not written yet."""
         return held in self._held
 
-    def snapshot(self) -> list[Held]:
+    def snapshot(self) -> list[InFlightTask]:
         """Give everything held at this moment."""
         with self._changed:
             return list(self._held)

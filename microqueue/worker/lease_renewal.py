@@ -26,11 +26,11 @@ from microqueue.operations.workers import MOST_NAMES
 from microqueue.queue import Queue
 from microqueue.reports import WorkerInfo
 from microqueue.task import Progress
-from microqueue.worker.in_flight import Held, InFlight, lease_now, now_sec, split
+from microqueue.worker.in_flight import InFlight, InFlightTask, lease_now, now_sec, split
 from microqueue.worker.options import WorkerOptions
 
 
-class Watcher:
+class DueThread:
     """Looks, and sleeps until something is due; for good, if nothing is."""
 
     def __init__(self, name: str) -> None:
@@ -73,10 +73,10 @@ class Watcher:
 logger = logging.getLogger("microqueue.worker")
 
 
-class Deadlines(Watcher):
+class TimeoutMonitor(DueThread):
     """Watches the time of what runs."""
 
-    def __init__(self, in_flight: InFlight, on_timeout: Callable[[Held], None]) -> None:
+    def __init__(self, in_flight: InFlight, on_timeout: Callable[[InFlightTask], None]) -> None:
         super().__init__("microqueue-deadlines")
         self._in_flight = in_flight
         self._on_timeout = on_timeout
@@ -108,7 +108,7 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def blocking_twin(
+def open_lease_queue(
     queue: QueueCore[Any], *, heartbeat_sec: float = math.inf
 ) -> Iterator[Queue[Any]]:
     """Give a blocking queue on the same collection.
@@ -165,13 +165,13 @@ class Registration:
         self._started_at: datetime | None = None
         self.heartbeat_sec = options.heartbeat.total_seconds()
 
-    def beat(self, twins: Mapping[Any, Queue[Any]]) -> None:
+    def beat(self, lease_queues: Mapping[Any, Queue[Any]]) -> None:
         """Say it for these queues, each by the blocking one that stands for it."""
         held = self._in_flight.snapshot()
         names = self._tasks()
         registered = None if names is None else sorted(names)[:MOST_NAMES]
-        for group in by_collection(twins):
-            first = twins[group[0]]
+        for group in by_collection(lease_queues):
+            first = lease_queues[group[0]]
             now = first.now()
             self._started_at = self._started_at or now
             info = WorkerInfo(
@@ -191,10 +191,10 @@ class Registration:
             )
             first.run(workers.beat(info))
 
-    def leave(self, twins: Mapping[Any, Queue[Any]]) -> None:
+    def leave(self, lease_queues: Mapping[Any, Queue[Any]]) -> None:
         """Say for these queues that it has ended, and holds nothing."""
-        for group in by_collection(twins):
-            first = twins[group[0]]
+        for group in by_collection(lease_queues):
+            first = lease_queues[group[0]]
             first.run(workers.leave(self._worker_id, first.collections.name))
 
 
@@ -214,25 +214,25 @@ LOOK_EVERY_SEC = 1.0
 MOST_WAITING = 1000
 
 
-class LeaseKeeper(Watcher):
+class LeaseRenewer(DueThread):
     """Renews the leases in flight, beats, and speaks up when a task was taken away.
 
-    ``twins`` are the queues that it looks after, each with the blocking one that stands for it.
+    ``lease_queues`` has, for each queue, the blocking one on the dedicated client.
     ``on_looked`` is called after each look, at least once a second.
     """
 
     def __init__(
         self,
         in_flight: InFlight,
-        twins: Mapping[Any, Queue[Any]],
+        lease_queues: Mapping[Any, Queue[Any]],
         registration: Registration,
         *,
-        on_lost: Callable[[Held], None],
+        on_lost: Callable[[InFlightTask], None],
         on_looked: Callable[[], None],
     ) -> None:
         super().__init__("microqueue-leases")
         self._in_flight = in_flight
-        self._twins = twins
+        self._twins = lease_queues
         self._registration = registration
         self._on_lost = on_lost
         self._on_looked = on_looked
@@ -265,7 +265,7 @@ class LeaseKeeper(Watcher):
             self._troubled = True
             logger.exception("leases or heartbeat could not be renewed")
 
-    def _pause_sec(self, held: list[Held]) -> float:
+    def _pause_sec(self, held: list[InFlightTask]) -> float:
         if self._troubled:
             return LONGEST_PAUSE_SEC
         now, leased_now = now_sec(), lease_now()
@@ -275,18 +275,18 @@ class LeaseKeeper(Watcher):
             pauses.append(self._look_due - now)
         return min(max(min(pauses), SHORTEST_PAUSE_SEC), LONGEST_PAUSE_SEC)
 
-    def _say_alive(self, _held: list[Held]) -> None:
+    def _say_alive(self, _held: list[InFlightTask]) -> None:
         if self._beat_due <= now_sec():
             self._beat_due = now_sec() + self._registration.heartbeat_sec
             self._registration.beat(self._twins)
 
-    def _renew(self, held: list[Held]) -> None:
+    def _renew(self, held: list[InFlightTask]) -> None:
         due = [one for one in held if one.renewal_due <= lease_now()]
         for queue, blocking, group in self._by_queue(due):
             with self._undisturbed():
                 self._renew_group(queue, blocking, group)
 
-    def _renew_group(self, queue: Any, blocking: Queue[Any], group: list[Held]) -> None:
+    def _renew_group(self, queue: Any, blocking: Queue[Any], group: list[InFlightTask]) -> None:
         started = lease_now()
         lost = blocking.run(
             renew(
@@ -306,7 +306,7 @@ class LeaseKeeper(Watcher):
         if gone:
             self._tell_taken(blocking, gone)
 
-    def _look_after(self, held: list[Held]) -> None:
+    def _look_after(self, held: list[InFlightTask]) -> None:
         """Store progress, and find out which tasks were cancelled or reclaimed.
 
         Those that take longer than a moment; of those that wait, the next ones to start.
@@ -327,7 +327,7 @@ class LeaseKeeper(Watcher):
             with self._undisturbed():
                 self._tell_taken(blocking, group)
 
-    def _tell_taken(self, blocking: Queue[Any], held: list[Held]) -> None:
+    def _tell_taken(self, blocking: Queue[Any], held: list[InFlightTask]) -> None:
         """Find out which were taken away, and how; what was settled meanwhile is gone, not lost."""
         taken = blocking.run(find_taken([one.claimed for one in held]))
         for one, how in zip(held, taken, strict=True):
@@ -335,19 +335,21 @@ class LeaseKeeper(Watcher):
                 one.was_cancelled = how is Taken.CANCELLED
                 self._on_lost(one)
 
-    def _by_queue(self, held: Iterable[Held]) -> Iterator[tuple[Any, Queue[Any], list[Held]]]:
-        groups: dict[Any, list[Held]] = defaultdict(list)
+    def _by_queue(
+        self, held: Iterable[InFlightTask]
+    ) -> Iterator[tuple[Any, Queue[Any], list[InFlightTask]]]:
+        groups: dict[Any, list[InFlightTask]] = defaultdict(list)
         for one in held:
             groups[one.queue].append(one)
         for queue, group in groups.items():
             yield queue, self._twins[queue], group
 
 
-class Upkeep:
+class LeaseService:
     """Looks after what a worker holds.
 
-    ``twins`` has a blocking queue for each of the worker's own, with connections of its own. There
-    is a keeper for each client, so that a server that does not answer delays no lease on another.
+    ``lease_queues`` has a blocking queue, on a dedicated client, for each of the worker's queues.
+    Each client has its own renewer, so a server that does not answer delays no lease on another.
     """
 
     def __init__(
@@ -356,26 +358,26 @@ class Upkeep:
         in_flight: InFlight,
         registration: Registration,
         *,
-        on_timeout: Callable[[Held], None],
-        on_lost: Callable[[Held], None],
+        on_timeout: Callable[[InFlightTask], None],
+        on_lost: Callable[[InFlightTask], None],
         on_looked: Callable[[], None],
     ) -> None:
         self._registration = registration
         with ExitStack() as opened:
             beat_sec = registration.heartbeat_sec
-            self.twins = {
-                queue: opened.enter_context(blocking_twin(queue, heartbeat_sec=beat_sec))
+            self.lease_queues = {
+                queue: opened.enter_context(open_lease_queue(queue, heartbeat_sec=beat_sec))
                 for queue in queues
             }
             self._opened = opened.pop_all()
-        self._deadlines = Deadlines(in_flight, on_timeout)
+        self._deadlines = TimeoutMonitor(in_flight, on_timeout)
         by_client: dict[int, list[QueueCore[Any]]] = {}
         for queue in queues:
             by_client.setdefault(id(queue.collections.client), []).append(queue)
         self._keepers = [
-            LeaseKeeper(
+            LeaseRenewer(
                 in_flight,
-                {queue: self.twins[queue] for queue in group},
+                {queue: self.lease_queues[queue] for queue in group},
                 registration,
                 on_lost=on_lost,
                 on_looked=on_looked,
@@ -385,11 +387,11 @@ class Upkeep:
 
     def register(self) -> None:
         """Say that the worker lives. Before its first claim: its death may come soon."""
-        self._registration.beat(self.twins)
+        self._registration.beat(self.lease_queues)
 
     def unregister(self) -> None:
         """Take the worker off the list: it ends before its first claim."""
-        self._registration.leave(self.twins)
+        self._registration.leave(self.lease_queues)
 
     def start(self) -> None:
         """Begin to look after what is held."""

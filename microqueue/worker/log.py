@@ -12,7 +12,7 @@ from microqueue.task import Task
 logger = logging.getLogger("microqueue.worker")
 
 
-class Unstarted:
+class UnstartedTasks:
     """Counts tasks that waited here until their leases were over, for one log line about all.
 
     A worker that was stopped and continued has hundreds of them at once.

@@ -51,7 +51,7 @@ class Snooze(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ExceptionPolicy:
     """Which exceptions of a handler are worth another attempt.
 
     ``fatal`` ones bury the task at once; if ``retryable`` is given, all others do too.
@@ -75,7 +75,7 @@ def is_unexpected(error: BaseException) -> bool:
 def settlement_for(
     task: Task[Any],
     error: BaseException,
-    judgement: Judgement,
+    exception_policy: ExceptionPolicy,
     *,
     now: datetime,
     settings: QueueSettings,
@@ -91,7 +91,7 @@ def settlement_for(
         given = error.delay
     else:
         described = settle.describe_error(error, None, now, otherwise="failed")
-        if judgement.is_fatal(error):
+        if exception_policy.is_fatal(error):
             return settle.failed(now, described)
         given = None
     delay_sec = _backoff_sec(task, settings) if given is None else given.total_seconds()

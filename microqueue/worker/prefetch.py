@@ -10,7 +10,7 @@ import bson
 from bson.codec_options import CodecOptions
 
 
-class Pace:
+class PrefetchController:
     """How many tasks to hold: enough to keep handlers busy, few enough to start them in time.
 
     What is claimed must start within a fraction of its lease, and within about a second, judged

@@ -37,7 +37,7 @@ from microqueue.payload import PayloadCodec
 from microqueue.queue import Queue
 from microqueue.task import NAME_HEADER, Task, TaskId
 from microqueue.worker.handlers import CONTEXT, AsyncContext, Context, Handler, unknown_task
-from microqueue.worker.outcomes import Fail, Judgement
+from microqueue.worker.outcomes import ExceptionPolicy, Fail
 
 
 class RunOptions(Model):
@@ -154,7 +154,7 @@ def make_task_handler(
         name=function.__name__,
         timeout_sec=running.timeout.total_seconds() if running.timeout else None,
         keep_result=running.keep_result,
-        judgement=Judgement(fatal=running.fatal, retryable=running.retryable),
+        exception_policy=ExceptionPolicy(fatal=running.fatal, retryable=running.retryable),
     )
 
 

@@ -15,15 +15,15 @@ from microqueue.drivers import change_stream, mongomock
 from microqueue.drivers.change_stream import Listener
 from microqueue.errors import ServerUnavailable
 from microqueue.queue import Queue
-from microqueue.worker.background import Background, run_in_thread
 from microqueue.worker.shutdown import ENDING_SEC, SIGNAL_WAIT_SEC
+from microqueue.worker.threads import DaemonThread, run_in_thread
 
 
-class _Sleeper:
+class _WorkWaiter:
     """Joins the listener of each collection while it sleeps, on the blocking queues."""
 
-    def __init__(self, twins: Mapping[Any, Queue[Any]]) -> None:
-        queues = list(twins.values())
+    def __init__(self, lease_queues: Mapping[Any, Queue[Any]]) -> None:
+        queues = list(lease_queues.values())
         self._in_memory = queues[0].collections.in_memory
         self._opened: list[tuple[Any, Listener]] = []
         self._listeners: dict[Listener, list[str]] = {}
@@ -54,11 +54,11 @@ class _Sleeper:
             found.part(wake)
 
 
-class SyncSleeper(_Sleeper):
+class WorkWaiter(_WorkWaiter):
     """For threads."""
 
-    def __init__(self, twins: Mapping[Any, Queue[Any]]) -> None:
-        super().__init__(twins)
+    def __init__(self, lease_queues: Mapping[Any, Queue[Any]]) -> None:
+        super().__init__(lease_queues)
         self._news = threading.Event()
 
     def __enter__(self) -> Self:
@@ -87,17 +87,17 @@ class SyncSleeper(_Sleeper):
         return news
 
 
-class AsyncSleeper(_Sleeper):
+class AsyncWorkWaiter(_WorkWaiter):
     """For coroutines; the listener has a thread of its own."""
 
-    def __init__(self, twins: Mapping[Any, Queue[Any]]) -> None:
-        super().__init__(twins)
+    def __init__(self, lease_queues: Mapping[Any, Queue[Any]]) -> None:
+        super().__init__(lease_queues)
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
         """Leave the listener, beside the loop."""
-        closing = Background(self._leave, name="microqueue-end")
+        closing = DaemonThread(self._leave, name="microqueue-end")
         closing.start()
         self._ending.append(closing)
 
@@ -166,7 +166,7 @@ def await_server(
     """
     waited = False
     for pause_sec in pauses():
-        trial = Background(attempt, name="microqueue-start")
+        trial = DaemonThread(attempt, name="microqueue-start")
         trial.start()
         while trial.is_alive() and not stopping():
             trial.join(SIGNAL_WAIT_SEC)
@@ -198,10 +198,10 @@ def _sleep(seconds: float, stopping: Callable[[], bool]) -> None:
         time.sleep(min(rest_sec, SIGNAL_WAIT_SEC))
 
 
-def _abandon(trial: Background, abandon: Callable[..., object] | None) -> None:
+def _abandon(trial: DaemonThread, abandon: Callable[..., object] | None) -> None:
     def end() -> None:
         trial.join(ENDING_SEC)
         if abandon is not None:
             abandon(succeeded=not trial.is_alive() and trial.error is None)
 
-    Background(end, name="microqueue-end").start()
+    DaemonThread(end, name="microqueue-end").start()

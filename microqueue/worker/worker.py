@@ -1,4 +1,4 @@
-"""The line of claimed tasks that wait for a free handler thread."""
+"""The buffer of claimed tasks that wait for a free handler thread."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any
 
 from microqueue.errors import InvalidArgument
 from microqueue.queue import Queue
-from microqueue.worker.background import Background
-from microqueue.worker.completer import Finished, Outbox
+from microqueue.worker.completer import PendingSettlement, SettlementBuffer
 from microqueue.worker.core import WorkerCore
 from microqueue.worker.effects import Do, Step, perform
 from microqueue.worker.handlers import Context, Handler
-from microqueue.worker.hooks import Hooks, Teller
-from microqueue.worker.in_flight import Held, now_sec, split
+from microqueue.worker.hooks import HookDispatcher, Hooks
+from microqueue.worker.in_flight import InFlightTask, now_sec, split
 from microqueue.worker.shutdown import CLOSING_WAIT_SEC, SIGNAL_WAIT_SEC, join_thread
-from microqueue.worker.waiting import SyncSleeper
+from microqueue.worker.threads import DaemonThread
+from microqueue.worker.waiting import WorkWaiter
 
 
-class Line:
+class TaskBuffer:
     """First come, first served; threads wait here only when there is nothing to take."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Held] = deque()
+        self._waiting: deque[InFlightTask] = deque()
         self._changed = threading.Condition()
         self._idle = 0
         self._closed = False
@@ -40,7 +40,7 @@ class Line:
         """Whether the worker ends."""
         return self._closed
 
-    def extend(self, held: Iterable[Held]) -> bool:
+    def extend(self, held: Iterable[InFlightTask]) -> bool:
         """Add tasks, and wake as many threads as can have one; give whether it was open."""
         with self._changed:
             if self._closed:
@@ -50,8 +50,8 @@ class Line:
                 self._changed.notify(len(self._waiting))
             return True
 
-    def take(self) -> Held | None:
-        """Wait for a task; nothing once the line is closed and empty."""
+    def take(self) -> InFlightTask | None:
+        """Wait for a task; nothing once the buffer is closed and empty."""
         while True:
             try:
                 return self._waiting.popleft()  # Most often there is one, and no lock is needed.
@@ -65,7 +65,7 @@ class Line:
                     self._changed.wait()
                     self._idle -= 1
 
-    def withdraw(self, unwanted: Callable[[Held], bool]) -> list[Held]:
+    def withdraw(self, unwanted: Callable[[InFlightTask], bool]) -> list[InFlightTask]:
         """Take out what is not to be started any more, and nobody has taken yet."""
         with self._changed:
             # Who finds nothing in between waits for the lock.
@@ -73,7 +73,7 @@ class Line:
             self._waiting.extend(left)
             return out
 
-    def close(self) -> list[Held]:
+    def close(self) -> list[InFlightTask]:
         """Let the threads go, and give what nobody has taken."""
         with self._changed:
             left = self._take_all()
@@ -81,7 +81,7 @@ class Line:
             self._changed.notify_all()
             return left
 
-    def _take_all(self) -> list[Held]:
+    def _take_all(self) -> list[InFlightTask]:
         left = []
         while self._waiting:
             try:
@@ -117,10 +117,10 @@ class Worker(WorkerCore[Queue[Any]]):
                 argument="handler",
                 value=handler,
             )
-        self._line = Line()
-        self._outbox = self._new_outbox()
-        self._teller = Teller()
-        self._sleeper: SyncSleeper | None = None
+        self._buffer = TaskBuffer()
+        self._settlements = self._new_settlement_buffer()
+        self._hook_dispatcher = HookDispatcher()
+        self._waiter: WorkWaiter | None = None
         self._pid = os.getpid()
 
     def run(self, *, burst: bool = False) -> int:
@@ -133,28 +133,34 @@ class Worker(WorkerCore[Queue[Any]]):
 
     def _run(self, *, burst: bool) -> int:
         self._pid = os.getpid()
-        self._line, self._outbox, self._teller = Line(), self._new_outbox(), Teller()
-        self._sleeper = None
-        self._upkeep = self._new_upkeep(on_timeout=self._time_out, on_lost=self._lose)
+        self._buffer, self._settlements, self._hook_dispatcher = (
+            TaskBuffer(),
+            self._new_settlement_buffer(),
+            HookDispatcher(),
+        )
+        self._waiter = None
+        self._leases = self._new_lease_service(on_timeout=self._time_out, on_lost=self._lose)
         # Daemons: a handler that never returns, or a server that never answers, must not keep
         # the process alive, nor hold up the end.
-        claimer = Background(
-            partial(self._claim_forever, self._line, burst=burst), name="microqueue-claims"
+        claimer = DaemonThread(
+            partial(self._claim_forever, self._buffer, burst=burst), name="microqueue-claims"
         )
-        settler = Background(partial(self._settle_forever, self._outbox), name="microqueue-settler")
+        settler = DaemonThread(
+            partial(self._settle_forever, self._settlements), name="microqueue-settler"
+        )
         handlers = [
-            Background(
-                partial(self._handle_forever, self._line, copy_context()), name=f"microqueue-{n}"
+            DaemonThread(
+                partial(self._handle_forever, self._buffer, copy_context()), name=f"microqueue-{n}"
             )
             for n in range(self.options.concurrency)
         ]
-        if not self._register(self._upkeep, lambda: self._stopping, burst=burst):
+        if not self._register(self._leases, lambda: self._stopping, burst=burst):
             return 0
         ended = False
         try:
             try:
-                self._upkeep.start()
-                for thread in (self._teller.thread, settler, *handlers, claimer):
+                self._leases.start()
+                for thread in (self._hook_dispatcher.thread, settler, *handlers, claimer):
                     thread.start()
                 while claimer.is_alive() and not self._stopping:
                     claimer.join(SIGNAL_WAIT_SEC)
@@ -169,7 +175,7 @@ class Worker(WorkerCore[Queue[Any]]):
             raise
         if claimer.error is not None:
             raise claimer.error
-        return self._settling.handled
+        return self._settlement_writer.handled
 
     def stop(self, *, immediately: bool = False) -> None:
         """End :meth:`run`, from any thread or a signal handler.
@@ -182,28 +188,28 @@ class Worker(WorkerCore[Queue[Any]]):
 
     # Claim
 
-    def _claim_forever(self, line: Line, *, burst: bool) -> None:
-        sleeper = self._sleeper = SyncSleeper(self._upkeep.twins)
+    def _claim_forever(self, buffer: TaskBuffer, *, burst: bool) -> None:
+        waiter = self._waiter = WorkWaiter(self._leases.lease_queues)
 
         def stopping() -> bool:
-            return self._stopping or line.closed  # Closed for good, while the flag is reset.
+            return self._stopping or buffer.closed  # Closed for good, while the flag is reset.
 
-        def start(held: Sequence[Held]) -> None:
-            if not line.extend(held):  # The worker was stopped meanwhile.
+        def start(held: Sequence[InFlightTask]) -> None:
+            if not buffer.extend(held):  # The worker was stopped meanwhile.
                 self._hand_back(held)
 
         def do(step: Step) -> Any:
             if step.do is Do.SLEEP:
-                return sleeper.sleep(step.seconds, until=stopping)
+                return waiter.sleep(step.seconds, until=stopping)
             return self._do(step)
 
-        steps = self._claiming(stopping, start, line.withdraw, self._settle_later, burst=burst)
+        steps = self._claiming(stopping, start, buffer.withdraw, self._settle_later, burst=burst)
         try:
-            with sleeper:
+            with waiter:
                 perform(steps, do)
         finally:
             # By this thread, which alone knows what was set aside.
-            self._hand_back(self._caution.withdraw(lambda _held: True))
+            self._hand_back(self._isolation.withdraw(lambda _held: True))
 
     def _do(self, step: Step) -> Any:
         match step.do:
@@ -219,20 +225,20 @@ class Worker(WorkerCore[Queue[Any]]):
 
     # Run
 
-    def _handle_forever(self, line: Line, variables: Variables) -> None:
-        while (held := line.take()) is not None:
+    def _handle_forever(self, buffer: TaskBuffer, variables: Variables) -> None:
+        while (held := buffer.take()) is not None:
             if self._may_start(held, self._settle_later):
                 # What a handler sets in its context variables is not for the next one to see.
                 variables.copy().run(self._handle, held)
 
-    def _handle(self, held: Held) -> None:
+    def _handle(self, held: InFlightTask) -> None:
         handler: Handler | None = None
         result: Any = None
         error: BaseException | None = None
         try:
             handler = self._begin_handling(held)
             result = handler.call(
-                held.claimed.payload, lambda: Context(held, held.queue, self._upkeep.expect_renewal)
+                held.claimed.payload, lambda: Context(held, held.queue, self._leases.expect_renewal)
             )
             if result is not None:
                 handler.check_ran(result)
@@ -240,43 +246,43 @@ class Worker(WorkerCore[Queue[Any]]):
             error = exc
         if os.getpid() != self._pid:  # The handler forked, and this is the child: no worker.
             os._exit(0 if error is None else 1)
-        self._settle_later(self._judge.ended(held, handler, result, error))
+        self._settle_later(self._completer.ended(held, handler, result, error))
 
     # What the handler has not brought about
 
-    def _time_out(self, held: Held) -> None:
-        if self._judge.overtake(held):
-            finished, tell_hooks = self._judge.timed_out(held)
+    def _time_out(self, held: InFlightTask) -> None:
+        if self._completer.overtake(held):
+            finished, tell_hooks = self._completer.timed_out(held)
             self._settle_later(finished)
-            self._teller.put(tell_hooks)
+            self._hook_dispatcher.put(tell_hooks)
 
-    def _lose(self, held: Held) -> None:
-        if self._judge.lose(held):
-            self._teller.put(lambda: self._judge.tell_lost(held))
+    def _lose(self, held: InFlightTask) -> None:
+        if self._completer.lose(held):
+            self._hook_dispatcher.put(lambda: self._completer.tell_lost(held))
 
     # Settle
 
-    def _new_outbox(self) -> Outbox:
+    def _new_settlement_buffer(self) -> SettlementBuffer:
         wait_sec = self.options.flush_interval.total_seconds()
-        return Outbox(wait_sec=wait_sec, limit=self.options.flush_limit)
+        return SettlementBuffer(wait_sec=wait_sec, limit=self.options.flush_limit)
 
-    def _settle_later(self, finished: Finished | None) -> None:
+    def _settle_later(self, finished: PendingSettlement | None) -> None:
         if finished is not None:
-            self._outbox.put(finished)
+            self._settlements.put(finished)
 
-    def _settle_forever(self, outbox: Outbox) -> None:
-        while batch := outbox.take():
-            perform(self._settling.steps(batch), self._do)
+    def _settle_forever(self, settlements: SettlementBuffer) -> None:
+        while batch := settlements.take():
+            perform(self._settlement_writer.steps(batch), self._do)
 
     # End
 
-    def _hand_back(self, unstarted: Iterable[Held]) -> None:
+    def _hand_back(self, unstarted: Iterable[InFlightTask]) -> None:
         for held in unstarted:
-            self._settle_later(self._judge.hand_back(held))
+            self._settle_later(self._completer.hand_back(held))
 
     def _finish_running(self) -> None:
         """Hand back what has not started, let what runs finish, then hand back the rest."""
-        self._hand_back(self._line.close())
+        self._hand_back(self._buffer.close())
         self._tell_stopping()
         # What is held runs, or is about to be settled. A handler that goes on although its task
         # was settled by its timeout, or taken away, is not waited for.
@@ -287,36 +293,36 @@ class Worker(WorkerCore[Queue[Any]]):
                 self._hand_back([held])  # Before it is told, as it may end at once.
                 held.interrupt()
 
-    def _end(self, claimer: Background, settler: Background) -> None:
+    def _end(self, claimer: DaemonThread, settler: DaemonThread) -> None:
         """Wait for what is under way and say goodbye, unless the server takes too long."""
         end_by = self._end_from(now_sec())
-        upkeep, sleeper = self._upkeep, self._sleeper  # Of this run, however long that takes.
+        leases, waiter = self._leases, self._waiter  # Of this run, however long that takes.
         claimed = join_thread(claimer, end_by)
-        upkeep.stop_deadlines()
-        self._outbox.close()
+        leases.stop_deadlines()
+        self._settlements.close()
         settled = join_thread(settler, end_by) and claimed
 
         def leave() -> None:
-            upkeep.stop()
+            leases.stop()
             if settled and not len(self._in_flight):  # Else the sweeper takes back what is held.
                 perform(self._leave(end_by), self._do)
-            if sleeper is not None:
-                sleeper.wait_closed()
-            upkeep.close()
+            if waiter is not None:
+                waiter.wait_closed()
+            leases.close()
 
         if not settled:
             logger.error("ending without an answer; leases are left to expire")
             self._in_flight.remove(self._in_flight.snapshot())
-        leaving = Background(leave, name="microqueue-end")
+        leaving = DaemonThread(leave, name="microqueue-end")
         leaving.start()
         if settled and not join_thread(leaving, end_by):
             logger.warning("the end of this worker could not be told: there is no answer")
-        self._teller.close()
-        join_thread(self._teller.thread, end_by)
+        self._hook_dispatcher.close()
+        join_thread(self._hook_dispatcher.thread, end_by)
 
     def _give_up(self) -> None:
         """End all that goes on, and wait for nothing; leases are left to expire."""
-        self._line.close()
-        self._outbox.close()
-        self._teller.close()
-        Background(self._upkeep.let_go, name="microqueue-end").start()
+        self._buffer.close()
+        self._settlements.close()
+        self._hook_dispatcher.close()
+        DaemonThread(self._leases.let_go, name="microqueue-end").start()

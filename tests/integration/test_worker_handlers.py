@@ -15,7 +15,7 @@ import pytest
 from microqueue import InvalidArgument, Queue, TaskStatus
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Fail, Hooks, Retry, Snooze, Tasks, Worker, completer
-from microqueue.worker.completer import Judge
+from microqueue.worker.completer import Completer
 from tests.integration.rig import Rig, stored
 from tests.waiting import wait_for
 
@@ -240,14 +240,14 @@ def test_hook_that_would_exit_changes_nothing(rig: Rig) -> None:
 def test_task_that_cannot_be_judged_is_left_to_its_lease_and_the_next_one_runs(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = Judge._ended  # noqa: SLF001 (to make it fail)
+    usual = Completer._ended  # noqa: SLF001 (to make it fail)
 
-    def judge(self: Judge, held: Any, *how: Any) -> Any:
+    def judge(self: Completer, held: Any, *how: Any) -> Any:
         if held.claimed.payload["n"] == 0:
             raise SystemExit(3)
         return usual(self, held, *how)
 
-    monkeypatch.setattr(Judge, "_ended", judge)
+    monkeypatch.setattr(Completer, "_ended", judge)
     first, second = rig.queue.enqueue_many([{"n": 0}, {"n": 1}]).tasks
     thread = rig.start(lambda _payload: None, concurrency=1)
     try:

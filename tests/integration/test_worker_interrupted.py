@@ -13,8 +13,8 @@ from microqueue import AsyncQueue, Queue
 from microqueue.drivers import change_stream
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import AsyncWorker, Worker, lease_renewal, shutdown
-from microqueue.worker.background import Background
-from microqueue.worker.lease_renewal import Deadlines
+from microqueue.worker.lease_renewal import TimeoutMonitor
+from microqueue.worker.threads import DaemonThread
 from tests.integration.rig import Rig
 from tests.waiting import wait_for
 
@@ -40,7 +40,7 @@ def test_second_interrupt_ends_all_that_works(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(worker, "_finish_running", interrupted)
-    running = Background(worker.run, name="test")
+    running = DaemonThread(worker.run, name="test")
     running.start()
     assert begun.wait(30)
     worker.stop()
@@ -54,10 +54,10 @@ def test_second_interrupt_ends_all_that_works(
 def test_run_that_cannot_begin_leaves_nothing_behind(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_deadlines: Deadlines) -> None:
+    def refuse(_deadlines: TimeoutMonitor) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(Deadlines, "start", refuse)
+    monkeypatch.setattr(TimeoutMonitor, "start", refuse)
     with pytest.raises(RuntimeError, match="can't start"):
         rig.run(lambda _payload: None)
     wait_for(lambda: leftovers() == [])

@@ -20,9 +20,9 @@ from microqueue import BackoffPolicy, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import leases
 from microqueue.worker import Hooks, Worker, in_flight, lease_renewal
-from microqueue.worker.in_flight import Held
-from microqueue.worker.lease_renewal import blocking_twin
-from microqueue.worker.prefetch import Pace
+from microqueue.worker.in_flight import InFlightTask
+from microqueue.worker.lease_renewal import open_lease_queue
+from microqueue.worker.prefetch import PrefetchController
 from tests.integration.rig import Rig, stored
 from tests.waiting import wait_for
 
@@ -87,7 +87,7 @@ def test_a_renewal_is_due_while_most_of_the_lease_is_left(
     class Claim:
         own_timeout_sec = None
 
-    held = Held(Asked(), Claim(), 100.0)  # type: ignore[arg-type]  # All that it looks at.
+    held = InFlightTask(Asked(), Claim(), 100.0)  # type: ignore[arg-type]  # All that it looks at.
     held.granted_sec = granted_sec
     assert held.renewal_due == pytest.approx(100 + due_sec)
 
@@ -251,8 +251,8 @@ def test_leases_are_renewed_with_the_options_of_the_collection(
 
     assert Worker(queue, handler).run(burst=True) == 1
     assert len(ends) > 3
-    with blocking_twin(queue) as twin:
-        assert twin.collections.tasks.write_concern == WriteConcern(1)
+    with open_lease_queue(queue) as lease_queue:
+        assert lease_queue.collections.tasks.write_concern == WriteConcern(1)
 
 
 def test_leases_have_as_many_connections_as_they_need(
@@ -261,9 +261,9 @@ def test_leases_have_as_many_connections_as_they_need(
     uri = f"{microqueue_server.uri}&maxPoolSize=1"
     with (
         MongoClient[Any](uri, minpoolsize=1, waitQueueTimeoutMS=5) as client,
-        blocking_twin(Queue(client[microqueue_database.name])) as twin,
+        open_lease_queue(Queue(client[microqueue_database.name])) as lease_queue,
     ):
-        pool = twin.collections.client.options.pool_options
+        pool = lease_queue.collections.client.options.pool_options
         assert not pool.max_pool_size
         assert (pool.min_pool_size, pool.wait_queue_timeout) == (0, None)
 
@@ -312,7 +312,9 @@ class Waiting:
         self.passed_sec = 0.0
         usual = in_flight.lease_clock
         monkeypatch.setattr(in_flight, "lease_clock", lambda: usual() + self.passed_sec)
-        monkeypatch.setattr(Pace, "FRACTION", 10)  # None is given back because it waits long.
+        monkeypatch.setattr(
+            PrefetchController, "FRACTION", 10
+        )  # None is given back because it waits long.
         self.rig = rig
         self.started: list[tuple[int, str]] = []
         self._busy, self.go = threading.Event(), threading.Event()
@@ -421,7 +423,7 @@ def test_a_lease_that_is_about_to_end_is_over(
 
     now = 100.0
     monkeypatch.setattr(in_flight, "lease_clock", lambda: now)
-    held = Held(Asked(), Claim(), now)  # type: ignore[arg-type]  # All that it looks at.
+    held = InFlightTask(Asked(), Claim(), now)  # type: ignore[arg-type]  # All that it looks at.
     ends_sec = (own_sec or lease_sec) - least_sec
     now = 100.0 + ends_sec - 0.01
     assert not held.lapsed

@@ -20,7 +20,7 @@ from microqueue.operations.call import Call
 from microqueue.operations.leases import renew
 from microqueue.testing import FakeClock
 from microqueue.worker import AsyncWorker, Fail, Retry, Worker, completer
-from microqueue.worker.prefetch import Pace
+from microqueue.worker.prefetch import PrefetchController
 from tests.integration.rig import Rig
 from tests.waiting import wait_for
 
@@ -409,7 +409,7 @@ def test_settlements_share_as_many_writes_as_the_options_say(
 
 
 def test_large_tasks_are_not_hoarded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pace, "LARGEST_BYTES", 6_000)
+    monkeypatch.setattr(PrefetchController, "LARGEST_BYTES", 6_000)
     held: list[int] = []
 
     def handler(_payload: Any) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 
-class Background(threading.Thread):
+class DaemonThread(threading.Thread):
     """A daemon that does one thing, and has the error with which it ended, if there was one.
 
     For what asks a server that may never answer: whoever waits for it may give up.

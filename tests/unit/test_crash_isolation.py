@@ -8,8 +8,8 @@ import pytest
 
 from microqueue.operations.workers import Care, Verdict, care_for, judge
 from microqueue.task import Claimed, Lease
-from microqueue.worker.fetcher import Caution
-from microqueue.worker.in_flight import Held, InFlight
+from microqueue.worker.fetcher import CrashIsolation
+from microqueue.worker.in_flight import InFlight, InFlightTask
 
 PLAIN: dict[str, Any] = {"attempts": 1, "max_attempts": 10}
 FEW: dict[str, Any] = {"attempts": 2, "max_attempts": 10, "redelivered": True}
@@ -76,25 +76,25 @@ class Hands:
 
     def __init__(self) -> None:
         self.in_flight = InFlight()
-        self.caution = Caution(self.in_flight, 2)
-        self.started: list[Held] = []
-        self.claimed: list[Held] = []
+        self.isolation = CrashIsolation(self.in_flight, 2)
+        self.started: list[InFlightTask] = []
+        self.claimed: list[InFlightTask] = []
 
     def claim(self, kinds: str) -> None:
         lease: Any = Lease.trusted(token="t", worker_id="w", started_at=None, expires_at=None)
         new = [
-            Held(None, Claimed({"_id": number, **KINDS[kind]}, lease, None), 0.0)
+            InFlightTask(None, Claimed({"_id": number, **KINDS[kind]}, lease, None), 0.0)
             for number, kind in enumerate(kinds, len(self.claimed))
         ]
         self.claimed += new
         self.in_flight.add(new)
-        self.started += self.caution.admit(new)
+        self.started += self.isolation.admit(new)
 
     def settle(self, *numbers: int) -> None:
         for number in numbers:
             self.in_flight.conclude(self.claimed[number])
             self.in_flight.remove([self.claimed[number]])
-        self.started += self.caution.proceed()
+        self.started += self.isolation.proceed()
 
     def numbers(self) -> list[int]:
         return [one.claimed.id for one in self.started]
@@ -104,8 +104,8 @@ def test_plain_tasks_start_without_care() -> None:
     hands = Hands()
     hands.claim("pppp")
     assert hands.numbers() == [0, 1, 2, 3]
-    assert not hands.caution
-    assert hands.caution.most() is None
+    assert not hands.isolation
+    assert hands.isolation.most() is None
 
 
 def test_a_task_that_needs_care_waits_until_few_are_unsettled_and_so_does_what_follows() -> None:
@@ -114,16 +114,16 @@ def test_a_task_that_needs_care_waits_until_few_are_unsettled_and_so_does_what_f
     assert hands.numbers() == [0, 1, 2]
     hands.settle(0)
     assert hands.numbers() == [0, 1, 2]
-    assert hands.caution.most() == 5  # One of the two that are unsettled must go.
+    assert hands.isolation.most() == 5  # One of the two that are unsettled must go.
     hands.settle(1)
     assert hands.numbers() == [0, 1, 2, 3]
     hands.settle(2)
     assert hands.numbers() == [0, 1, 2, 3, 4]
     hands.settle(4)
     assert hands.numbers() == [0, 1, 2, 3, 4, 5]
-    assert hands.caution.most() == 2  # No more are claimed beside it,
+    assert hands.isolation.most() == 2  # No more are claimed beside it,
     hands.settle(3)
-    assert hands.caution.most() is None  # but after it.
+    assert hands.isolation.most() is None  # but after it.
 
 
 def test_a_task_that_runs_alone_has_nothing_beside_it() -> None:
@@ -132,11 +132,11 @@ def test_a_task_that_runs_alone_has_nothing_beside_it() -> None:
     assert hands.numbers() == [0]
     hands.settle(0)
     assert hands.numbers() == [0, 1]
-    assert hands.caution.proceed() == []
+    assert hands.isolation.proceed() == []
     hands.settle(1)
     assert hands.numbers() == [0, 1, 2]
     hands.claim("a")
-    assert hands.caution.most() == 2  # The one before it, and itself.
+    assert hands.isolation.most() == 2  # The one before it, and itself.
 
 
 def test_what_was_taken_away_while_it_was_set_aside_is_not_started() -> None:
@@ -145,6 +145,6 @@ def test_what_was_taken_away_while_it_was_set_aside_is_not_started() -> None:
     hands.settle(2)
     hands.settle(0)
     assert hands.numbers() == [0, 1, 3]
-    assert [one.claimed.id for one in hands.caution.withdraw(lambda _held: True)] == [4]
+    assert [one.claimed.id for one in hands.isolation.withdraw(lambda _held: True)] == [4]
     hands.settle(1)
     assert hands.numbers() == [0, 1, 3]
