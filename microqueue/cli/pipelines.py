@@ -59,10 +59,10 @@ def settings_of(session: Session, *, live: bool = True) -> QueueSettings:
     if not live:
         return settings
     from microqueue.spark.pipelines.place import locate, primary  # noqa: PLC0415 (optional, slow)
-    from microqueue.spark.place import place_of  # noqa: PLC0415 (as above)
+    from microqueue.spark.location import location_of  # noqa: PLC0415 (as above)
 
     session.tell_embedded()
-    place = place_of(primary(locate(session.options.uri, collection=session.collection)))
+    place = location_of(primary(locate(session.options.uri, collection=session.collection)))
     return adopted(settings, place.run, session.collection)
 
 

@@ -13,10 +13,9 @@ try:
 except ImportError as exc:
     raise ImportError("Spark is not installed: pip install 'microqueue[spark]'") from exc
 
+from microqueue.spark.frames import LoadReport, read_tasks, write_tasks
 from microqueue.spark.ids import key_id, typed_id
-from microqueue.spark.read import read_tasks
 from microqueue.spark.session import register, session
-from microqueue.spark.write import LoadReport, write_tasks
 
 __all__ = [
     "LoadReport",

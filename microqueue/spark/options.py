@@ -21,11 +21,11 @@ from microqueue.drivers.connection import URI_VARIABLE
 from microqueue.durations import NonNegativeDuration
 from microqueue.embedded import default_directory, running
 from microqueue.errors import InvalidArgument
+from microqueue.extended_json import from_json
 from microqueue.model import Model
 from microqueue.spark.columns import PAYLOAD_OFF, chosen_columns
-from microqueue.spark.extended import from_json
 
-OF_SPARK = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
+SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
 """What Spark itself puts among the options."""
 
 
@@ -65,7 +65,7 @@ ReadPreference = Literal[
 TimeField = Literal["created_at", "updated_at", "finished_at", "started_at", "next_retry_at"]
 
 
-class PlaceOptions(Model):
+class LocationOptions(Model):
     """Where the tasks are."""
 
     uri: str
@@ -78,7 +78,9 @@ class PlaceOptions(Model):
     def of(cls, given: Mapping[str, str]) -> Self:
         """Read Spark's options; one that is not known is refused, in case it is a typing error."""
         values: dict[str, Any] = {
-            name.lower(): value for name, value in given.items() if name.lower() not in OF_SPARK
+            name.lower(): value
+            for name, value in given.items()
+            if name.lower() not in SPARK_OPTIONS
         }
         return cls(**{**values, "uri": resolve_uri(values.get("uri"))})
 
@@ -89,7 +91,7 @@ class PlaceOptions(Model):
         return collection
 
 
-class SinkOptions(PlaceOptions):
+class SinkOptions(LocationOptions):
     """How rows become tasks. What is given here holds for rows that do not say otherwise."""
 
     queue: str | None = None
@@ -137,7 +139,7 @@ class SinkOptions(PlaceOptions):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class SelectionOptions(PlaceOptions):
+class SelectionOptions(LocationOptions):
     """Which tasks are read, and what of them."""
 
     queue: Names | None = None

@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 
 from microqueue.arguments import refused
 from microqueue.spark.columns import COMPUTED, KNOWN, ddl
-from microqueue.spark.exact import reader_of
 from microqueue.spark.options import SelectionOptions, SinkOptions
+from microqueue.spark.value_conversion import reader_of
 
 
 class MicroqueueSource(DataSource):
@@ -38,14 +38,14 @@ class MicroqueueSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make the reader of a batch."""
-        from microqueue.spark.reader import TaskReader  # noqa: PLC0415 (pyarrow is slow to load)
+        from microqueue.spark.read.batch import TaskReader  # noqa: PLC0415 (pyarrow is slow to load)
 
         return TaskReader(_checked(schema), SelectionOptions.of(self._given))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (the name is Spark's)
         """Make the reader of a stream."""
         try:
-            from microqueue.spark.stream import TaskStreamReader  # noqa: PLC0415 (as above)
+            from microqueue.spark.read.stream import TaskStreamReader  # noqa: PLC0415 (as above)
         except ImportError as exc:
             raise ImportError("streams of microqueue need PySpark 4.2 or newer") from exc
 
@@ -53,14 +53,14 @@ class MicroqueueSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 (Spark gives it so)
         """Make the writer of a DataFrame."""
-        from microqueue.spark.writer import TaskWriter  # noqa: PLC0415 (pyarrow is slow to load)
+        from microqueue.spark.write.sink import TaskWriter  # noqa: PLC0415 (pyarrow is slow to load)
 
         _refuse(overwrite=overwrite)
         return TaskWriter(schema, SinkOptions.of(self._given))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802 (as above)
         """Make the writer of a stream."""
-        from microqueue.spark.writer import TaskStreamWriter  # noqa: PLC0415 (as above)
+        from microqueue.spark.write.sink import TaskStreamWriter  # noqa: PLC0415 (as above)
 
         _refuse(overwrite=overwrite)
         return TaskStreamWriter(schema, SinkOptions.of(self._given))

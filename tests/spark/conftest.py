@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from microqueue import Queue
 from microqueue.spark import session
-from microqueue.spark.place import close_places
+from microqueue.spark.location import close_locations
 
 HERE = Path(__file__).parent
 
@@ -52,7 +52,7 @@ def in_zone(spark: SparkSession) -> Iterator[Callable[[str], None]]:
 def no_client_left() -> Iterator[None]:
     """Close the clients that a process of Spark would keep."""
     yield
-    close_places()
+    close_locations()
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from microqueue import QueueSettings
-from microqueue.spark import alike
-from microqueue.spark.chunks import ChunkMaker, Stamp
 from microqueue.spark.options import SinkOptions
+from microqueue.spark.write import columnar
+from microqueue.spark.write.documents import ChunkMaker, Stamp
 
 CODEC: Any = CodecOptions(tz_aware=True, uuid_representation=4)
 STAMP = Stamp(datetime(2026, 1, 1, tzinfo=UTC), 1_700_000_000_000_000, "load:0")
@@ -58,10 +58,10 @@ def both_ways(table: pa.Table, **options: str) -> tuple[list[bytes], list[bytes]
         from_arrow_schema(table.schema), given, settings=QueueSettings(), load="load"
     )
     by_columns = maker.make(table, STAMP, CODEC)
-    assert isinstance(by_columns.documents, alike.Alike)
+    assert isinstance(by_columns.documents, columnar.ColumnarDocuments)
     assert by_columns.stored is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alike, "documents", lambda *_, **__: None)
+        patch.setattr(columnar, "columnar_documents", lambda *_, **__: None)
         by_rows = maker.make(table, STAMP, CODEC)
     written = [bson.encode(one, codec_options=CODEC) for one in by_rows.documents]
     return [one.raw for one in by_columns.stored], written

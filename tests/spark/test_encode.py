@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microqueue.spark import encode
+from microqueue.spark.write import columnar
 
 INSTANTS = st.datetimes(timezones=st.just(UTC))
 TYPES: dict[str, tuple[Any, Any]] = {
@@ -49,10 +49,12 @@ WITH_NULLS = st.lists(
 
 def encoded(batch: pa.RecordBatch) -> list[bytes]:
     fields = [
-        encode.column(name, column)
+        columnar.encode_column(name, column)
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     ]
-    made = encode.joined(encode.document(field for field in fields if field is not None))
+    made = columnar.join_parts(
+        columnar.encode_document(field for field in fields if field is not None)
+    )
     if isinstance(made, pa.Scalar):  # It is the same in all rows.
         return [made.as_py()] * len(batch)
     return list(made.to_pylist())
@@ -104,8 +106,8 @@ def beyond_python() -> pa.Array:
          "late", "names"],
 )  # fmt: skip
 def test_what_is_not_known_here_is_left_to_others(column: pa.Array) -> None:
-    assert encode.column("x", column) is None
+    assert columnar.encode_column("x", column) is None
 
 
 def test_a_name_that_bson_does_not_take_is_left_to_others() -> None:
-    assert encode.column("a\0b", pa.array([1])) is None
+    assert columnar.encode_column("a\0b", pa.array([1])) is None

@@ -6,8 +6,8 @@ import bson
 import pytest
 from pymongo.errors import CursorNotFound, OperationFailure
 
-from microqueue.spark import raw_batches
-from microqueue.spark.raw_batches import quickened
+from microqueue.spark.read import raw_batches
+from microqueue.spark.read.raw_batches import unpack_once
 
 TASKS = [{"_id": n, "text": "x" * n, "deep": [{"n": n}, []]} for n in range(250)]
 
@@ -20,10 +20,10 @@ def tasks(microqueue_database: Any) -> Any:
 
 def test_a_quickened_cursor_gives_the_same_batches(tasks: Any) -> None:
     usual = list(tasks.find_raw_batches(batch_size=100))
-    quick = list(quickened(tasks.find_raw_batches(batch_size=100)))
+    quick = list(unpack_once(tasks.find_raw_batches(batch_size=100)))
     assert quick == usual
     assert [len(bson.decode_all(raw)) for raw in quick] == [100, 100, 50]
-    assert list(quickened(tasks.find_raw_batches({"_id": -1}))) == []
+    assert list(unpack_once(tasks.find_raw_batches({"_id": -1}))) == []
 
 
 def test_a_quickened_cursor_makes_no_object_of_a_document(
@@ -31,13 +31,13 @@ def test_a_quickened_cursor_makes_no_object_of_a_document(
 ) -> None:
     cursor = tasks.find_raw_batches()
     monkeypatch.setattr(cursor, "_unpack_response", lambda *_, **__: 1 / 0)  # The usual way.
-    assert sum(len(bson.decode_all(raw)) for raw in quickened(cursor)) == len(TASKS)
+    assert sum(len(bson.decode_all(raw)) for raw in unpack_once(cursor)) == len(TASKS)
 
 
 def test_errors_of_a_quickened_cursor_are_those_of_pymongo(tasks: Any) -> None:
     with pytest.raises(OperationFailure, match="unknown operator"):
-        list(quickened(tasks.find_raw_batches({"_id": {"$odd": 1}})))
-    cursor = quickened(tasks.find_raw_batches(batch_size=100))
+        list(unpack_once(tasks.find_raw_batches({"_id": {"$odd": 1}})))
+    cursor = unpack_once(tasks.find_raw_batches(batch_size=100))
     next(cursor)
     tasks.database.command("killCursors", tasks.name, cursors=[cursor.cursor_id])
     with pytest.raises(CursorNotFound):
@@ -48,4 +48,4 @@ def test_a_pymongo_without_that_place_is_used_as_it_is(
     tasks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raw_batches, "SHALLOW", None)
-    assert sum(len(bson.decode_all(raw)) for raw in quickened(tasks.find_raw_batches())) == 250
+    assert sum(len(bson.decode_all(raw)) for raw in unpack_once(tasks.find_raw_batches())) == 250

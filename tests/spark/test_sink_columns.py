@@ -11,11 +11,11 @@ from bson import ObjectId
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from microqueue import InvalidArgument, InvalidPayload, Queue
-from microqueue.spark import alike
-from microqueue.spark.chunks import chunks_of
 from microqueue.spark.ids import key_id, key_ids
 from microqueue.spark.options import SinkOptions
-from microqueue.spark.sink import Sink
+from microqueue.spark.write import columnar
+from microqueue.spark.write.documents import chunks_of
+from microqueue.spark.write.sink import Sink
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 PLAIN = [
@@ -40,7 +40,7 @@ class Seen:
 
     def __init__(self, *, allowed: bool) -> None:
         self.allowed, self.chunks = allowed, 0
-        self._usual = alike.documents
+        self._usual = columnar.columnar_documents
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         made = self._usual(*arguments, **options) if self.allowed else None
@@ -63,7 +63,7 @@ def written(
     """Write a frame, by columns or not; tell how many chunks were made of columns."""
     seen = Seen(allowed=columns)
     with monkeypatch.context() as patch:
-        patch.setattr(alike, "documents", seen)
+        patch.setattr(columnar, "columnar_documents", seen)
         one = sink(uri, table, **options)
         one.load = "load"
         result = one.write(table.to_batches(max_chunksize=7))
@@ -137,7 +137,7 @@ def test_rows_that_are_not_alike_are_read_one_by_one(
 ) -> None:
     given = {name: value for name, value in {"queue": "orders", **options}.items() if value}
     seen = Seen(allowed=True)
-    monkeypatch.setattr(alike, "documents", seen)
+    monkeypatch.setattr(columnar, "columnar_documents", seen)
     table = frame(rows)
     options = {"uri": database_uri, "batch_rows": "10", "key": "order", **given}
     one = Sink(from_arrow_schema(table.schema), SinkOptions.of(options))
@@ -197,7 +197,7 @@ def test_names_that_are_there_twice_are_refused(table: pa.Table, database_uri: s
 def test_documents_far_larger_than_their_columns_are_made_row_by_row(
     database_uri: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(alike, "LARGEST_CHUNK", 50_000)
+    monkeypatch.setattr(columnar, "MAX_CHUNK_BYTES", 50_000)
     table = pa.table({"order": range(25), **{f"flag {n}": [True] * 25 for n in range(1_000)}})
     assert table.nbytes < 50_000
     result, chunks = written(database_uri, table, monkeypatch, columns=True, key="order")

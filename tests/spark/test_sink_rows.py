@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 from microqueue import InvalidArgument, InvalidPayload, Queue
 from microqueue.spark import key_id
 from microqueue.spark.options import SinkOptions
-from microqueue.spark.sink import Sink, Written
+from microqueue.spark.write.sink import Sink, Written
 from tests.waiting import lasts
 
 AT = datetime(2126, 3, 1, tzinfo=UTC)

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from microqueue import BackoffPolicy, InvalidArgument
+from microqueue.extended_json import from_json
 from microqueue.spark import columns, read_tasks, typed_id
-from microqueue.spark.extended import from_json
 from microqueue.worker import Worker
 
 AT = datetime(2026, 3, 1, 12, 30, 15, 123000, tzinfo=UTC)

@@ -34,7 +34,7 @@ from microqueue.drivers.collections import codec_options_for
 from microqueue.errors import InvalidArgument, SchemaDrift
 from microqueue.spark import read_tasks, write_tasks
 from microqueue.spark.columns import KNOWN
-from microqueue.spark.convert import BatchConverter, by_id_type
+from microqueue.spark.read.convert import BatchConverter, by_id_type
 from microqueue.spark.source import MicroqueueSource
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)

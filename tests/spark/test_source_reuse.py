@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader
 from microqueue import Queue
 from microqueue.embedded import EmbeddedServer
 from microqueue.spark import read_tasks
-from microqueue.spark.reader import TaskReader
+from microqueue.spark.read.batch import TaskReader
 
 DONE, FAILED, PENDING = 3, 2, 5
 TOTAL = DONE + FAILED + PENDING

@@ -19,7 +19,7 @@ from microqueue import InvalidArgument
 from microqueue.operations import change_cursor
 from microqueue.operations.change_cursor import Changes, Followed, Mark
 from microqueue.spark.options import SelectionOptions
-from microqueue.spark.stream import TaskStreamReader, to_mark, to_offset
+from microqueue.spark.read.stream import TaskStreamReader, to_mark, to_offset
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 IDS = StructType([StructField("id", StringType())])

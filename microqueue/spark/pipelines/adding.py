@@ -12,7 +12,7 @@ from microqueue.operations.enqueue import new_document
 from microqueue.payload import check_encodable
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
-from microqueue.spark.place import Place
+from microqueue.spark.location import Location
 
 CHUNK = 1000
 
@@ -20,7 +20,7 @@ CHUNK = 1000
 class Adder:
     """Writes tasks with ids and tokens that are fixed: the run's own are known again."""
 
-    def __init__(self, place: Place, *, settings: QueueSettings, now: datetime) -> None:
+    def __init__(self, place: Location, *, settings: QueueSettings, now: datetime) -> None:
         self._place, self._settings, self._now = place, settings, now
         self._positions = Positions()
 

@@ -25,7 +25,8 @@ from microqueue.model import Model
 from microqueue.operations import archive as operations
 from microqueue.operations.call import Target
 from microqueue.settings import QueueSettings
-from microqueue.spark.options import PlaceOptions
+from microqueue.spark.location import location_of
+from microqueue.spark.options import LocationOptions
 from microqueue.spark.pipelines import archive_direct, archive_files, compaction
 from microqueue.spark.pipelines.archive_log import ArchivedFile, ArchiveLog, Entry
 from microqueue.spark.pipelines.archive_purge import Purge
@@ -33,7 +34,6 @@ from microqueue.spark.pipelines.documents import Part, parts_of, read_parts
 from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.place import locate, primary, server_now
 from microqueue.spark.pipelines.steps import Step, Tell, silent
-from microqueue.spark.place import place_of
 from microqueue.task import DEFAULT_QUEUE
 
 
@@ -63,7 +63,7 @@ class _Job:
     spark: SparkSession
     storage: Storage
     log: ArchiveLog
-    place: PlaceOptions
+    place: LocationOptions
     settings: QueueSettings
     run: str
     cutoff: datetime
@@ -122,7 +122,7 @@ def _look(job: _Job, queues: Sequence[str] | None, statuses: Sequence[str]) -> A
         counting = operations.count_finished(
             queues, statuses=wanted, before=job.cutoff, target=target
         )
-        for one in place_of(job.place).run(counting):
+        for one in location_of(job.place).run(counting):
             name = f"{one.get('queue', DEFAULT_QUEUE)}/{one['status']}"
             found[name] = found.get(name, 0) + one["count"]
     return ArchiveSummary(
@@ -183,7 +183,7 @@ def _run(
 
 
 def _identity(job: _Job) -> str:
-    here = place_of(job.place)
+    here = location_of(job.place)
     name = here.collections.name
     found = here.run(operations.identify_collection(name))
     return f"{here.collections.database.name}.{name}#{found}"
@@ -264,7 +264,7 @@ def _moving(rows: int) -> Step:
 def _finished(job: _Job, queues: Sequence[str] | None, statuses: Sequence[str]) -> list[Part]:
     parts = []
     for target, wanted in _sources(job.settings, statuses):
-        name = place_of(job.place).collections.at(target).name
+        name = location_of(job.place).collections.at(target).name
         place = job.place.model_copy(update={"collection": name})
         parts += parts_of(
             job.spark,

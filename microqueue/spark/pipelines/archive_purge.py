@@ -21,14 +21,14 @@ from microqueue.operations.call import Document
 from microqueue.operations.filters import FAILED
 from microqueue.positions import microseconds
 from microqueue.spark.ids import INTEGER, OBJECT_ID, STRING, id_type, typed_id
-from microqueue.spark.options import PlaceOptions
+from microqueue.spark.location import location_of
+from microqueue.spark.options import LocationOptions
 from microqueue.spark.pipelines.archive_log import ArchivedFile, ArchiveLog, Entry, Version
 from microqueue.spark.pipelines.archive_reader import read_files
 from microqueue.spark.pipelines.documents import outlines
 from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.place import server_now
 from microqueue.spark.pipelines.steps import Step, Tell
-from microqueue.spark.place import place_of
 
 DELETE_ROWS = 1000
 ROWS_PER_STEP = 250_000
@@ -66,7 +66,7 @@ class Purge:
     spark: SparkSession
     storage: Storage
     log: ArchiveLog
-    place: PlaceOptions
+    place: LocationOptions
     tell: Tell
 
     def run(self, archived: Entry) -> Entry:
@@ -153,11 +153,11 @@ def _whole_documents(batch: pa.RecordBatch, options: CodecOptions[Any]) -> list[
 class _Purger:
     """Deletes the tasks of the rows that it is given: what Spark sends to its executors."""
 
-    def __init__(self, place: PlaceOptions, now: datetime, read: Reader) -> None:
+    def __init__(self, place: LocationOptions, now: datetime, read: Reader) -> None:
         self.place, self.now, self.read = place, now, read
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        here = place_of(self.place)
+        here = location_of(self.place)
         # Ids are to be equal to those that the queue's own reads give, UUIDs above all.
         options = here.collections.codec_options
         for batch in batches:

@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 
 from microqueue.arguments import refused
 from microqueue.settings import QueueSettings
-from microqueue.spark.options import PlaceOptions
+from microqueue.spark.options import LocationOptions
 from microqueue.spark.pipelines.archive_log import ArchiveLog
 from microqueue.spark.pipelines.archive_reader import read_archive
 from microqueue.spark.pipelines.documents import SCHEMA, parts_of, read_parts, with_payload
@@ -23,7 +23,7 @@ from microqueue.task import DEFAULT_QUEUE, TaskStatus
 
 def choose(
     spark: SparkSession,
-    place: PlaceOptions,
+    place: LocationOptions,
     settings: QueueSettings,
     *,
     where: str,
@@ -60,7 +60,7 @@ def dead() -> Column:
     return f.col("status") == TaskStatus.FAILED.value
 
 
-def _letters(spark: SparkSession, place: PlaceOptions, settings: QueueSettings) -> DataFrame:
+def _letters(spark: SparkSession, place: LocationOptions, settings: QueueSettings) -> DataFrame:
     """Load dead letters; those that nobody has moved to a collection of their own yet, too."""
     parts = parts_of(spark, place, statuses=["failed"])
     if not settings.letters_apart:

@@ -17,9 +17,9 @@ from microqueue.masking import without_password
 from microqueue.model import Model
 from microqueue.operations.dead_letters import read_errors
 from microqueue.settings import QueueSettings
-from microqueue.spark.options import PlaceOptions, resolve_uri
+from microqueue.spark.location import location_of
+from microqueue.spark.options import LocationOptions, resolve_uri
 from microqueue.spark.pipelines.fingerprint import fingerprint, literals
-from microqueue.spark.place import place_of
 
 MOST_COMPARED = 20_000
 MOST_TEXTS = 3
@@ -81,7 +81,7 @@ class Asked:
 
 
 def replay_letters(
-    place: PlaceOptions,
+    place: LocationOptions,
     settings: QueueSettings,
     kind: Any,
     asked: Asked,
@@ -103,14 +103,14 @@ def replay_letters(
 
 
 def _is_exact(
-    place: PlaceOptions, settings: QueueSettings, kind: Any, which: DeadLetterFilter
+    place: LocationOptions, settings: QueueSettings, kind: Any, which: DeadLetterFilter
 ) -> bool:
     """Tell whether a filter finds all letters of a kind, and no others; if too many, it does not.
 
     It misses some whose messages differ from the pattern in white space.
     """
     reading = read_errors(kind.queue, which, limit=MOST_COMPARED + 1, settings=settings)
-    letters = place_of(place).run(reading)
+    letters = location_of(place).run(reading)
     if not kind.live <= len(letters) <= MOST_COMPARED:
         return False
     return all(_fingerprint(letter) == kind.fingerprint for letter in letters)

@@ -31,29 +31,30 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from microqueue.extended_json import to_json
 from microqueue.operations import export
 from microqueue.operations.call import Document
 from microqueue.operations.export import IdRange
 from microqueue.spark.columns import KNOWN
-from microqueue.spark.exact import Drift, reader_of
-from microqueue.spark.extended import to_json
 from microqueue.spark.ids import id_type
-from microqueue.spark.mongoarrow import PyMongoArrowContext, Schema
-from microqueue.spark.oddities import (
+from microqueue.spark.location import location_of
+from microqueue.spark.options import LocationOptions
+from microqueue.spark.pipelines.spread import spread, tasks_for
+from microqueue.spark.read.lossy_types import (
     BSON_ARRAY,
     BSON_BOOLEAN,
     BSON_NULL,
     MILLISECONDS,
     REFERENCE,
-    Unfit,
+    LossyBatch,
+    PyMongoArrowContext,
+    Schema,
     check_dates,
-    check_exact,
-    has_other_type,
+    check_integers,
+    may_have_other_type,
 )
-from microqueue.spark.options import PlaceOptions
-from microqueue.spark.pipelines.spread import spread, tasks_for
-from microqueue.spark.place import place_of
-from microqueue.spark.raw_batches import quickened
+from microqueue.spark.read.raw_batches import unpack_once
+from microqueue.spark.value_conversion import Drift, reader_of
 
 FEW_ROWS = 100_000
 """So many matches are one part: finding out where to split would take longer."""
@@ -101,14 +102,14 @@ FLAGS = re.compile(
 class Part:
     """A part of the tasks that match, for one executor to read."""
 
-    place: PlaceOptions
+    place: LocationOptions
     matching: Document
     range: IdRange
 
 
 def parts_of(
     spark: SparkSession,
-    place: PlaceOptions,
+    place: LocationOptions,
     *,
     queues: Sequence[str] | None = None,
     statuses: Sequence[str] | None = None,
@@ -120,7 +121,7 @@ def parts_of(
     matching = export.selection(
         queues=queues, statuses=statuses, time=time, since=since, until=until
     )
-    here = place_of(place)
+    here = location_of(place)
     few = here.run(export.count_up_to(matching, FEW_ROWS + 1)) <= FEW_ROWS
     ranges = here.run(export.split_by_id(matching, 1 if few else tasks_for(spark)))
     return [Part(place, matching, one) for one in ranges]
@@ -134,8 +135,8 @@ def read_parts(spark: SparkSession, parts: Sequence[Part]) -> DataFrame:
 def batches_of(part: Part) -> Iterator[pa.RecordBatch]:
     """Read one part."""
     reading = export.read_part(part.matching, (), part.range, batch_rows=BATCH_ROWS)
-    here = place_of(part.place)
-    with quickened(here.run(reading)) as cursor:
+    here = location_of(part.place)
+    with unpack_once(here.run(reading)) as cursor:
         for raw in cursor:
             if raw:
                 yield to_batch(raw, here.collections.codec_options)
@@ -147,7 +148,7 @@ def to_batch(raw: bytes, codec_options: CodecOptions[Any] = CODEC) -> pa.RecordB
     ids = [identify(raw, start, codec_options) for start in starts]
     try:
         columns = fast_columns(raw)
-    except (Unfit, ValueError, TypeError, OverflowError, pa.ArrowException):
+    except (LossyBatch, ValueError, TypeError, OverflowError, pa.ArrowException):
         # Something has another type than its column: read one by one, and null what drifted.
         columns = exact_columns(documents.to_pylist())
     columns["id"] = pa.array([text for text, _ in ids], pa.string())
@@ -192,10 +193,10 @@ def outlines(documents: pa.BinaryArray, codec_options: CodecOptions[Any]) -> lis
 def fast_columns(raw: bytes) -> dict[str, pa.Array]:
     """Have pymongoarrow read the columns; raises where a value is not as expected."""
     # What it would take for a number, an empty array or a document, in silence.
-    if FLAGS.search(raw) or has_other_type(raw, HISTORY, (BSON_ARRAY, BSON_NULL)):
-        raise Unfit
+    if FLAGS.search(raw) or may_have_other_type(raw, HISTORY, (BSON_ARRAY, BSON_NULL)):
+        raise LossyBatch
     if REFERENCE in raw:
-        raise Unfit
+        raise LossyBatch
     wanted = {
         field.name: _in_bson(field.type)
         for field in ARROW_SCHEMA
@@ -249,7 +250,7 @@ def _check_values(array: pa.Array) -> None:
     if pa.types.is_timestamp(array.type):
         check_dates(array)
     elif pa.types.is_floating(array.type):
-        check_exact(array)
+        check_integers(array)
     elif pa.types.is_struct(array.type) or pa.types.is_list(array.type):
         inner = array.flatten()
         for child in inner if isinstance(inner, list) else [inner]:

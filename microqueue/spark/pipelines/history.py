@@ -17,12 +17,12 @@ from microqueue.arguments import check_settings
 from microqueue.errors import InvalidArgument
 from microqueue.operations import export
 from microqueue.settings import QueueSettings
-from microqueue.spark.options import PlaceOptions
+from microqueue.spark.frames import read_tasks
+from microqueue.spark.options import LocationOptions
 from microqueue.spark.pipelines.archive_log import ArchiveLog
 from microqueue.spark.pipelines.archive_reader import read_archive
 from microqueue.spark.pipelines.files import Storage
 from microqueue.spark.pipelines.place import letters_of
-from microqueue.spark.read import read_tasks
 from microqueue.task import DEFAULT_QUEUE
 
 COLUMNS = (
@@ -55,7 +55,7 @@ LIFE = ["id", "created_at"]
 def all_tasks(
     spark: SparkSession,
     *,
-    live: PlaceOptions | None,
+    live: LocationOptions | None,
     archive: str | Path | None,
     queues: Sequence[str] | None = None,
     statuses: Sequence[str] | None = None,
@@ -86,7 +86,7 @@ def all_tasks(
 
 def ready_tasks(
     spark: SparkSession,
-    place: PlaceOptions,
+    place: LocationOptions,
     *,
     queues: Sequence[str] | None,
     created_before: datetime,
@@ -112,7 +112,7 @@ def steadily(
     spark: SparkSession,
     work: Callable[[], Found],
     *,
-    live: PlaceOptions | None,
+    live: LocationOptions | None,
     archive: str | Path | None,
 ) -> Found:
     """Do what reads both places, and once or twice again if an archive went on meanwhile.
@@ -138,7 +138,7 @@ def steadily(
 
 def _live(
     spark: SparkSession,
-    place: PlaceOptions,
+    place: LocationOptions,
     *,
     queues: Sequence[str] | None,
     statuses: Sequence[str] | None,
@@ -164,7 +164,9 @@ def _live(
     return frame.select(*COLUMNS, f.lit(False).alias("archived"))  # noqa: FBT003 (a value)
 
 
-def live_ids(spark: SparkSession, place: PlaceOptions, settings: QueueSettings | None) -> DataFrame:
+def live_ids(
+    spark: SparkSession, place: LocationOptions, settings: QueueSettings | None
+) -> DataFrame:
     """Load what tells the tasks in MongoDB apart, whatever their queue and status are now."""
     frame = _read(spark, place, columns=LIFE)
     if check_settings(settings).letters_apart:
@@ -172,7 +174,7 @@ def live_ids(spark: SparkSession, place: PlaceOptions, settings: QueueSettings |
     return frame
 
 
-def _read(spark: SparkSession, place: PlaceOptions, **selection: Any) -> DataFrame:
+def _read(spark: SparkSession, place: LocationOptions, **selection: Any) -> DataFrame:
     """Load tasks from a place; what is selected is as in :func:`read_tasks`."""
     return read_tasks(
         spark,

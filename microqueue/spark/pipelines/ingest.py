@@ -22,13 +22,13 @@ from microqueue.model import Model
 from microqueue.new_task import NewTask
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
+from microqueue.spark.location import location_of
 from microqueue.spark.pipelines.ingest_rejects import RejectFile
 from microqueue.spark.pipelines.ingest_rows import OUTCOME, Loader
 from microqueue.spark.pipelines.ingest_source import Format, guess_format, read_source
 from microqueue.spark.pipelines.place import locate, primary
 from microqueue.spark.pipelines.runs import begin_run, find_report, finish_run
 from microqueue.spark.pipelines.steps import Step, Tell, silent
-from microqueue.spark.place import place_of
 
 SECRET = re.compile("secret|password|token|credential|key", re.IGNORECASE)
 """Options of Spark's reader that are how to get at a source, and not noted with a run."""
@@ -118,7 +118,7 @@ def ingest(
     if report is not None:
         return IngestSummary(**{**report, "dry_run": dry_run, "repeated": True})
     if not dry_run:
-        tasks = place_of(place).collections.tasks
+        tasks = location_of(place).collections.tasks
         Queue(tasks, queue, settings=rules).ensure_indexes(adjust=False)
     tell(Step("ingest", f"Reading {source}"))
     outcome = rows.mapInArrow(loader, OUTCOME).persist(StorageLevel.DISK_ONLY)

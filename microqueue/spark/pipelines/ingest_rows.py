@@ -14,16 +14,16 @@ from pyspark.sql.types import StructType
 
 from microqueue.arguments import refused
 from microqueue.errors import InvalidArgument, InvalidPayload
+from microqueue.extended_json import from_json
 from microqueue.new_task import NewTask
 from microqueue.payload import codec_of
 from microqueue.settings import QueueSettings
-from microqueue.spark.extended import from_json
 from microqueue.spark.ids import key_id
-from microqueue.spark.options import PlaceOptions
+from microqueue.spark.location import location_of
+from microqueue.spark.options import LocationOptions
 from microqueue.spark.pipelines.adding import CHUNK, Adder
 from microqueue.spark.pipelines.place import server_now
-from microqueue.spark.place import place_of
-from microqueue.spark.values import Converter, check_names, converted, converter_of
+from microqueue.spark.value_conversion import Converter, check_names, convert_fields, converter_of
 from microqueue.worker.handlers import load_model
 
 CORRUPT = "_corrupt"
@@ -37,7 +37,7 @@ class Loader:
 
     def __init__(
         self,
-        place: PlaceOptions,
+        place: LocationOptions,
         settings: QueueSettings,
         *,
         queue: str,
@@ -76,7 +76,7 @@ class Loader:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Add the rows of each batch, and give what came of them."""
-        adder = Adder(place_of(self.place), settings=self.settings, now=server_now(self.place))
+        adder = Adder(location_of(self.place), settings=self.settings, now=server_now(self.place))
         make = _TaskMaker(self, adder, self._model(), self._converters())
         for batch in batches:
             rows = batch.to_pylist()
@@ -123,7 +123,7 @@ class _TaskMaker:
     def __call__(self, numbered: dict[str, Any]) -> dict[str, Any]:
         row = _fields(numbered["row"], self._loader.kind)
         try:
-            payload = converted(row, self._converters)
+            payload = convert_fields(row, self._converters)
             if self._adapter is not None:
                 payload = self._codec.dump(self._adapter.validate_python(payload))
             new = NewTask[Any](

@@ -32,7 +32,8 @@ from microqueue.operations.replay import Return, requeue
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
 from microqueue.spark.ids import id_type, key_id
-from microqueue.spark.options import PlaceOptions
+from microqueue.spark.location import location_of
+from microqueue.spark.options import LocationOptions
 from microqueue.spark.pipelines.adding import Adder
 from microqueue.spark.pipelines.archive_reader import read_archive
 from microqueue.spark.pipelines.choice import choose, dead
@@ -40,7 +41,6 @@ from microqueue.spark.pipelines.documents import decode
 from microqueue.spark.pipelines.place import locate, primary, server_now
 from microqueue.spark.pipelines.runs import Run, begin_run, finish_run
 from microqueue.spark.pipelines.steps import Step, Tell, silent
-from microqueue.spark.place import place_of
 from microqueue.task import DEFAULT_QUEUE, Task
 
 CHUNK = 1000
@@ -153,7 +153,7 @@ def replay(
 
 
 def _look(
-    place: PlaceOptions,
+    place: LocationOptions,
     found: DataFrame,
     name: str,
     where: str,
@@ -221,7 +221,7 @@ class _Sender:
 
     def __init__(
         self,
-        place: PlaceOptions,
+        place: LocationOptions,
         settings: QueueSettings,
         begun: Run,
         run: str,
@@ -236,7 +236,7 @@ class _Sender:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         now = server_now(self.place)
         # As they are written again: a UUID that is read in another way would be another one.
-        options = place_of(self.place).collections.codec_options
+        options = location_of(self.place).collections.codec_options
         for batch in batches:
             rows = batch.to_pylist()
             for start in range(0, len(rows), CHUNK):
@@ -261,7 +261,7 @@ class _Sender:
         return str(copy_id(self.run, document)) in self.known
 
     def _add(self, archived: Sequence[dict[str, Any]], now: datetime) -> tuple[int, int]:
-        adder = Adder(place_of(self.place), settings=self.settings, now=now)
+        adder = Adder(location_of(self.place), settings=self.settings, now=now)
         documents = [
             adder.document(
                 self.to or document.get("queue", DEFAULT_QUEUE),
@@ -302,4 +302,4 @@ class _Sender:
             now=now,
             settings=self.settings,
         )
-        return place_of(self.place).run(operation)
+        return location_of(self.place).run(operation)

@@ -10,9 +10,9 @@ from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations import runs
 from microqueue.operations.diagnostics import list_indexes
 from microqueue.operations.indexes import retention_of
-from microqueue.spark.options import PlaceOptions
+from microqueue.spark.location import location_of
+from microqueue.spark.options import LocationOptions
 from microqueue.spark.pipelines.place import server_now
-from microqueue.spark.place import place_of
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Run:
     report: dict[str, Any] | None
 
 
-def begin_run(place: PlaceOptions, name: str, details: dict[str, Any]) -> Run:
+def begin_run(place: LocationOptions, name: str, details: dict[str, Any]) -> Run:
     """Begin a run, or go on with it. Refuse one that was something else, or is too old.
 
     Tasks of a run that are done are deleted after the retention: whoever goes on with it
     later could not tell any more what it has added.
     """
-    here = place_of(place)
+    here = location_of(place)
     now = server_now(place)
     note = here.run(runs.begin(name, details, now))
     _check_details(note, details)
@@ -47,9 +47,11 @@ def begin_run(place: PlaceOptions, name: str, details: dict[str, Any]) -> Run:
     return Run(name, begun_at, resumed, note.get("report"))
 
 
-def find_report(place: PlaceOptions, name: str, details: dict[str, Any]) -> dict[str, Any] | None:
+def find_report(
+    place: LocationOptions, name: str, details: dict[str, Any]
+) -> dict[str, Any] | None:
     """Give the report of a run that is over; refuse one that was something else."""
-    note = place_of(place).run(runs.find(name))
+    note = location_of(place).run(runs.find(name))
     if note is None:
         return None
     _check_details(note, details)
@@ -74,6 +76,6 @@ def _check_details(note: dict[str, Any], details: dict[str, Any]) -> None:
         )
 
 
-def finish_run(place: PlaceOptions, run: Run, report: dict[str, Any]) -> None:
+def finish_run(place: LocationOptions, run: Run, report: dict[str, Any]) -> None:
     """Note what a run did: from now on, starting it again does nothing."""
-    place_of(place).run(runs.finish(run.name, report, server_now(place)))
+    location_of(place).run(runs.finish(run.name, report, server_now(place)))

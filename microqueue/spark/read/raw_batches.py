@@ -12,7 +12,7 @@ from typing import Any
 import bson
 
 try:
-    from bson import _array_of_documents_to_buffer as _joined
+    from bson import _array_of_documents_to_buffer as _join_documents
     from bson.raw_bson import _RAW_ARRAY_BSON_OPTIONS as SHALLOW
 except ImportError:  # pragma: no cover (they are pymongo's own, and may go)
     SHALLOW = None  # type: ignore[assignment]  # Replies are then unpacked as usual.
@@ -20,7 +20,7 @@ except ImportError:  # pragma: no cover (they are pymongo's own, and may go)
 BATCHES = ("firstBatch", "nextBatch")
 
 
-def quickened(cursor: Any) -> Any:
+def unpack_once(cursor: Any) -> Any:
     """Have a raw cursor unpack its replies once, and give it back."""
     usual = getattr(cursor, "_unpack_response", None)
     if SHALLOW is None or usual is None:
@@ -44,6 +44,6 @@ def _reply(payload: Any) -> dict[str, Any] | None:
     cursor = dict(reply["cursor"])
     for name in BATCHES:
         if name in cursor:
-            joined = _joined(cursor[name])
+            joined = _join_documents(cursor[name])
             cursor[name] = [joined] if joined else []
     return {**reply, "cursor": cursor}

@@ -11,7 +11,7 @@ from microqueue.drivers.connection import Connection
 from microqueue.drivers.sync import SyncDriver
 from microqueue.operations.call import Operation
 from microqueue.settings import QueueSettings
-from microqueue.spark.options import PlaceOptions
+from microqueue.spark.options import LocationOptions
 
 T = TypeVar("T")
 
@@ -23,10 +23,10 @@ class ReadCollections(Collections):
         return {**super()._options(source), "read_preference": source.read_preference}
 
 
-class Place:
+class Location:
     """A collection of tasks, and a driver that runs operations on it."""
 
-    def __init__(self, options: PlaceOptions) -> None:
+    def __init__(self, options: LocationOptions) -> None:
         self.settings = QueueSettings.from_environment()
         preference = options.read_preference
         connection = Connection(
@@ -58,18 +58,20 @@ class Place:
         self.close()
 
 
-_places: dict[PlaceOptions, Place] = {}
+_locations: dict[LocationOptions, Location] = {}
 
 
-def place_of(options: PlaceOptions) -> Place:
+def location_of(options: LocationOptions) -> Location:
     """Give the place of these options. Spark keeps its Python processes, which keep clients."""
-    where = PlaceOptions(**{name: getattr(options, name) for name in PlaceOptions.model_fields})
-    if where not in _places:
-        _places[where] = Place(where)
-    return _places[where]
+    where = LocationOptions(
+        **{name: getattr(options, name) for name in LocationOptions.model_fields}
+    )
+    if where not in _locations:
+        _locations[where] = Location(where)
+    return _locations[where]
 
 
-def close_places() -> None:
+def close_locations() -> None:
     """Close every client that this process keeps."""
-    while _places:
-        _places.popitem()[1].close()
+    while _locations:
+        _locations.popitem()[1].close()

@@ -29,12 +29,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from microqueue.extended_json import to_json
 from microqueue.spark import ids
 from microqueue.spark.columns import COMPUTED, DEFAULTS, ERROR, JSON_COLUMNS, REQUIRED
-from microqueue.spark.exact import Drift, Reader, reader_of
-from microqueue.spark.extended import to_json
-from microqueue.spark.mongoarrow import ObjectIdType, PyMongoArrowContext, Schema
-from microqueue.spark.oddities import (
+from microqueue.spark.read.lossy_types import (
     BSON_BOOLEAN,
     BSON_DOCUMENT,
     BSON_NULL,
@@ -42,13 +40,17 @@ from microqueue.spark.oddities import (
     BSON_STRING,
     MILLISECONDS,
     REFERENCE,
-    Unfit,
+    LossyBatch,
+    ObjectIdType,
+    PyMongoArrowContext,
+    Schema,
     check_dates,
-    check_exact,
-    has_lost_nan,
-    has_other_type,
-    key_of,
+    check_integers,
+    field_header,
+    may_have_lost_nan,
+    may_have_other_type,
 )
+from microqueue.spark.value_conversion import Drift, Reader, reader_of
 
 MICROSECONDS = pa.timestamp("us", tz="UTC")
 
@@ -97,12 +99,12 @@ class BatchConverter:
         """Give the rows of one batch from the server."""
         try:
             yield self.quickly(raw)
-        except Unfit:
+        except LossyBatch:
             groups = by_id_type(raw)
             for part in groups:
                 try:
                     yield self.exactly(part) if len(groups) == 1 else self.quickly(part)
-                except Unfit:
+                except LossyBatch:
                     yield self.exactly(part)
 
     def _reader(self, name: str) -> Reader:
@@ -119,7 +121,7 @@ class BatchConverter:
         """Read whole columns, or raise ``Unfit``."""
         id_kind = FAST_IDS.get(raw[ID_TYPE_AT])
         if id_kind is None or self._looks_odd(raw):
-            raise Unfit
+            raise LossyBatch
         kinds = {"_id": id_kind[0], **{name: FLAT[self._types[name]] for name in self._flat}}
         context = PyMongoArrowContext(Schema(kinds))
         try:
@@ -128,10 +130,10 @@ class BatchConverter:
             columns = {
                 name: self._fitted(name, table.column(name).combine_chunks()) for name in self._flat
             }
-            if any(has_lost_nan(raw, name, table.column(name)) for name in self._flat):
-                raise Unfit
+            if any(may_have_lost_nan(raw, name, table.column(name)) for name in self._flat):
+                raise LossyBatch
         except (TypeError, ValueError, OverflowError) as exc:  # Arrow's errors are among these.
-            raise Unfit from exc
+            raise LossyBatch from exc
         columns["drifted"] = pa.repeat(pa.scalar(0, pa.int32()), table.num_rows)
         columns["id_type"] = pa.repeat(id_kind[1], table.num_rows)
         if "id" in self._types:
@@ -146,18 +148,18 @@ class BatchConverter:
         for name in self._flat:
             kind = self._types[name]
             if kind == ERROR and (
-                has_other_type(raw, name, (BSON_DOCUMENT, BSON_NULL)) or REFERENCE in raw
+                may_have_other_type(raw, name, (BSON_DOCUMENT, BSON_NULL)) or REFERENCE in raw
             ):
                 return True
             numeric = isinstance(kind, IntegerType | LongType | DoubleType)
-            if numeric and key_of(BSON_BOOLEAN, name) in raw:
+            if numeric and field_header(BSON_BOOLEAN, name) in raw:
                 return True
         return False
 
     def _fitted(self, name: str, array: pa.Array) -> pa.Array:
         kind = self._types[name]
         if name in REQUIRED and array.null_count:
-            raise Unfit
+            raise LossyBatch
         if kind == ERROR:
             children = [
                 _microseconds(child) if child.type == MILLISECONDS else child
@@ -170,7 +172,7 @@ class BatchConverter:
         if isinstance(kind, TimestampType):
             return _microseconds(array)
         if pa.types.is_floating(array.type):
-            check_exact(array)
+            check_integers(array)
         fitted = array.cast(self._arrow.field(name).type)
         return pc.fill_null(fitted, DEFAULTS[name]) if name in DEFAULTS else fitted
 

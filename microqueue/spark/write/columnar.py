@@ -1,21 +1,107 @@
-"""Encode columns as BSON, a whole column at a time: no Python object is made for a value.
-
-The bytes are those that ``bson.encode`` gives for the same rows as dicts. Only plain types are
-known here: text, numbers, booleans, instants, bytes, nulls, and structs of them.
-"""
+"""Make the documents of rows that differ in id, payload and place only, straight from columns."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import bson
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from bson import ObjectId
+from bson.raw_bson import RawBSONDocument
 
+from microqueue.operations.call import Document
+from microqueue.payload import LARGEST_DOCUMENT
 from microqueue.positions import microseconds
+from microqueue.spark.ids import key_digests
+
+PAYLOAD = "payload"
+MAX_CHUNK_BYTES = 256 * 1024 * 1024
+"""In bytes, of rows and of documents. Arrow counts those of a column by 32 bits."""
+
+
+class ColumnarDocuments(Sequence[Document]):
+    """Documents that are encoded. Each says what it is without its payload, when it is asked."""
+
+    def __init__(self, pattern: Document, ids: list[bytes], stored: list[RawBSONDocument]) -> None:
+        self._pattern = pattern
+        self.ids = ids
+        self.stored = stored
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, place: int) -> Document: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Document]: ...
+    def __getitem__(self, place: int | slice) -> Document | list[Document]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(len(self))[place]]
+        return {**self._pattern, "_id": ObjectId(self.ids[place])}
+
+
+def columnar_documents(
+    rows: pa.Table,
+    pattern: Document,
+    *,
+    key: Sequence[str],
+    explicit: bool,
+    codec_options: Any,
+) -> ColumnarDocuments | None:
+    """Make the documents of rows like that of the first, ``pattern``.
+
+    ``explicit`` says that the payload is a column, else it is the row. Gives nothing where a
+    row needs a closer look: for a type that is not plain, or a value that may be refused.
+    """
+    if rows.nbytes > MAX_CHUNK_BYTES:
+        return None
+    (batch,) = rows.combine_chunks().to_batches()
+    ids = _task_ids(batch, pattern["queue"], key)
+    payload = _payload_field(batch, explicit=explicit)
+    if ids is None or payload is None:
+        return None
+    first = pattern["position"]
+    fields = {
+        "_id": encode_object_ids("_id", ids),
+        "payload": payload,
+        "position": encode_integers("position", np.arange(first, first + len(ids))),
+    }
+    encoded = encode_document(
+        fields.get(name) or encode_constant({name: value}, codec_options)
+        for name, value in pattern.items()
+    )
+    lengths = np.broadcast_to(encoded.length, len(ids))
+    if lengths.max() > LARGEST_DOCUMENT or lengths.sum() > MAX_CHUNK_BYTES:
+        return None
+    stored = [RawBSONDocument(raw) for raw in join_parts(encoded).to_pylist()]
+    return ColumnarDocuments(pattern, ids, stored)
+
+
+def _payload_field(batch: pa.RecordBatch, *, explicit: bool) -> Piece | None:
+    if not explicit:
+        return encode_subdocument(PAYLOAD, batch.schema.names, batch.columns)
+    column = batch.column(PAYLOAD)
+    return encode_column(PAYLOAD, column) if not column.null_count else None
+
+
+def _task_ids(batch: pa.RecordBatch, queue: str, key: Sequence[str]) -> list[bytes] | None:
+    columns = [batch.column(name) for name in key]
+    if not columns:
+        return [ObjectId().binary for _ in range(len(batch))]
+    if any(column.null_count for column in columns) or not all(map(is_valid_text, columns)):
+        return None
+    if len(columns) == 1:
+        keys = columns[0].cast(pa.string()).cast(pa.binary()).to_pylist()
+    else:
+        several = zip(*(column.to_pylist() for column in columns), strict=True)
+        keys = [json.dumps(values).encode() for values in several]
+    return list(key_digests(queue, keys))
+
 
 NOTHING = pa.scalar(b"", pa.binary())
 ZERO = b"\x00"
@@ -41,34 +127,38 @@ class Piece(NamedTuple):
     length: Lengths
 
 
-def constant(fields: Mapping[str, Any], codec_options: Any = bson.DEFAULT_CODEC_OPTIONS) -> Piece:
+def encode_constant(
+    fields: Mapping[str, Any], codec_options: Any = bson.DEFAULT_CODEC_OPTIONS
+) -> Piece:
     """Encode fields that are the same in all rows."""
     return _same(bson.encode(fields, codec_options=codec_options)[4:-1])
 
 
-def document(pieces: Iterable[Piece]) -> Piece:
+def encode_document(pieces: Iterable[Piece]) -> Piece:
     """Make a document in each row of the fields that pieces are."""
     inner = _chain(pieces)
     length = inner.length + 5  # Of itself too, and the zero at the end.
     return _chain([_numbers(length, "<i4"), inner, _same(ZERO)])
 
 
-def subdocument(name: str, names: Sequence[str], columns: Sequence[pa.Array]) -> Piece | None:
+def encode_subdocument(
+    name: str, names: Sequence[str], columns: Sequence[pa.Array]
+) -> Piece | None:
     """Make a field that is a document of columns; nothing if one of them is not known here."""
-    pieces = [column(*one) for one in zip(names, columns, strict=True)]
+    pieces = [encode_column(*one) for one in zip(names, columns, strict=True)]
     known = [piece for piece in pieces if piece is not None]
     if len(known) < len(pieces) or len(set(names)) < len(names):
         return None
-    return _chain([_same(_head(DOCUMENT, name)), document(known)])
+    return _chain([_same(_head(DOCUMENT, name)), encode_document(known)])
 
 
-def object_ids(name: str, ids: list[bytes]) -> Piece:
+def encode_object_ids(name: str, ids: list[bytes]) -> Piece:
     """Make a field of object ids."""
     head = _head(OBJECT_ID, name)
     return Piece([head, pa.array(ids, pa.binary())], len(head) + 12)
 
 
-def integers(name: str, values: Any) -> Piece:
+def encode_integers(name: str, values: Any) -> Piece:
     """Make a field of integers: short where they fit, as ``bson`` does."""
     short, long = (
         _chain([_same(_head(kind, name)), _numbers(values, form)])
@@ -79,10 +169,10 @@ def integers(name: str, values: Any) -> Piece:
         return short
     if not fits.any():
         return long
-    return _whole(pc.if_else(pa.array(fits), joined(short), joined(long)))
+    return _whole(pc.if_else(pa.array(fits), join_parts(short), join_parts(long)))
 
 
-def column(name: str, values: pa.Array) -> Piece | None:
+def encode_column(name: str, values: pa.Array) -> Piece | None:
     """Make the field that a column is; nothing if it has a type, or a value, not known here."""
     if ZERO in name.encode():
         return None
@@ -92,16 +182,16 @@ def column(name: str, values: pa.Array) -> Piece | None:
     piece = _filled(name, values)
     if piece is None or not values.null_count:
         return piece
-    return _whole(pc.if_else(values.is_null(), pa.scalar(absent, pa.binary()), joined(piece)))
+    return _whole(pc.if_else(values.is_null(), pa.scalar(absent, pa.binary()), join_parts(piece)))
 
 
-def joined(piece: Piece) -> pa.Array:
+def join_parts(piece: Piece) -> pa.Array:
     """Give the bytes of each row."""
     parts = [pa.scalar(part, pa.binary()) if type(part) is bytes else part for part in piece.parts]
     return pc.binary_join_element_wise(*parts, NOTHING)
 
 
-def is_valid(values: pa.Array) -> bool:
+def is_valid_text(values: pa.Array) -> bool:
     """Tell whether text is text. Spark takes any bytes for it, and others read what is stored."""
     try:
         values.validate(full=True)
@@ -112,14 +202,14 @@ def is_valid(values: pa.Array) -> bool:
 
 def _filled(name: str, values: pa.Array) -> Piece | None:
     """Make the field of a column as if nulls were something."""
-    for is_one, encode in _KINDS:
+    for is_one, encode_filled in _KINDS:
         if is_one(values.type):
-            return encode(name, values)
+            return encode_filled(name, values)
     return None
 
 
 def _text(name: str, values: pa.Array) -> Piece | None:
-    if not is_valid(values):
+    if not is_valid_text(values):
         return None
     raw = pc.fill_null(values, "").cast(pa.binary())
     length = pc.binary_length(raw).to_numpy() + 1
@@ -142,7 +232,7 @@ def _booleans(name: str, values: pa.Array) -> Piece:
 
 
 def _integers(name: str, values: pa.Array) -> Piece:
-    return integers(name, pc.fill_null(values, 0).to_numpy().astype("<i8"))
+    return encode_integers(name, pc.fill_null(values, 0).to_numpy().astype("<i8"))
 
 
 def _doubles(name: str, values: pa.Array) -> Piece:
@@ -157,7 +247,7 @@ def _instants(name: str, values: pa.Array) -> Piece | None:
 
 
 def _struct(name: str, values: pa.Array) -> Piece | None:
-    return subdocument(name, [field.name for field in values.type], values.flatten())
+    return encode_subdocument(name, [field.name for field in values.type], values.flatten())
 
 
 _KINDS: list[tuple[Callable[[pa.DataType], bool], Callable[[str, pa.Array], Piece | None]]] = [

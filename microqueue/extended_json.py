@@ -24,7 +24,7 @@ CANONICAL: JSONOptions = JSONOptions(
     tzinfo=UTC,
     uuid_representation=UuidRepresentation.STANDARD,
 )
-MARK_OF_EXTENDED = '"$'
+EXTENDED_MARKER = '"$'
 
 
 def to_json(value: Any) -> str:
@@ -35,14 +35,14 @@ def to_json(value: Any) -> str:
         return json_util.dumps(value, json_options=RELAXED, ensure_ascii=False)
 
 
-def to_exact_json(value: Any) -> str:
+def to_canonical_json(value: Any) -> str:
     """Write a value so that it comes back as the very type that it is."""
     return json_util.dumps(value, json_options=CANONICAL)
 
 
 def from_json(text: str) -> Any:
     """Read either of them, or any other JSON; a number that is too large is a ValueError."""
-    if MARK_OF_EXTENDED not in text:
+    if EXTENDED_MARKER not in text:
         return json.loads(text, parse_float=finite_number)
     return json_util.loads(text, json_options=RELAXED, parse_float=finite_number)
 

@@ -15,15 +15,15 @@ from microqueue.arguments import refused
 from microqueue.operations import export
 from microqueue.operations.call import Document
 from microqueue.operations.export import IdRange
-from microqueue.spark.convert import BatchConverter
+from microqueue.spark.location import Location, location_of
 from microqueue.spark.options import SelectionOptions
-from microqueue.spark.place import Place, place_of
-from microqueue.spark.raw_batches import quickened
+from microqueue.spark.read.convert import BatchConverter
+from microqueue.spark.read.raw_batches import unpack_once
 
-FEW = 100_000
+SINGLE_PART_ROWS = 100_000
 """Up to so many matches, one part is quicker than several."""
 ROWS_PER_PART = 250_000
-MOST_PARTS = 1_000
+MAX_PARTS = 1_000
 
 
 @dataclass
@@ -49,15 +49,15 @@ class TaskReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Split the read, or leave it whole when few tasks match."""
-        place = place_of(self._options)
+        place = location_of(self._options)
         selection = selection_of(self._options)
-        parts = self._options.partitions or suggested_parts(place, selection)
+        parts = self._options.partitions or default_parts(place, selection)
         return [IdPartition(part) for part in place.run(export.split_by_id(selection, parts))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Give the tasks of one part as Arrow batches."""
         part = partition.part if isinstance(partition, IdPartition) else export.WHOLE
-        place = place_of(self._options)
+        place = location_of(self._options)
         converter = converter_for(self._schema, self._options, place)
         cursor = place.run(
             export.read_part(
@@ -67,30 +67,30 @@ class TaskReader(DataSourceReader):
                 batch_rows=self._options.batch_rows,
             )
         )
-        yield from converted(cursor, converter)
+        yield from convert_cursor(cursor, converter)
 
 
-def suggested_parts(place: Place, selection: Document) -> int:
+def default_parts(place: Location, selection: Document) -> int:
     """Choose the number of parts by how many tasks match."""
-    if place.run(export.count_up_to(selection, FEW + 1)) <= FEW:
+    if place.run(export.count_up_to(selection, SINGLE_PART_ROWS + 1)) <= SINGLE_PART_ROWS:
         return 1
-    return most_parts(place)
+    return parts_of_collection(place)
 
 
-def most_parts(place: Place) -> int:
+def parts_of_collection(place: Location) -> int:
     """Choose the number of parts for all there is."""
     total = place.run(export.count_all())
-    return max(min(total // ROWS_PER_PART, MOST_PARTS), os.cpu_count() or 1)
+    return max(min(total // ROWS_PER_PART, MAX_PARTS), os.cpu_count() or 1)
 
 
-def converter_for(schema: StructType, options: SelectionOptions, place: Place) -> BatchConverter:
+def converter_for(schema: StructType, options: SelectionOptions, place: Location) -> BatchConverter:
     """Make the converter of one part."""
     return BatchConverter(schema, place.collections.codec_options, strict=options.mode == "strict")
 
 
-def converted(cursor: Any, converter: BatchConverter) -> Iterator[pa.RecordBatch]:
+def convert_cursor(cursor: Any, converter: BatchConverter) -> Iterator[pa.RecordBatch]:
     """Convert what a cursor gives, and close it whatever comes."""
-    with quickened(cursor):
+    with unpack_once(cursor):
         for raw in cursor:
             yield from converter.convert(raw)
 

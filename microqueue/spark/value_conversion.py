@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Decimal, DecimalException
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -21,12 +22,15 @@ from pyspark.sql.types import (
     BooleanType,
     ByteType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
+    IntegralType,
     LongType,
     MapType,
+    NullType,
     ShortType,
     StringType,
     StructType,
@@ -84,7 +88,7 @@ def reader_of(kind: DataType, path: str, *, closed: bool = False) -> Reader:
         return _array_reader(kind, path, closed=closed)
     if isinstance(kind, MapType):
         return _map_reader(kind, path, closed=closed)
-    exact = _leaf(kind, path)
+    exact = _scalar_reader(kind, path)
 
     def read(value: Any, drift: Drift) -> Any:
         if value is None:
@@ -135,7 +139,7 @@ def _array_reader(kind: ArrayType, path: str, *, closed: bool) -> Reader:
 
 def _map_reader(kind: MapType, path: str, *, closed: bool) -> Reader:
     if not isinstance(kind.keyType, StringType):
-        raise _refused(kind, path, "keys of a map in MongoDB are strings")
+        raise _unreadable(kind, path, "keys of a map in MongoDB are strings")
     convert = reader_of(kind.valueType, f"{path}.*", closed=closed)
 
     def read(value: Any, drift: Drift) -> Any:
@@ -149,26 +153,26 @@ def _map_reader(kind: MapType, path: str, *, closed: bool) -> Reader:
     return read
 
 
-def _leaf(kind: DataType, path: str) -> Callable[[Any], Any]:
+def _scalar_reader(kind: DataType, path: str) -> Callable[[Any], Any]:
     """Choose what converts a value that is not null, and gives null for one that does not fit."""
     if type(kind) in INTEGER_BITS:
         limit = 2 ** (INTEGER_BITS[type(kind)] - 1)
-        return lambda value: _integer(value, limit)
+        return lambda value: _exact_integer(value, limit)
     if isinstance(kind, DecimalType):
-        return lambda value: _decimal(value, kind)
-    found = _LEAVES.get(type(kind))
+        return lambda value: _exact_decimal(value, kind)
+    found = _SCALARS.get(type(kind))
     if found is None:
-        raise _refused(kind, path, "MongoDB has no such type; name what is stored, and cast it")
+        raise _unreadable(kind, path, "MongoDB has no such type; name what is stored, and cast it")
     return found
 
 
-def _refused(kind: DataType, path: str, reason: str) -> InvalidArgument:
+def _unreadable(kind: DataType, path: str, reason: str) -> InvalidArgument:
     if path.split(".", maxsplit=1)[0] != "payload":
         return refused("schema", f"{path} {kind.simpleString()}", reason)
     return refused("payload", f"{path} {kind.simpleString()}", f"{reason}; or read payload=json")
 
 
-def _text(value: Any) -> str | None:
+def _exact_text(value: Any) -> str | None:
     return value if isinstance(value, str) else _id_text(value)
 
 
@@ -176,21 +180,21 @@ def _id_text(value: Any) -> str | None:
     return str(value) if isinstance(value, ObjectId | UUID) else None
 
 
-def _integer(value: Any, limit: int) -> int | None:
+def _exact_integer(value: Any, limit: int) -> int | None:
     if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT:
         value = int(value)  # The mongo shell writes whole numbers so.
     fits = isinstance(value, int) and not isinstance(value, bool) and -limit <= value < limit
     return value if fits else None
 
 
-def _double(value: Any) -> float | None:
+def _exact_double(value: Any) -> float | None:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_EXACT:
         return float(value)
     return value if isinstance(value, float) else None
 
 
-def _float(value: Any) -> float | None:
-    found = _double(value)
+def _exact_float(value: Any) -> float | None:
+    found = _exact_double(value)
     if found is None or not math.isfinite(found):
         return found
     try:
@@ -205,7 +209,7 @@ def _wall_clock(value: Any) -> datetime | None:
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) else None
 
 
-def _decimal(value: Any, kind: DecimalType) -> Decimal | None:
+def _exact_decimal(value: Any, kind: DecimalType) -> Decimal | None:
     if isinstance(value, Decimal128):
         value = value.to_decimal()
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -218,11 +222,11 @@ def _decimal(value: Any, kind: DecimalType) -> Decimal | None:
     return value if len(digits) + exponent <= kind.precision - kind.scale else None
 
 
-_LEAVES: dict[type[DataType], Callable[[Any], Any]] = {
-    StringType: _text,
+_SCALARS: dict[type[DataType], Callable[[Any], Any]] = {
+    StringType: _exact_text,
     BooleanType: lambda value: value if isinstance(value, bool) else None,
-    DoubleType: _double,
-    FloatType: _float,
+    DoubleType: _exact_double,
+    FloatType: _exact_float,
     TimestampType: lambda value: value if isinstance(value, datetime) else None,
     TimestampNTZType: _wall_clock,
     BinaryType: lambda value: bytes(value) if isinstance(value, bytes) else None,
@@ -231,3 +235,73 @@ _LEAVES: dict[type[DataType], Callable[[Any], Any]] = {
 
 def _shown(value: Any) -> str:
     return f"{shorten(value, 80)} ({type(value).__name__})"
+
+
+UNCONVERTED = (
+    StringType,
+    IntegralType,
+    FloatType,
+    DoubleType,
+    BooleanType,
+    BinaryType,
+    TimestampType,
+    TimestampNTZType,
+    NullType,
+)
+
+Converter = Callable[[Any], Any]
+
+
+def check_names(path: str, kind: StructType) -> None:
+    """Refuse columns, or fields of one, with the same name: one would take the other's place."""
+    if twice := [name for name, count in Counter(kind.names).items() if count > 1]:
+        raise refused(path, ", ".join(twice), "there are several of that name; rename all but one")
+
+
+def converter_of(path: str, kind: DataType, *, for_model: bool = False) -> Converter | None:
+    """Make what turns Arrow's values of a type into BSON's; nothing where they are the same.
+
+    For a model they become Python's: it may ask for a date, a decimal, or keys that are numbers.
+    """
+    if isinstance(kind, StructType):
+        check_names(path, kind)
+        fields = {
+            field.name: convert
+            for field in kind.fields
+            if (
+                convert := converter_of(f"{path}.{field.name}", field.dataType, for_model=for_model)
+            )
+            is not None
+        }
+        return _skipping_null(lambda value: convert_fields(value, fields)) if fields else None
+    if isinstance(kind, ArrayType):
+        convert = converter_of(f"{path}[]", kind.elementType, for_model=for_model)
+        return convert and _skipping_null(lambda value: [convert(item) for item in value])
+    if isinstance(kind, MapType) and (for_model or isinstance(kind.keyType, StringType)):
+        inner = converter_of(f"{path}.*", kind.valueType, for_model=for_model)
+        return _skipping_null(
+            lambda pairs: {key: inner(item) if inner else item for key, item in pairs}
+        )
+    if for_model or isinstance(kind, UNCONVERTED):
+        return None
+    if isinstance(kind, DecimalType):
+        return _skipping_null(lambda value: _to_decimal128(path, value))
+    if isinstance(kind, DateType):
+        return _skipping_null(lambda day: day.isoformat())
+    raise refused(path, kind.simpleString(), "MongoDB has no such type; cast the column")
+
+
+def convert_fields(value: dict[str, Any], fields: dict[str, Converter]) -> dict[str, Any]:
+    """Turn those fields of a row, or of a struct, that have a converter."""
+    return {name: fields[name](item) if name in fields else item for name, item in value.items()}
+
+
+def _to_decimal128(path: str, value: Decimal) -> Decimal128:
+    try:
+        return Decimal128(value)
+    except DecimalException as exc:
+        raise refused(path, value, "MongoDB's decimals have 34 digits; round it") from exc
+
+
+def _skipping_null(convert: Converter) -> Converter:
+    return lambda value: None if value is None else convert(value)

@@ -24,13 +24,18 @@ from pyspark.sql.types import StructType
 
 from microqueue.arguments import refused
 from microqueue.clock import ServerClock
+from microqueue.extended_json import from_json, to_canonical_json
 from microqueue.operations import change_cursor, export
 from microqueue.operations.change_cursor import Changes, Followed, Mark
 from microqueue.operations.server_clock import read_clock
-from microqueue.spark.extended import from_json, to_exact_json
+from microqueue.spark.location import location_of
 from microqueue.spark.options import SelectionOptions
-from microqueue.spark.place import place_of
-from microqueue.spark.reader import FEW, converted, converter_for, most_parts
+from microqueue.spark.read.batch import (
+    SINGLE_PART_ROWS,
+    convert_cursor,
+    converter_for,
+    parts_of_collection,
+)
 
 DEFAULT_LAG = timedelta(seconds=3)
 FINISHED = ("done", "failed")
@@ -84,7 +89,7 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         operation = change_cursor.find_end(
             self._followed, to_mark(start), horizon=horizon, rows=rows
         )
-        end = place_of(self._options).run(operation)
+        end = location_of(self._options).run(operation)
         return start if end is None else to_offset(end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -92,19 +97,19 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         changes = Changes(to_mark(start), to_mark(end))
         if changes.start == changes.end:
             return []
-        place = place_of(self._options)
+        place = location_of(self._options)
         parts = self._options.partitions
         if parts is None:
             matching = change_cursor.between(self._followed, changes)
-            few = place.run(export.count_up_to(matching, FEW + 1)) <= FEW
-            parts = 1 if few else most_parts(place)
+            few = place.run(export.count_up_to(matching, SINGLE_PART_ROWS + 1)) <= SINGLE_PART_ROWS
+            parts = 1 if few else parts_of_collection(place)
         found = place.run(change_cursor.split(self._followed, changes, parts))
         return [ChangePartition(one) for one in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Give the tasks of one part as Arrow batches."""
         assert isinstance(partition, ChangePartition)  # noqa: S101 (they come from here)
-        place = place_of(self._options)
+        place = location_of(self._options)
         converter = converter_for(self._schema, self._options, place)
         rows = self._options.batch_rows
         cursor = place.run(
@@ -112,15 +117,15 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._followed, converter.fields, partition.changes, batch_rows=rows
             )
         )
-        yield from converted(cursor, converter)
+        yield from convert_cursor(cursor, converter)
 
     def _horizon(self) -> datetime:
-        return place_of(self._options).run(read_clock(ServerClock())) - self._lag
+        return location_of(self._options).run(read_clock(ServerClock())) - self._lag
 
 
 def to_offset(mark: Mark) -> dict[str, Any]:
     """Write a mark as Spark keeps offsets: as JSON."""
-    return {"at": mark.at.isoformat(timespec="milliseconds"), "id": to_exact_json(mark.id)}
+    return {"at": mark.at.isoformat(timespec="milliseconds"), "id": to_canonical_json(mark.id)}
 
 
 def to_mark(offset: dict[str, Any]) -> Mark:

@@ -8,23 +8,28 @@ wrote before it was interrupted from one that was there already.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
+from microqueue.arguments import refused
 from microqueue.clock import ServerClock
 from microqueue.operations import bulk_load, indexes
 from microqueue.operations.call import Document
 from microqueue.operations.server_clock import read_clock
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
-from microqueue.spark.chunks import ChunkMaker, Stamp, chunks_of
+from microqueue.spark.location import location_of
 from microqueue.spark.options import SinkOptions
-from microqueue.spark.place import place_of
+from microqueue.spark.write.documents import ChunkMaker, Stamp, chunks_of
 
 BATCH_ID = "streaming.sql.batchId"
 """The property in which Spark keeps the number of a micro-batch."""
@@ -48,14 +53,14 @@ class Sink:
         self.load = secrets.token_hex(6)
         self._schema = schema
         self._maker()  # Refuses in the driver what no executor could write.
-        place = place_of(options)
+        place = location_of(options)
         if self.settings.ensure_indexes:
             wanted = indexes.task_indexes(self.settings.retention)
             place.run(indexes.ensure_indexes(wanted, place.collections.name, adjust=False))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Write the rows of one part, in chunks."""
-        place = place_of(self.options)
+        place = location_of(self.options)
         maker, clock, positions = self._maker(), ServerClock(), Positions()
         part, codec_options = self._part(), place.collections.codec_options
         hold = self.load if self.options.hold else None
@@ -81,7 +86,7 @@ class Sink:
 
     def commit(self, written: list[Written], *, name: str | None) -> None:
         """Let workers see what was held, and leave the report under its name."""
-        place = place_of(self.options)
+        place = location_of(self.options)
         queues = sorted(set().union(*(one.queues for one in written)))
         report: Document = {
             "inserted": sum(one.inserted for one in written),
@@ -97,7 +102,7 @@ class Sink:
         """Take back what was held; what workers may have seen stays."""
         if self.options.hold:
             queues = None if self.options.queue is None else [self.options.queue]
-            place_of(self.options).run(bulk_load.abandon(queues, self.load))
+            location_of(self.options).run(bulk_load.abandon(queues, self.load))
 
     def _maker(self) -> ChunkMaker:
         return ChunkMaker(self._schema, self.options, settings=self.settings, load=self.load)
@@ -108,3 +113,47 @@ class Sink:
             return self.load
         batch = context.getLocalProperty(BATCH_ID) or ""
         return f"{self.load}:{batch}:{context.partitionId()}"
+
+
+class TaskWriter(DataSourceArrowWriter):
+    """Writes a DataFrame."""
+
+    def __init__(self, schema: StructType, options: SinkOptions) -> None:
+        self._sink = Sink(schema, options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write one part; Spark may call this again for the same one, or twice at once."""
+        return self._sink.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Finish, when every part is written."""
+        self._sink.commit(_written(messages), name=self._sink.options.load)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 (Spark gives them)
+        """Give up, when a part has failed for good."""
+        self._sink.abort()
+
+
+class TaskStreamWriter(DataSourceStreamArrowWriter):
+    """Writes a stream: a micro-batch that is written again finds its own tasks."""
+
+    def __init__(self, schema: StructType, options: SinkOptions) -> None:
+        if options.hold:
+            raise refused("hold", value=True, instead="a stream has no end at which to let go")
+        self._sink = Sink(schema, options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write one part of a micro-batch."""
+        return self._sink.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (the name is Spark's)
+        """Finish a micro-batch."""
+        load = self._sink.options.load
+        self._sink.commit(_written(messages), name=load and f"{load}-{batchId}")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (the name is Spark's)
+        """Give a micro-batch up; what was written stays, and is met again."""
+
+
+def _written(messages: list[WriterCommitMessage | None]) -> list[Written]:
+    return [message for message in messages if isinstance(message, Written)]

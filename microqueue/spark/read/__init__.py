@@ -1,0 +1,1 @@
+"""Read tasks into Spark: batches and streams, from raw BSON to Arrow."""

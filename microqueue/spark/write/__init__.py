@@ -1,0 +1,1 @@
+"""Write rows of Spark as tasks, once however often Spark repeats a part."""
