@@ -58,8 +58,8 @@ def settings_of(session: Session, *, live: bool = True) -> QueueSettings:
     settings = QueueSettings.from_environment()
     if not live:
         return settings
-    from microqueue.spark.pipelines.place import locate, primary  # noqa: PLC0415 (optional, slow)
     from microqueue.spark.location import location_of  # noqa: PLC0415 (as above)
+    from microqueue.spark.pipelines.place import locate, primary  # noqa: PLC0415 (optional, slow)
 
     session.tell_embedded()
     place = location_of(primary(locate(session.options.uri, collection=session.collection)))
