@@ -435,48 +435,50 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
         worker_id: str | None = None,
         *,
         after: datetime | None = None,
-        attempted: list[Lease] | None = None,
+        token: str | None = None,
         one_reply: bool = False,
     ) -> Operation[list[Claimed]]:
-        """Claim up to ``limit`` ready tasks; what is due and what is paused is not looked at.
+        """Claim up to ``limit`` ready tasks, without checking for due tasks or pauses.
 
-        The claim starts later than ``after``, the worker's last one, so that its claims are
-        in order although clocks are read anew. If it ends in an error, nobody knows what it took:
-        ``attempted`` gets its lease before anything is written, for :meth:`claim_again`. With
-        ``one_reply`` it takes no more than 16 MB.
+        The claim starts later than ``after``, the worker's previous claim, so that its claims stay
+        in order when the clock is read again. A caller that chooses the lease ``token`` can recover
+        what a failed claim took with :meth:`claim_again`. With ``one_reply`` the claim takes no
+        more than 16 MB.
         """
         while True:
-            lease = yield from self._new_lease(worker_id, after)
+            lease = yield from self._new_lease(worker_id, after=after, token=token)
             documents = yield from claim.pop_many(
-                self.name,
-                lease,
-                limit=limit,
-                spread=self._spread,
-                attempted=attempted,
-                one_reply=one_reply,
+                self.name, lease, limit=limit, spread=self._spread, one_reply=one_reply
             )
             claimed = yield from self._deliver(documents, lease)
             if claimed or not documents:
                 return claimed
             yield from maintenance.expire_undelivered(lease.started_at, self.settings, [self.name])
 
-    def claim_again(self, lease: Lease) -> Operation[list[Claimed]]:
-        """Take what a claim holds that ended in an error, under the same lease, renewed."""
+    def claim_again(self, token: str, worker_id: str) -> Operation[list[Claimed]]:
+        """Recover what a failed claim took under ``token``, with the leases renewed."""
         now = yield from self.begin()
-        renewed = lease.model_copy(
-            update={"expires_at": later(now, self.settings.visibility_timeout)}
+        expires_at = later(now, self.settings.visibility_timeout)
+        documents = yield from claim.find_held(token, expires_at)
+        if not documents:
+            return []
+        # One claim writes one start: what an earlier round of it took was settled before the last.
+        started_at = documents[0]["started_at"]
+        lease = Lease.trusted(
+            token=token, worker_id=worker_id, started_at=started_at, expires_at=expires_at
         )
-        documents = yield from claim.find_held(renewed)
-        return (yield from self._deliver(documents, renewed))
+        return (yield from self._deliver(documents, lease))
 
-    def _new_lease(self, worker_id: str | None, after: datetime | None = None) -> Operation[Lease]:
+    def _new_lease(
+        self, worker_id: str | None, *, after: datetime | None = None, token: str | None = None
+    ) -> Operation[Lease]:
         now = yield from self.begin()
         started_at = now
         # A clock that went back by more was wrong before.
         if after is not None and now <= after < now + claim.LARGEST_SKEW:
             started_at = after + TICK
         return Lease.trusted(
-            token=secrets.token_hex(12),
+            token=token or new_token(),
             worker_id=worker_id or f"{_HOST}:{os.getpid()}",
             started_at=started_at,
             expires_at=later(now, self.settings.visibility_timeout),
@@ -518,6 +520,11 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
         now = yield from self._now()
         due_at = yield from lookup.next_due(self.name)
         return None if due_at is None else max((due_at - now).total_seconds(), 0.0)
+
+
+def new_token() -> str:
+    """Return the token of a new lease."""
+    return secrets.token_hex(12)
 
 
 def worker_name(given: str | None = None) -> str:
@@ -649,7 +656,7 @@ class Administration(QueueBase[PayloadT]):
         return self.view(document)
 
 
-__all__ = ["QueueCore", "worker_name"]
+__all__ = ["QueueCore", "new_token", "worker_name"]
 
 
 class QueueCore(Producing[PayloadT], Delivery[PayloadT], Administration[PayloadT]):

@@ -130,19 +130,16 @@ def pop_many(
     *,
     limit: int,
     spread: Spread | None = None,
-    attempted: list[Lease] | None = None,
     one_reply: bool = False,
 ) -> Operation[list[Document]]:
     """Claim up to ``limit`` ready tasks under one token, with two or three round trips.
 
     Reads a window of the line, then claims it by a guarded update. When other workers won
     all of it, the next window starts further back, instead of fighting for the head. A
-    single task is claimed with one write, and nothing is read before. ``attempted`` gets the lease
-    before the first write. ``one_reply`` claims no more than MongoDB puts into one reply: 16 MB.
+    single task is claimed with one write, and nothing is read before. ``one_reply`` claims no
+    more than MongoDB puts into one reply: 16 MB.
     """
-    attempted = [] if attempted is None else attempted
     if limit == 1:
-        attempted.append(lease)
         document = yield from pop(queue, lease)
         return [] if document is None else [document]
     spread = spread or Spread()
@@ -163,8 +160,6 @@ def pop_many(
         if any(isinstance(document["_id"], dict) for document in window):
             yield from _bury_malformed(_these(window), lease.started_at)
             continue
-        if lease not in attempted[-1:]:
-            attempted.append(lease)
         try:
             claimed = yield from _claim_window(window, lease)
         except OperationFailure as exc:
@@ -290,13 +285,13 @@ def held_under(lease: Lease) -> Document:
     }
 
 
-def find_held(lease: Lease) -> Operation[list[Document]]:
-    """Renew what a claim took before it ended in an error, and give it in the order of the line.
+def find_held(token: str, expires_at: datetime) -> Operation[list[Document]]:
+    """Renew the leases that a failed claim took under ``token``; return the tasks in order.
 
     Safe to repeat: it sets the same instant again.
     """
-    held = {**filters.LEASED, "lease_token": lease.token}
-    yield Call("update_many", held, {"$set": {"lease_expires_at": lease.expires_at}})
+    held = {**filters.LEASED, "lease_token": token}
+    yield Call("update_many", held, {"$set": {"lease_expires_at": expires_at}})
     found: list[Document] = yield Call("find", held, sort=filters.READY_ORDER)
     return found
 

@@ -9,10 +9,10 @@ from datetime import datetime
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from microqueue.core import QueueCore, worker_name
+from microqueue.core import QueueCore, new_token, worker_name
 from microqueue.errors import AlreadyRunning, InvalidArgument, MicroqueueError
 from microqueue.operations import workers
-from microqueue.task import Claimed, Lease
+from microqueue.task import Claimed
 from microqueue.worker.completer import Completer, PendingSettlement, SettlementWriter
 from microqueue.worker.effects import Steps, run_on
 from microqueue.worker.fetcher import CrashIsolation, Fetcher, PollSummary, make_selection
@@ -91,7 +91,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
             try_until=lambda: 0.0 if self._hurrying else self._stop_by,
         )
         self._claimed_last: datetime | None = None
-        self._uncertain: dict[QueueT, list[Lease]] = {}  # Of claims that ended in an error.
+        self._unconfirmed: dict[QueueT, str] = {}  # Tokens of claims without a reply, or failed.
 
     @contextmanager
     def _one_run(self) -> Iterator[None]:
@@ -193,24 +193,23 @@ class WorkerCore(Stopping, Generic[QueueT]):
         ).steps()
 
     def _claim(self, queue: QueueT, limit: int) -> Steps[list[InFlightTask]]:
-        """Claim up to ``limit`` tasks; give what there was, not started yet.
+        """Claim up to ``limit`` tasks of a queue, but first recover what a failed claim took.
 
-        What a claim took that ended in an error comes first: it is leased, and nobody else would
-        start it.
+        Those tasks are leased to this worker, and no one else would start them.
         """
-        uncertain = self._uncertain.setdefault(queue, [])
-        while uncertain:
+        if (failed := self._unconfirmed.get(queue)) is not None:
             asked_at = lease_now()
-            found = yield from run_on(queue, queue.claim_again(uncertain[-1]))
-            uncertain.pop()
+            found = yield from run_on(queue, queue.claim_again(failed, self.worker_id))
+            del self._unconfirmed[queue]
             if found:
                 return self._take_in(queue, found, asked_at)
-        asked_at = lease_now()  # Before: what the claim takes is leased from then on, or later.
+        asked_at = lease_now()  # Before the call: the lease begins at this time or later.
+        token = self._unconfirmed[queue] = new_token()
         operation = queue.claim_batch(
-            limit, self.worker_id, after=self._claimed_last, attempted=uncertain, one_reply=True
+            limit, self.worker_id, after=self._claimed_last, token=token, one_reply=True
         )
         claimed = yield from run_on(queue, operation)
-        uncertain.clear()
+        del self._unconfirmed[queue]
         return self._take_in(queue, claimed, asked_at)
 
     def _look(self, opened: Sequence[QueueT]) -> Steps[PollSummary]:
@@ -226,7 +225,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
 
         So it does if a claim ended in an error: what that took is nowhere else to be found.
         """
-        if any(self._uncertain.values()):
+        if self._unconfirmed:
             return
         try:
             for group in by_collection(self._queues):
