@@ -24,9 +24,9 @@ from pymongo.collection import Collection
 
 from benchmarks.spark_bench import CHUNK, TEXT, Bench, insert_all, timed
 from microqueue import QueueSettings
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.compaction import compact
+from microqueue.spark.archive.compaction import compact
+from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.reader import read_archive
 
 COLLECTION = "bench_archive"
 WARM_ROWS = 20_000

@@ -13,14 +13,13 @@ from microqueue.cli import formats
 from microqueue.cli.session import Session
 
 if TYPE_CHECKING:
-    from microqueue.spark.pipelines.archive import ArchiveSummary
-    from microqueue.spark.pipelines.ingest import IngestSummary
-    from microqueue.spark.pipelines.replay import ReplaySummary
-    from microqueue.spark.pipelines.report import Report
-    from microqueue.spark.pipelines.report_rows import ReportRow
-    from microqueue.spark.pipelines.simulate import Simulation
-    from microqueue.spark.pipelines.storms import Storm, Storms
-    from microqueue.spark.pipelines.triage import Triage
+    from microqueue.spark.analytics.report import Report, ReportRow
+    from microqueue.spark.analytics.simulate import Simulation
+    from microqueue.spark.analytics.storms import Storm, Storms
+    from microqueue.spark.analytics.triage import Triage
+    from microqueue.spark.archive.job import ArchiveSummary
+    from microqueue.spark.ingest.job import IngestSummary
+    from microqueue.spark.replay.job import ReplaySummary
 
 KIB = 1024
 

@@ -58,8 +58,11 @@ def settings_of(session: Session, *, live: bool = True) -> QueueSettings:
     settings = QueueSettings.from_environment()
     if not live:
         return settings
-    from microqueue.spark.location import location_of  # noqa: PLC0415 (as above)
-    from microqueue.spark.pipelines.place import locate, primary  # noqa: PLC0415 (optional, slow)
+    from microqueue.spark.location import (  # noqa: PLC0415 (optional, slow)
+        locate,
+        location_of,
+        primary,
+    )
 
     session.tell_embedded()
     place = location_of(primary(locate(session.options.uri, collection=session.collection)))
@@ -96,7 +99,7 @@ def archive(
     """
     session.check_scope(all_queues=all_queues)
     with running(session, master) as runner:
-        from microqueue.spark.pipelines.archive import archive as run  # noqa: PLC0415 (slow)
+        from microqueue.spark.archive.job import archive as run  # noqa: PLC0415 (slow)
 
         summary = run(
             runner.spark,
@@ -143,7 +146,7 @@ def ingest(
     if model is not None:
         load(model, by=load_model)  # A wrong one is told before Spark starts.
     with running(session, master) as runner:
-        from microqueue.spark.pipelines.ingest import ingest as run  # noqa: PLC0415 (slow)
+        from microqueue.spark.ingest.job import ingest as run  # noqa: PLC0415 (slow)
 
         summary = run(
             runner.spark,
@@ -200,7 +203,7 @@ def replay(
         quoted = session.options.queue.replace("\\", "\\\\").replace("'", "\\'")
         where = f"({where}) and queue = '{quoted}'"
     with running(session, master) as runner:
-        from microqueue.spark.pipelines.replay import replay as run  # noqa: PLC0415 (slow)
+        from microqueue.spark.replay.job import replay as run  # noqa: PLC0415 (slow)
 
         summary = run(
             runner.spark,
@@ -245,8 +248,8 @@ def report(
     Writes report.html, which needs nothing else, report.parquet and report.csv.
     """
     with running(session, master) as runner:
-        from microqueue.spark.pipelines.report import as_document  # noqa: PLC0415 (slow)
-        from microqueue.spark.pipelines.report import report as run  # noqa: PLC0415 (slow)
+        from microqueue.spark.analytics.report import as_document  # noqa: PLC0415 (slow)
+        from microqueue.spark.analytics.report import report as run  # noqa: PLC0415 (slow)
 
         made = run(
             runner.spark,
@@ -282,7 +285,7 @@ def triage(
 ) -> None:
     """Group dead letters by kind of error, with the command that replays each kind."""
     with running(session, master) as runner:
-        from microqueue.spark.pipelines.triage import triage as run  # noqa: PLC0415 (slow)
+        from microqueue.spark.analytics.triage import triage as run  # noqa: PLC0415 (slow)
 
         found = run(
             runner.spark,
@@ -317,7 +320,7 @@ def storms(
 ) -> None:
     """Detect retry storms, and find the backoff that would have smoothed them."""
     with running(session, master) as runner:
-        from microqueue.spark.pipelines.storms import storms as run  # noqa: PLC0415 (slow)
+        from microqueue.spark.analytics.storms import storms as run  # noqa: PLC0415 (slow)
 
         found = run(
             runner.spark,
@@ -366,7 +369,7 @@ def simulate(
     timeouts = [values.read_duration(text) for text in visibility_timeout or ()]
     policies = [read_policy(text) for text in policy or ()]
     with running(session, master) as runner:
-        from microqueue.spark.pipelines.simulate import simulate as run  # noqa: PLC0415 (slow)
+        from microqueue.spark.analytics.simulate import simulate as run  # noqa: PLC0415 (slow)
 
         made = run(
             runner.spark,

@@ -17,7 +17,7 @@ from microqueue.errors import MicroqueueError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from microqueue.spark.pipelines.steps import Step
+    from microqueue.spark.progress import Step
 import signal
 from contextlib import suppress
 from pathlib import Path

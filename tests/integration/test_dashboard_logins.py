@@ -15,7 +15,8 @@ import pytest
 
 from microqueue import InvalidArgument
 from microqueue.dashboard import dashboard
-from microqueue.dashboard.security import COOKIE, LoginThrottle
+from microqueue.dashboard.security import COOKIE
+from microqueue.dashboard.throttle import LoginThrottle
 from microqueue.testing import memory_queue
 from tests.integration.dashboard_site import API, TOKEN
 

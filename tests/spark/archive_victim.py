@@ -11,9 +11,9 @@ from pyspark import SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.files import Storage
-from microqueue.spark.pipelines.steps import Step
+from microqueue.spark.archive.job import archive
+from microqueue.spark.progress import Step
+from microqueue.spark.storage import Storage
 
 DIRECTLY, THROUGH_SPARK = "directly", "through spark"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.documents import decode
+from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.whole_tasks import decode
 
 HOUR = timedelta(hours=1)
 

@@ -14,12 +14,12 @@ import slow_parts  # type: ignore[import-not-found]  # It lies beside this file 
 from pyspark.sql import DataFrame, SparkSession
 
 from microqueue import Queue
-from microqueue.spark import read_tasks, session, write_tasks
-from microqueue.spark.pipelines import archive_direct, documents
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.files import Storage
-from microqueue.spark.pipelines.triage import triage
+from microqueue.spark import read_tasks, session, whole_tasks, write_tasks
+from microqueue.spark.analytics.triage import triage
+from microqueue.spark.archive import direct
+from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.storage import Storage
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CONFIG = {
@@ -108,15 +108,15 @@ def write_twice(spark: SparkSession, uri: str, root: Path) -> dict[str, Any]:
             queue.mark_done_many(queue.pop_many(30))
             attempts(name)
             if name == "direct":
-                archive_direct.PartWriter = slow_parts.SlowWriter  # type: ignore[misc]  # A slow one instead.
+                direct.PartWriter = slow_parts.SlowWriter  # type: ignore[misc]  # A slow one instead.
             else:
-                documents.batches_of = slow_parts.slow_batches
+                whole_tasks.batches_of = slow_parts.slow_batches
                 Storage.disk = None  # type: ignore[assignment,method-assign]  # In place of a property.
             summary = archive(spark, root / "archive", uri=uri, older_than=0.001, compact=False)
             facts[name] = summary.archived
     facts["kept"] = sorted(
         json.loads(row["payload"])["order"]
-        for row in documents.with_payload(read_archive(spark, root / "archive")).collect()
+        for row in whole_tasks.with_payload(read_archive(spark, root / "archive")).collect()
     )
     return facts
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, field_validator
 from pyspark import TaskContext
 
-from microqueue.spark.pipelines.archive_direct import PartWriter
+from microqueue.spark.archive.direct import PartWriter
 
 FATAL = frozenset({150, 350, 850})
 

@@ -9,7 +9,7 @@ from typing import Any
 import bson
 
 from microqueue import Queue, QueueSettings
-from microqueue.spark.pipelines.documents import CODEC
+from microqueue.spark.whole_tasks import CODEC
 from microqueue.testing import FakeClock
 
 KEPT = QueueSettings(retention=None)

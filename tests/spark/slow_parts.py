@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel, field_validator
 from pyspark import TaskContext
 
-from microqueue.spark.pipelines import documents
-from microqueue.spark.pipelines.archive_direct import PartWriter
+from microqueue.spark import whole_tasks
+from microqueue.spark.archive.direct import PartWriter
 
 ATTEMPTS = "microqueue.test.attempts"
 """The property of a job that says where its attempts leave their files."""
@@ -62,7 +62,7 @@ class SlowWriter(PartWriter):
         yield from written
 
 
-def slow_batches(part: documents.Part) -> Iterator[Any]:
+def slow_batches(part: whole_tasks.Part) -> Iterator[Any]:
     """Read a part of the tasks, for Spark to write, until a copy has read it, too."""
-    yield from documents.batches_of(part)
+    yield from whole_tasks.batches_of(part)
     meet()

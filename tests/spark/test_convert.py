@@ -27,8 +27,8 @@ from pyspark.sql.types import StructField, StructType
 
 from microqueue.drivers.collections import codec_options_for
 from microqueue.errors import SchemaDrift
+from microqueue.spark import whole_tasks
 from microqueue.spark.columns import COMPUTED, DEFAULTS, JSON_COLUMNS, KNOWN
-from microqueue.spark.pipelines import documents
 from microqueue.spark.read.convert import BatchConverter
 from microqueue.spark.read.lossy_types import LossyBatch
 
@@ -100,13 +100,13 @@ def test_both_ways_give_the_same_row_and_count_the_same(name: str) -> None:
     assert quick
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name in documents.COLUMNS])
+@pytest.mark.parametrize("name", [name for name in NAMES if name in whole_tasks.COLUMNS])
 def test_whole_documents_are_the_same_both_ways(name: str) -> None:
     differ = []
     for raw in [*(stored(name, value) for value in VALUES), *old_types(name)]:
-        exact = documents.exact_columns([raw])[name].to_pylist()
+        exact = whole_tasks.exact_columns([raw])[name].to_pylist()
         try:
-            found = documents.fast_columns(raw)[name].to_pylist()
+            found = whole_tasks.fast_columns(raw)[name].to_pylist()
         except (LossyBatch, ValueError, TypeError, OverflowError):
             continue
         if repr(found) != repr(exact):

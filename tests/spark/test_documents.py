@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from bson import DatetimeMS, ObjectId
 
-from microqueue.spark.pipelines.documents import to_batch
+from microqueue.spark.whole_tasks import to_batch
 from tests.spark.past import encoded
 
 AT = datetime(2026, 5, 1, 12, 0, 0, 123000, tzinfo=UTC)

@@ -11,9 +11,9 @@ from bson import Decimal128, ObjectId, Regex
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument, QueueSettings
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.steps import Step
+from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.progress import Step
 from tests.spark.archived import HOUR, documents_of
 from tests.spark.past import Past, encoded
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.compaction import compact
-from microqueue.spark.pipelines.steps import Step
+from microqueue.spark.archive.compaction import compact
+from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.progress import Step
 from tests.spark.archived import HOUR, documents_of
 from tests.spark.past import Past, encoded
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from microqueue.spark.pipelines import archive_purge
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.documents import decode
-from microqueue.spark.pipelines.files import Storage
-from microqueue.spark.pipelines.history import all_tasks
-from microqueue.spark.pipelines.place import locate
+from microqueue.spark.analytics.history import all_tasks
+from microqueue.spark.archive import purge
+from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.location import locate
+from microqueue.spark.storage import Storage
+from microqueue.spark.whole_tasks import decode
 from tests.spark.archive_victim import DIRECTLY, THROUGH_SPARK
 from tests.spark.past import Past, encoded
 
@@ -143,7 +143,7 @@ def test_an_archive_killed_while_it_deletes_finishes_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, _, finished = filled(microqueue_database)
-    monkeypatch.setattr(archive_purge, "ROWS_PER_STEP", 1)  # One file at a time.
+    monkeypatch.setattr(purge, "ROWS_PER_STEP", 1)  # One file at a time.
     steps: list[str] = []
 
     def tell(step: Any) -> None:

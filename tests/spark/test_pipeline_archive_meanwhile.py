@@ -11,14 +11,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from microqueue import MicroqueueError
-from microqueue.spark.pipelines import archive_purge
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_log import ArchiveConflict, ArchiveLog, Entry
-from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.files import Storage
-from microqueue.spark.pipelines.history import all_tasks
-from microqueue.spark.pipelines.place import locate
-from microqueue.spark.pipelines.steps import Step
+from microqueue.spark.analytics.history import all_tasks
+from microqueue.spark.archive import purge
+from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.log import ArchiveConflict, ArchiveLog, Entry
+from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.location import locate
+from microqueue.spark.progress import Step
+from microqueue.spark.storage import Storage
 from tests.spark.archived import HOUR, documents_of
 from tests.spark.past import Past
 
@@ -98,7 +98,7 @@ def test_tasks_archived_and_not_yet_deleted_count_once_beside_live_ones(
     past = Past(microqueue_database, ago=2 * HOUR)
     past.enqueue(5)
     past.work(4)
-    monkeypatch.setattr(archive_purge.Purge, "run", lambda *_: 1 / 0)
+    monkeypatch.setattr(purge.Purge, "run", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert read_archive(spark, tmp_path).count() == 4

@@ -10,19 +10,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from microqueue.spark.pipelines import archive_direct
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_names import (
-    escaped,
-    is_shortened,
-    shortened,
-    shortened_column,
-)
-from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.compaction import compact
-from microqueue.spark.pipelines.documents import decode, to_batch
-from microqueue.spark.pipelines.files import Storage
-from microqueue.spark.pipelines.steps import Step, silent
+from microqueue.spark.archive import direct
+from microqueue.spark.archive.compaction import compact
+from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.parquet import escaped, is_shortened, shortened, shortened_column
+from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.progress import Step, silent
+from microqueue.spark.storage import Storage
+from microqueue.spark.whole_tasks import decode, to_batch
 from tests.spark.archived import HOUR
 from tests.spark.past import Past, encoded
 
@@ -59,7 +54,7 @@ def test_rows_are_placed_where_spark_would_place_them(spark: SparkSession, tmp_p
         for day in (later, at)
     ]
     rows = pa.Table.from_batches([to_batch(b"".join(map(encoded, tasks)))])
-    placed = dict(archive_direct.by_directory(rows))
+    placed = dict(direct.by_directory(rows))
     days = [(name, day) for name in names for day in ("2026-05-01", "2026-05-02")]
     frame = spark.createDataFrame(days, "queue string, day string").selectExpr("*", "1 as n")
     frame = frame.withColumn("queue", shortened_column(frame["queue"]))

@@ -12,9 +12,9 @@ import pytest
 from bson import DatetimeMS, ObjectId
 from pyspark.sql import DataFrame, SparkSession
 
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_purge import Purge
-from microqueue.spark.pipelines.steps import Step
+from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.purge import Purge
+from microqueue.spark.progress import Step
 from tests.spark.archived import HOUR, documents_of
 from tests.spark.past import Past
 

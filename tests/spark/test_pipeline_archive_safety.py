@@ -12,13 +12,14 @@ from bson.codec_options import CodecOptions
 from pyspark.sql import SparkSession
 
 from microqueue import MicroqueueError, QueueSettings, Sweeper
-from microqueue.spark.pipelines import archive_direct, archive_files, files
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_log import ArchiveLog, Entry
-from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.compaction import compact
-from microqueue.spark.pipelines.files import Storage
-from microqueue.spark.pipelines.steps import Step
+from microqueue.spark import storage
+from microqueue.spark.archive import direct, parquet
+from microqueue.spark.archive.compaction import compact
+from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.log import ArchiveLog, Entry
+from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.progress import Step
+from microqueue.spark.storage import Storage
 from tests.spark.faults import WritesElsewhere
 from tests.spark.past import Past
 
@@ -35,14 +36,14 @@ def test_a_run_that_stalls_before_it_sweeps_spares_the_files_of_a_later_one(
     past = Past(microqueue_database, ago=2 * HOUR)
     past.enqueue(4)
     past.work(4)
-    sweep = archive_files.sweep
+    sweep = parquet.sweep
 
     def stall(storage: Storage, state: Any) -> int:
-        monkeypatch.setattr(archive_files, "sweep", sweep)
+        monkeypatch.setattr(parquet, "sweep", sweep)
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
         return sweep(storage, state)
 
-    monkeypatch.setattr(archive_files, "sweep", stall)
+    monkeypatch.setattr(parquet, "sweep", stall)
     archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert read_archive(spark, tmp_path).count() == 4
     assert microqueue_database.tasks.count_documents({}) == 0
@@ -62,7 +63,7 @@ def test_only_what_killed_runs_left_behind_is_swept(spark: SparkSession, tmp_pat
     for name in [*ours, *others]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    archive_files.sweep(storage, log.state)
+    parquet.sweep(storage, log.state)
     left = {info.name for info in storage.list() if not info.name.startswith("_log/")}
     assert left == set(others)
 
@@ -93,7 +94,7 @@ def test_the_disk_holds_files_and_directories_before_the_log_names_them(
     past = Past(microqueue_database, ago=timedelta(hours=30))
     synced: set[Path] = set()
     unsafe: list[str] = []
-    sync, commit = files.sync, ArchiveLog.commit
+    sync, commit = storage.sync, ArchiveLog.commit
 
     def note(path: Path) -> None:
         synced.add(path)
@@ -107,7 +108,7 @@ def test_the_disk_holds_files_and_directories_before_the_log_names_them(
         synced.clear()
         commit(log, entry)
 
-    monkeypatch.setattr(files, "sync", note)
+    monkeypatch.setattr(storage, "sync", note)
     monkeypatch.setattr(ArchiveLog, "commit", check)
     for _ in range(2):
         past.enqueue(2)
@@ -173,7 +174,7 @@ def test_a_disk_that_machines_do_not_share_is_refused_by_name(
     past = Past(microqueue_database, ago=2 * HOUR)
     past.enqueue(2)
     past.work(2)
-    monkeypatch.setattr(archive_direct, "PartWriter", WritesElsewhere)
+    monkeypatch.setattr(direct, "PartWriter", WritesElsewhere)
     with pytest.raises(MicroqueueError, match="the same disk on all machines"):
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert microqueue_database.tasks.count_documents({}) == 2

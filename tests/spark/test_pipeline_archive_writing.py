@@ -9,15 +9,16 @@ import pytest
 from bson import DatetimeMS
 from pyspark.sql import SparkSession
 
-from microqueue.spark.pipelines import archive_direct, archive_purge, documents
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_files import ArchiveDamaged
-from microqueue.spark.pipelines.archive_log import Entry
-from microqueue.spark.pipelines.archive_reader import read_archive
-from microqueue.spark.pipelines.documents import CODEC
-from microqueue.spark.pipelines.files import Storage
-from microqueue.spark.pipelines.place import locate
-from microqueue.spark.pipelines.steps import Step
+from microqueue.spark import whole_tasks
+from microqueue.spark.archive import direct, purge
+from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.log import Entry
+from microqueue.spark.archive.parquet import ArchiveDamaged
+from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.location import locate
+from microqueue.spark.progress import Step
+from microqueue.spark.storage import Storage
+from microqueue.spark.whole_tasks import CODEC
 from tests.spark.archived import HOUR, documents_of
 from tests.spark.faults import FailsAfterWriting
 from tests.spark.past import Past, encoded
@@ -41,9 +42,7 @@ def test_where_python_sees_no_disk_spark_writes_the_same_archive(
     tasks.update_one({"status": "done"}, {"$set": {"finished_at": DatetimeMS(-(2**60))}})
     finished = list(tasks.with_options(codec_options=CODEC).find({"status": {"$ne": "pending"}}))
     directly, through_spark = tmp_path / "directly", tmp_path / "spark"
-    monkeypatch.setattr(
-        archive_purge.Purge, "run", lambda *_: Entry(kind="purged", run="", at=past.begin)
-    )
+    monkeypatch.setattr(purge.Purge, "run", lambda *_: Entry(kind="purged", run="", at=past.begin))
     archive(spark, directly, uri=database_uri, older_than=HOUR, compact=False)
     with monkeypatch.context() as patched:
         patched.setattr(Storage, "disk", None)
@@ -68,7 +67,7 @@ def test_files_of_an_attempt_that_failed_are_left_aside(
     past = Past(microqueue_database, ago=2 * HOUR)
     past.enqueue(5)
     past.work(5)
-    monkeypatch.setattr(archive_direct, "PartWriter", FailsAfterWriting)
+    monkeypatch.setattr(direct, "PartWriter", FailsAfterWriting)
     summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert (summary.archived, summary.deleted, summary.files) == (5, 5, 1)
     assert len(documents_of(spark, tmp_path)) == 5
@@ -83,13 +82,13 @@ def test_a_large_part_is_written_in_several_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Past(microqueue_database, ago=2 * HOUR).enqueue(10)
-    monkeypatch.setattr(archive_direct, "BYTES_HELD", 1)
-    monkeypatch.setattr(documents, "BATCH_ROWS", 4)
-    (part,) = documents.parts_of(spark, locate(database_uri))
-    batches = list(archive_direct.PartWriter(str(tmp_path), "aside")(part))
+    monkeypatch.setattr(direct, "BYTES_HELD", 1)
+    monkeypatch.setattr(whole_tasks, "BATCH_ROWS", 4)
+    (part,) = whole_tasks.parts_of(spark, locate(database_uri))
+    batches = list(direct.PartWriter(str(tmp_path), "aside")(part))
     written = [row for batch in batches for row in batch.to_pylist()]
     assert [row["rows"] for row in written] == [4, 4, 2]
-    read = archive_direct.FileReader(str(tmp_path))
+    read = direct.FileReader(str(tmp_path))
     assert [row for one in written for batch in read(one["name"]) for row in batch.to_pylist()] == (
         written
     )

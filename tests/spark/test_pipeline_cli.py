@@ -13,8 +13,8 @@ from microqueue import BackoffPolicy, InvalidArgument, Queue, QueueSettings
 from microqueue.cli.app import app
 from microqueue.cli.pipelines import read_policy
 from microqueue.cli.spark_runner import explain
-from microqueue.spark.pipelines.archive_log import ArchiveLog, Entry
-from microqueue.spark.pipelines.files import Storage
+from microqueue.spark.archive.log import ArchiveLog, Entry
+from microqueue.spark.storage import Storage
 from tests.spark.past import Past
 
 ALL = ["--all-queues"]

@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
 
-from microqueue.spark.pipelines.fingerprint import (
+from microqueue.spark.analytics.fingerprint import (
     fingerprint,
     fingerprinted,
     literals,

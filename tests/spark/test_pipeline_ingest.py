@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument, Queue, QueueSettings
 from microqueue.clock import as_utc
-from microqueue.spark.pipelines import ingest as pipeline
-from microqueue.spark.pipelines.ingest import ingest
-from microqueue.spark.pipelines.ingest_source import guess_format
+from microqueue.spark.ingest import job as pipeline
+from microqueue.spark.ingest.job import ingest
+from microqueue.spark.ingest.source import guess_format
 from tests.spark.rows_model import Order
 
 MODEL = "tests.spark.rows_model:Order"

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument
 from microqueue.spark import write_tasks
-from microqueue.spark.pipelines.ingest import ingest
+from microqueue.spark.ingest.job import ingest
 
 COLUMNS = """
 select 1 as id, map('a', 1, 'b', 2) as counts, array(map('k', 1.5)) as list,

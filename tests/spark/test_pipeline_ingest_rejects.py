@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument
-from microqueue.spark.pipelines.files import Storage
-from microqueue.spark.pipelines.ingest import ingest
+from microqueue.spark.ingest.job import ingest
+from microqueue.spark.storage import Storage
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument
-from microqueue.spark.pipelines.ingest import ingest
+from microqueue.spark.ingest.job import ingest
 from tests.spark.rows_model import Order
 
 ROWS = "sku,count\na,1\nb,2\n"

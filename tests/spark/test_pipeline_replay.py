@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument, MicroqueueError, Queue, QueueSettings
 from microqueue.operations import runs as run_notes
-from microqueue.spark.pipelines import replay as pipeline
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.archive_purge import Purge
-from microqueue.spark.pipelines.replay import replay
+from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.purge import Purge
+from microqueue.spark.replay import job as pipeline
+from microqueue.spark.replay.job import replay
 from tests.spark.past import Past
 
 HOUR = timedelta(hours=1)

@@ -13,12 +13,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument
-from microqueue.spark.pipelines import report as pipeline
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.charts import Chart, draw
-from microqueue.spark.pipelines.report import Report, as_document, fitting_bucket, report
-from microqueue.spark.pipelines.report_page import charts_of
-from microqueue.spark.pipelines.report_rows import ReportRow, measure
+from microqueue.spark.analytics import report as pipeline
+from microqueue.spark.analytics.html import Chart, draw
+from microqueue.spark.analytics.pages import charts_of
+from microqueue.spark.analytics.report import (
+    Report,
+    ReportRow,
+    as_document,
+    fitting_bucket,
+    measure,
+    report,
+)
+from microqueue.spark.archive.job import archive
 from tests.spark.past import Past
 
 HOUR = timedelta(hours=1)

@@ -10,17 +10,20 @@ from typer.testing import CliRunner
 
 from microqueue import BackoffPolicy, InvalidArgument, MicroqueueError
 from microqueue.cli.app import app
-from microqueue.spark.pipelines import simulate as pipeline
-from microqueue.spark.pipelines.recording import PastAttempt, PastTask, busiest, record
-from microqueue.spark.pipelines.simulate import simulate as run_pipeline
-from microqueue.spark.pipelines.simulate import simulate_all
-from microqueue.spark.pipelines.simulation import (
+from microqueue.spark.analytics import simulate as pipeline
+from microqueue.spark.analytics.simulate import simulate as run_pipeline
+from microqueue.spark.analytics.simulate import simulate_all
+from microqueue.spark.analytics.simulation import (
     ALWAYS,
+    PastAttempt,
+    PastTask,
     RecordedTask,
     Recording,
     Scenario,
+    busiest,
     find_outages,
     quantile,
+    record,
     simulate,
 )
 from tests.spark.past import Past

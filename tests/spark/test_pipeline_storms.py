@@ -10,12 +10,17 @@ from typer.testing import CliRunner
 
 from microqueue import BackoffPolicy, InvalidArgument, QueueSettings
 from microqueue.cli.app import app
-from microqueue.spark.pipelines import simulation
-from microqueue.spark.pipelines import storms as pipeline
-from microqueue.spark.pipelines.recording import PastAttempt, PastTask, record
-from microqueue.spark.pipelines.simulation import Scenario
-from microqueue.spark.pipelines.storm_detection import Minute, find_storms
-from microqueue.spark.pipelines.storms import alike, other_policies, reproduce, storms
+from microqueue.spark.analytics import simulation
+from microqueue.spark.analytics import storms as pipeline
+from microqueue.spark.analytics.simulation import PastAttempt, PastTask, Scenario, record
+from microqueue.spark.analytics.storms import (
+    Minute,
+    alike,
+    find_storms,
+    other_policies,
+    reproduce,
+    storms,
+)
 from tests.spark.past import Past
 
 STIFF = BackoffPolicy(base_sec=60, factor=1, jitter="none")

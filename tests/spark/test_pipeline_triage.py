@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 
 from microqueue import MicroqueueError
 from microqueue.cli.app import app
-from microqueue.spark.pipelines import commands
-from microqueue.spark.pipelines.archive import archive
-from microqueue.spark.pipelines.commands import Command
-from microqueue.spark.pipelines.triage import Cluster, triage
+from microqueue.spark.analytics import triage as pipeline
+from microqueue.spark.analytics.triage import Cluster, Command, triage
+from microqueue.spark.archive.job import archive
 from tests.spark.past import Past
 
 HOUR = timedelta(hours=1)
@@ -129,7 +128,7 @@ def test_a_kind_of_more_letters_than_are_compared_is_replayed_whole_and_alone(
     past = Past(microqueue_database, ago=HOUR)
     past.enqueue(5)
     past.fail([f"order {n} not found" for n in range(3)] + [f"no order {n}" for n in range(2)])
-    monkeypatch.setattr(commands, "MOST_COMPARED", 3)
+    monkeypatch.setattr(pipeline, "MOST_COMPARED", 3)
     orders = by_pattern(triage(spark, uri=database_uri).clusters)["order <n> not found"]
     assert orders.live == 3
     assert run(orders.replay) == 3
@@ -196,8 +195,8 @@ def test_commands_name_the_server_and_keep_the_password_to_themselves(
         fingerprint="f", queue="q", code=None, pattern="", count=1, live=0, archived=1,
         first_at=datetime.now(UTC), last_at=datetime.now(UTC), new=True,
     )  # fmt: skip
-    asked = commands.Asked(uri=uri, database=database)
-    command = commands.replay_archived("/kept", kind, asked)
+    asked = pipeline.Asked(uri=uri, database=database)
+    command = pipeline.replay_archived("/kept", kind, asked)
     where = ["--where", "fingerprint = 'f' and archived"]
     start = ["microqueue", "pipeline", "replay", "--archive", "/kept", "--no-letters"]
     start.append("--all-queues")

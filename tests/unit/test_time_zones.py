@@ -33,7 +33,7 @@ def test_a_purge_knows_a_task_of_a_repeated_hour_that_lived_on(
     zone: str, instant: datetime
 ) -> None:
     pa = pytest.importorskip("pyarrow")
-    archive_purge = pytest.importorskip("microqueue.spark.pipelines.archive_purge")
+    archive_purge = pytest.importorskip("microqueue.spark.archive.purge")
     task_id, at = ObjectId(), pa.array([instant], pa.timestamp("us", zone))
     batch = pa.record_batch(
         {
@@ -56,5 +56,5 @@ def test_a_purge_knows_a_task_of_a_repeated_hour_that_lived_on(
 
 def test_pipelines_without_a_server_tell_the_time_in_utc() -> None:
     pytest.importorskip("pyspark")
-    place = pytest.importorskip("microqueue.spark.pipelines.place")
+    place = pytest.importorskip("microqueue.spark.location")
     assert place.now_at(None).tzinfo is UTC

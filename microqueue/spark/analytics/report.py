@@ -1,0 +1,385 @@
+"""Report throughput, waits, run times and rates, over archive and live tasks together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from microqueue.arguments import refused
+from microqueue.drivers.collections import DEFAULT_COLLECTION
+from microqueue.durations import Duration, check_duration
+from microqueue.model import Model
+from microqueue.settings import QueueSettings
+from microqueue.spark.analytics.history import LIFE, all_tasks, attempts_of, ready_tasks, steadily
+from microqueue.spark.analytics.pages import report_page
+from microqueue.spark.location import locate, now_at
+from microqueue.spark.progress import Step, Tell, silent
+
+Bucket: TypeAlias = Literal["minute", "hour", "day"]
+
+MOST_BUCKETS = 200
+"""So many points a chart can show; a longer period is cut into coarser buckets."""
+
+RATES = ("throughput_per_sec", "success_rate", "failure_rate", "retry_rate", "target_kept")
+
+
+class Report(Model):
+    """A report: the rows of each queue and bucket, of each queue, and of everything."""
+
+    since: datetime
+    until: datetime
+    bucket: Bucket
+    target_wait_sec: float | None
+    rows: tuple[ReportRow, ...]
+    files: tuple[str, ...] = ()
+
+    @property
+    def bucket_sec(self) -> int:
+        """How long a bucket is."""
+        return BUCKETS[self.bucket]
+
+    @property
+    def total(self) -> ReportRow:
+        """The row of everything."""
+        whole = (self.until - self.since).total_seconds()
+        empty = ReportRow(queue=None, start=None, seconds=whole)
+        return next((row for row in self.rows if row.level == "total"), empty)
+
+    @property
+    def queues(self) -> list[ReportRow]:
+        """One row for each queue."""
+        return [row for row in self.rows if row.level == "queue"]
+
+    @property
+    def buckets(self) -> list[ReportRow]:
+        """One row for each queue and bucket in which something happened."""
+        return [row for row in self.rows if row.level == "bucket"]
+
+
+def report(
+    spark: SparkSession,
+    *,
+    output: str | Path | None = None,
+    archive: str | Path | None = None,
+    live: bool = True,
+    uri: str | None = None,
+    database: str | None = None,
+    collection: str = DEFAULT_COLLECTION,
+    queues: Sequence[str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    bucket: Bucket | None = None,
+    target_wait: Duration | None = None,
+    settings: QueueSettings | None = None,
+    tell: Tell = silent,
+) -> Report:
+    """Measure a period, by default the last day, and write it down in ``output``.
+
+    The directory gets ``report.html``, which needs nothing else, ``report.parquet`` and
+    ``report.csv``; their column ``level`` tells buckets, queues and the total apart.
+    ``target_wait`` is the longest that a task should wait for its first start.
+    """
+    place = locate(uri, database=database, collection=collection) if live else None
+    now = now_at(place)
+    # In UTC, where a day has 24 hours, and no hour comes twice.
+    last = now if until is None else until.astimezone(UTC)
+    first = last - timedelta(days=1) if since is None else since.astimezone(UTC)
+    if first >= last:
+        raise refused("since", first.isoformat(), f"give a time before {last.isoformat()}")
+    chosen = bucket or fitting_bucket(last - first)
+    if chosen not in BUCKETS:
+        raise refused("bucket", chosen, f"give one of {', '.join(BUCKETS)}")
+    target = None if target_wait is None else check_duration("target_wait", target_wait)
+    target_sec = None if target is None else target.total_seconds()
+    tell(Step("measure", "Measuring tasks and attempts"))
+
+    def work() -> list[ReportRow]:
+        tasks = all_tasks(
+            spark, live=place, archive=archive, queues=queues, since=first, settings=settings
+        )
+        ready = None
+        if place is not None and target is not None:
+            ended = min(last, now)
+            ready = ready_tasks(
+                spark, place, queues=queues, created_before=ended - target, due_by=ended
+            )
+        return measure(
+            tasks,
+            since=first,
+            until=last,
+            bucket_sec=BUCKETS[chosen],
+            target_wait_sec=target_sec,
+            ready=ready,
+        )
+
+    rows = steadily(spark, work, live=place, archive=archive)
+    made = Report(
+        since=first, until=last, bucket=chosen, target_wait_sec=target_sec, rows=tuple(rows)
+    )
+    if output is None:
+        return made
+    tell(Step("draw", "Drawing the report"))
+    return made.model_copy(update={"files": tuple(_save(made, Path(output), now))})
+
+
+def fitting_bucket(period: timedelta) -> Bucket:
+    """Choose the finest bucket of which a chart can show the whole period."""
+    for name in ("minute", "hour"):
+        if period.total_seconds() / BUCKETS[name] <= MOST_BUCKETS:
+            return name
+    return "day"
+
+
+def _save(made: Report, directory: Path, now: datetime) -> list[str]:
+    directory.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist([as_record(row) for row in made.rows], schema=_schema())
+    pyarrow.parquet.write_table(table, directory / "report.parquet")
+    pyarrow.csv.write_csv(table, directory / "report.csv")
+    (directory / "report.html").write_text(report_page(made, now), encoding="utf-8")
+    return [str(directory / f"report.{kind}") for kind in ("html", "parquet", "csv")]
+
+
+def as_record(row: ReportRow) -> dict[str, Any]:
+    """Write a row with its level and its rates, flat, as files and programs want it."""
+    values = row.model_dump()
+    if row.level == "bucket":
+        values["waiting_past_target"] = None  # Not none: it is of no bucket.
+    return {"level": row.level, **values, **{name: getattr(row, name) for name in RATES}}
+
+
+def as_document(made: Report) -> dict[str, Any]:
+    """Write a whole report for programs, with the level and the rates of each row."""
+    rows = [as_record(row) for row in made.rows]
+    return {**made.model_dump(exclude={"rows"}), "rows": rows}
+
+
+def _schema() -> pa.Schema:
+    kinds: dict[Any, pa.DataType] = {int: pa.int64(), str | None: pa.string()}
+    kinds[datetime | None] = pa.timestamp("ms", tz="UTC")
+    fields = [
+        (name, kinds.get(info.annotation, pa.float64()))
+        for name, info in ReportRow.model_fields.items()
+    ]
+    rates = ((name, pa.float64()) for name in RATES)
+    return pa.schema([("level", pa.string()), *fields, *rates])
+
+
+BUCKETS: dict[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
+"""How many seconds a bucket has; it begins at a multiple of them, in UTC."""
+
+Level: TypeAlias = Literal["bucket", "queue", "total"]
+
+SHARES = (0.5, 0.95, 0.99)
+ACCURACY = 10_000
+RETRIED = ("retried", "lease_expired", "crashed")
+UNCOUNTED = ("released", "snoozed")
+"""Attempts that were handed back unharmed."""
+
+
+class ReportRow(Model):
+    """One queue in one bucket of time; without a bucket, in all of it; without a queue, all.
+
+    Waits are from the enqueueing to the first start, in the bucket of that start. Run times
+    are of single attempts, in the bucket of their end. Times are seconds, rates are shares.
+    ``seconds`` is how much of the period lies in the bucket. ``waiting_past_target`` is of the
+    end of the period: it is counted by queue and in total, and of no bucket.
+    """
+
+    queue: str | None
+    start: datetime | None
+    enqueued: int = 0
+    done: int = 0
+    failed: int = 0
+    attempts: int = 0
+    retries: int = 0
+    started: int = 0
+    kept: int = 0
+    waiting_past_target: int = 0
+    wait_p50: float | None = None
+    wait_p95: float | None = None
+    wait_p99: float | None = None
+    run_p50: float | None = None
+    run_p95: float | None = None
+    run_p99: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def level(self) -> Level:
+        """What the row is of. Counts add up within one level: each level counts everything."""
+        if self.queue is None:
+            return "total"
+        return "queue" if self.start is None else "bucket"
+
+    @property
+    def throughput_per_sec(self) -> float:
+        """Tasks that were done, per second."""
+        return self.done / self.seconds if self.seconds else 0.0
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share of finished tasks that were done."""
+        return share(self.done, self.done + self.failed)
+
+    @property
+    def failure_rate(self) -> float | None:
+        """The share of finished tasks that failed."""
+        return share(self.failed, self.done + self.failed)
+
+    @property
+    def retry_rate(self) -> float | None:
+        """The share of attempts that had to be repeated."""
+        return share(self.retries, self.attempts)
+
+    @property
+    def target_kept(self) -> float | None:
+        """The share of tasks that started in time; those that still wait too long count."""
+        return share(self.kept, self.started + self.waiting_past_target)
+
+
+def share(part: int, whole: int) -> float | None:
+    """Give a share, or nothing of nothing."""
+    return part / whole if whole else None
+
+
+def measure(
+    tasks: DataFrame,
+    *,
+    since: datetime,
+    until: datetime,
+    bucket_sec: int,
+    target_wait_sec: float | None,
+    ready: DataFrame | None = None,
+) -> list[ReportRow]:
+    """Compute all rows: each queue in each bucket, each queue, and everything.
+
+    ``ready`` are the tasks that nobody has started, and should have by the end of the period.
+    """
+    window = _Window(since, until, bucket_sec)
+    tasks = tasks.cache()  # Asked three times, and read once.
+    try:
+        found: dict[tuple[str | None, int | None], dict[str, Any]] = {}
+        frames = [
+            _enqueued(tasks, window),
+            _finished(tasks, window),
+            _started(tasks, window, target_wait_sec),
+            _attempts(tasks, window),
+        ]
+        if target_wait_sec is not None:
+            frames.append(_waiting(tasks, ready, until, target_wait_sec))
+        for frame in frames:
+            for row in frame.collect():
+                values = {name: value for name, value in row.asDict().items() if value is not None}
+                key = (values.pop("queue", None), values.pop("bucket", None))
+                found.setdefault(key, {}).update(values)
+    finally:
+        tasks.unpersist()
+    return sorted(_rows(found, window), key=_order)
+
+
+def _order(row: ReportRow) -> tuple[str, float]:
+    return row.queue or "", row.start.timestamp() if row.start else 0.0
+
+
+class _Window:
+    """The period of a report, cut into buckets."""
+
+    def __init__(self, since: datetime, until: datetime, bucket_sec: int) -> None:
+        self.since, self.until, self.bucket_sec = since, until, bucket_sec
+
+    def of(self, frame: DataFrame, instant: str | Column) -> DataFrame:
+        """Keep the rows of this period, and add their bucket."""
+        micros = f.unix_micros(instant)
+        first, last = (round(at.timestamp() * 1_000_000) for at in (self.since, self.until))
+        size = self.bucket_sec
+        bucket = f.floor(micros / 1_000_000 / size) * size
+        return frame.where((micros >= first) & (micros < last)).withColumn("bucket", bucket)
+
+    def seconds(self, bucket: int | None) -> float:
+        """Give how much of the period lies in a bucket, or without one, how long it is."""
+        since, until = self.since.timestamp(), self.until.timestamp()
+        if bucket is None:
+            return (self.until - self.since).total_seconds()
+        return min(until, bucket + self.bucket_sec) - max(since, bucket)
+
+
+def _rows(
+    found: dict[tuple[str | None, int | None], dict[str, Any]], window: _Window
+) -> Iterator[ReportRow]:
+    for (queue, bucket), values in found.items():
+        waits, runs = values.pop("waits", None) or (), values.pop("runs", None) or ()
+        yield ReportRow(
+            queue=queue,
+            start=None if bucket is None else datetime.fromtimestamp(bucket, UTC),
+            seconds=window.seconds(bucket),
+            **values,
+            **dict(zip(("wait_p50", "wait_p95", "wait_p99"), waits, strict=False)),
+            **dict(zip(("run_p50", "run_p95", "run_p99"), runs, strict=False)),
+        )
+
+
+def _enqueued(tasks: DataFrame, window: _Window) -> DataFrame:
+    counted = f.count(f.lit(1)).alias("enqueued")
+    return window.of(tasks, "created_at").rollup("queue", "bucket").agg(counted)
+
+
+def _finished(tasks: DataFrame, window: _Window) -> DataFrame:
+    finished = window.of(tasks.where("status in ('done', 'failed')"), "finished_at")
+    return finished.rollup("queue", "bucket").agg(
+        f.count_if(f.col("status") == "done").alias("done"),
+        f.count_if(f.col("status") == "failed").alias("failed"),
+    )
+
+
+def _started(tasks: DataFrame, window: _Window, target_wait_sec: float | None) -> DataFrame:
+    started = window.of(_with_start(tasks).where("began is not null"), "began")
+    wait = (f.unix_micros("began") - f.unix_micros("created_at")) / 1_000_000
+    in_time = f.lit(True) if target_wait_sec is None else wait <= target_wait_sec  # noqa: FBT003 (a value)
+    return started.rollup("queue", "bucket").agg(
+        f.count(f.lit(1)).alias("started"),
+        f.count_if(in_time).alias("kept"),
+        f.percentile_approx(wait, list(SHARES), ACCURACY).alias("waits"),
+    )
+
+
+def _with_start(tasks: DataFrame) -> DataFrame:
+    """Add when a task was first started, where that is known."""
+    first = f.try_element_at("history", f.lit(1))
+    # A task on its first attempt has no history yet; a long one has lost its first entry.
+    began = f.when(first["attempt"] == 1, first["started_at"]).when(
+        f.col("attempts") == 1, f.col("started_at")
+    )
+    return tasks.withColumn("began", began)
+
+
+def _waiting(
+    tasks: DataFrame, ready: DataFrame | None, until: datetime, target_wait_sec: float
+) -> DataFrame:
+    """Count the tasks that had waited too long when the period was over.
+
+    They wait still, or were started later.
+    """
+    end = round(until.timestamp() * 1_000_000)
+    known = [*LIFE, "queue"]
+    late = _with_start(tasks).where(f.unix_micros("began") >= end).select(*known)
+    if ready is not None:
+        late = late.unionByName(ready.select(*known)).dropDuplicates(LIFE)
+    late = late.where(f.unix_micros("created_at") < end - round(target_wait_sec * 1_000_000))
+    return late.rollup("queue").agg(f.count(f.lit(1)).alias("waiting_past_target"))
+
+
+def _attempts(tasks: DataFrame, window: _Window) -> DataFrame:
+    ended = window.of(attempts_of(tasks), "ended_at").where(~f.col("outcome").isin(*UNCOUNTED))
+    run = (f.unix_micros("ended_at") - f.unix_micros("started_at")) / 1_000_000
+    return ended.rollup("queue", "bucket").agg(
+        f.count(f.lit(1)).alias("attempts"),
+        f.count_if(f.col("outcome").isin(*RETRIED)).alias("retries"),
+        f.percentile_approx(run, list(SHARES), ACCURACY).alias("runs"),
+    )

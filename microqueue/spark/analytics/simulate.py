@@ -1,0 +1,218 @@
+"""Simulate recorded tasks under other backoff policies, numbers of workers and timeouts.
+
+Scenarios run as Spark tasks, each from its own seed: the same answer every time, on a laptop
+or spread over a cluster by the thousand.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+from pyspark.sql import SparkSession
+
+from microqueue.arguments import check_count, refused
+from microqueue.backoff import BackoffPolicy
+from microqueue.drivers.collections import DEFAULT_COLLECTION
+from microqueue.durations import Duration, check_duration
+from microqueue.errors import MicroqueueError
+from microqueue.model import Model
+from microqueue.settings import QueueSettings
+from microqueue.spark.analytics.history import all_tasks
+from microqueue.spark.analytics.pages import simulation_page
+from microqueue.spark.analytics.simulation import (
+    MOST_TASKS,
+    Recording,
+    Result,
+    Scenario,
+    busiest,
+    collect,
+    record,
+)
+from microqueue.spark.analytics.simulation import simulate as run_scenario
+from microqueue.spark.location import locate, now_at
+from microqueue.spark.progress import Step, Tell, silent
+
+MOST_SCENARIOS = 100_000
+
+
+class Outcome(Model):
+    """A scenario over all its seeds: means, and the worst peaks.
+
+    ``retries_by_sec`` is of the first seed alone: a mean would flatten what a chart is to show.
+    """
+
+    name: str
+    policy: BackoffPolicy
+    workers: int
+    visibility_timeout_sec: float
+    seeds: int
+    peak_retries_per_sec: int
+    peak_attempts_per_sec: int
+    recovery_sec: float
+    wasted_attempts: float
+    attempts: float
+    done: float
+    dead: float
+    latency_p95_sec: float
+    retries_by_sec: dict[int, int]
+
+
+class Simulation(Model):
+    """The outcomes, the calmest first: the lowest peak, then the quickest recovery.
+
+    ``tasks`` were simulated, of ``tasks_total`` that there are: where those were too many, a
+    sample of them.
+    """
+
+    tasks: int
+    tasks_total: int
+    outages: tuple[tuple[float, float], ...]
+    begun_at: datetime | None
+    outcomes: tuple[Outcome, ...]
+    scenarios: int
+    files: tuple[str, ...] = ()
+    dry_run: bool = False
+
+
+def simulate(
+    spark: SparkSession,
+    *,
+    policies: Sequence[BackoffPolicy] | None = None,
+    workers: Sequence[int] | None = None,
+    visibility_timeouts: Sequence[Duration] | None = None,
+    repeat: int = 3,
+    seed: int = 0,
+    archive: str | Path | None = None,
+    live: bool = True,
+    uri: str | None = None,
+    database: str | None = None,
+    collection: str = DEFAULT_COLLECTION,
+    queues: Sequence[str] | None = None,
+    since: datetime | None = None,
+    output: str | Path | None = None,
+    settings: QueueSettings | None = None,
+    dry_run: bool = False,
+    tell: Tell = silent,
+) -> Simulation:
+    """Replay recorded arrivals and failures under every combination that is given.
+
+    What is not given is as it was: the policy and timeout of the settings, and as many workers
+    as were busy at the same time. Each combination runs with ``repeat`` seeds. ``output`` is a
+    directory for ``simulation.html``, with a chart for each policy.
+    """
+    check_count("repeat", repeat)
+    rules = settings or QueueSettings.from_environment()
+    place = locate(uri, database=database, collection=collection) if live else None
+    now = now_at(place)
+    first = now - timedelta(days=1) if since is None else since
+    tell(Step("record", "Recording what happened"))
+    tasks = all_tasks(
+        spark, live=place, archive=archive, queues=queues, since=first, settings=rules
+    )
+    collected = collect(tasks, most=MOST_TASKS)
+    past = collected.tasks
+    if not past:
+        raise MicroqueueError(
+            f"there are no tasks since {first.isoformat()} to simulate; go back further with since"
+        )
+    recording = record(past)
+    timeouts = [rules.visibility_timeout] if visibility_timeouts is None else visibility_timeouts
+    scenarios = grid(
+        policies or [rules.backoff],
+        workers or [busiest(past)],
+        [check_duration("visibility_timeout", one).total_seconds() for one in timeouts],
+        seeds=range(seed, seed + repeat),
+    )
+    begun_at = datetime.fromtimestamp(min(task.arrived_sec for task in past), UTC)
+    outcomes: list[Outcome] = []
+    if not dry_run:
+        tell(Step("simulate", f"Simulating {len(scenarios):,} runs of {len(past):,} tasks"))
+        outcomes = outcomes_of(simulate_all(spark, recording, scenarios))
+    made = Simulation(
+        tasks=len(past),
+        tasks_total=collected.total,
+        outages=recording.outages,
+        begun_at=begun_at,
+        outcomes=tuple(outcomes),
+        scenarios=len(scenarios),
+        dry_run=dry_run,
+    )
+    if output is None or dry_run:
+        return made
+    directory = Path(output)
+    directory.mkdir(parents=True, exist_ok=True)
+    page = directory / "simulation.html"
+    page.write_text(simulation_page(made), encoding="utf-8")
+    return made.model_copy(update={"files": (str(page),)})
+
+
+def grid(
+    policies: Sequence[BackoffPolicy],
+    workers: Sequence[int],
+    timeouts_sec: Sequence[float],
+    *,
+    seeds: Sequence[int],
+) -> list[Scenario]:
+    """Combine everything with everything."""
+    for number in workers:
+        check_count("workers", number)
+    found = [
+        Scenario(policy=policy, workers=number, visibility_timeout_sec=timeout, seed=one)
+        for policy, number, timeout, one in product(policies, workers, timeouts_sec, seeds)
+    ]
+    if len(found) > MOST_SCENARIOS:
+        raise refused("scenarios", len(found), f"give at most {MOST_SCENARIOS:,} combinations")
+    return found
+
+
+def simulate_all(
+    spark: SparkSession, recording: Recording, scenarios: Sequence[Scenario]
+) -> list[Result]:
+    """Run scenarios as Spark tasks, and give their results in the same order."""
+    shared = spark.sparkContext.broadcast(recording)
+
+    def run(text: str) -> str:
+        scenario = Scenario.model_validate_json(text)
+        return run_scenario(shared.value, scenario).model_dump_json()
+
+    texts = [scenario.model_dump_json() for scenario in scenarios]
+    slices = min(len(texts), 16 * spark.sparkContext.defaultParallelism)
+    found = spark.sparkContext.parallelize(texts, slices).map(run)
+    try:
+        return [Result.model_validate_json(text) for text in found.collect()]
+    finally:
+        shared.unpersist()
+
+
+def outcomes_of(results: Sequence[Result]) -> list[Outcome]:
+    """Put the seeds of each scenario together."""
+    groups: defaultdict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        groups[result.scenario.name].append(result)
+    found = [_outcome(name, group) for name, group in groups.items()]
+    return sorted(found, key=lambda one: (one.peak_retries_per_sec, one.recovery_sec))
+
+
+def _outcome(name: str, group: Sequence[Result]) -> Outcome:
+    first = group[0]
+    return Outcome(
+        name=name,
+        policy=first.scenario.policy,
+        workers=first.scenario.workers,
+        visibility_timeout_sec=first.scenario.visibility_timeout_sec,
+        seeds=len(group),
+        peak_retries_per_sec=max(result.peak_retries_per_sec for result in group),
+        peak_attempts_per_sec=max(result.peak_attempts_per_sec for result in group),
+        recovery_sec=fmean(result.recovery_sec for result in group),
+        wasted_attempts=fmean(result.wasted_attempts for result in group),
+        attempts=fmean(result.attempts for result in group),
+        done=fmean(result.done for result in group),
+        dead=fmean(result.dead for result in group),
+        latency_p95_sec=fmean(result.latency_p95_sec for result in group),
+        retries_by_sec=first.retries_by_sec,
+    )

@@ -1,0 +1,117 @@
+"""What an ingest reads: files or a table, as Spark gives them, and under which name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # It has no types.
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
+
+from microqueue.arguments import refused
+from microqueue.spark.ingest.rows import CORRUPT
+from microqueue.spark.storage import decoded, first_line, qualified
+
+Format: TypeAlias = Literal["csv", "json", "parquet", "table"]
+FORMATS = ("csv", "json", "parquet", "table")
+CORRUPT_OPTION = "columnNameOfCorruptRecord"
+SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
+SUFFIXES |= {".parquet": "parquet"}
+
+CSV_OPTIONS: dict[str, str | bool] = {"header": True, "escape": '"', "multiLine": True}
+"""CSV as RFC 4180 and most programs have it: quotes are doubled, and may hold line ends."""
+ELSEWHERE = frozenset({"comment", "quote", "linesep"})
+"""Options with which a header may be elsewhere than in what looks like the first line."""
+PATTERN = re.compile(r"([*?{}\[\]\\])")
+"""What Hadoop takes for a pattern in a path, unless a backslash is before it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows, the files that they are in, and the full name of it all, wherever it is named from."""
+
+    rows: DataFrame
+    files: Sequence[str]
+    name: str
+
+
+def guess_format(source: str | Path) -> Format:
+    """Tell the format from the end of a path."""
+    suffix = Path(str(source).rstrip("/").removesuffix(".gz")).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise refused("source", str(source), f"its end tells no format: give {', '.join(FORMATS)}")
+    return SUFFIXES[suffix]  # type: ignore[return-value]  # They are all formats.
+
+
+def read_source(spark: SparkSession, source: str, kind: str, options: Mapping[str, str]) -> Source:
+    """Load the source; text formats as text, so that the model sees what is really there."""
+    if kind not in FORMATS:
+        raise refused("source_format", kind, f"give one of {', '.join(FORMATS)}")
+    try:
+        rows = _read(spark, source, kind, options)
+        files = sorted(decoded(spark, uri) for uri in rows.inputFiles())
+        if kind == "csv":
+            _check_headers(spark, source, files, options)
+    except (AnalysisException, Py4JJavaError) as exc:
+        told = exc.java_exception.getMessage() if isinstance(exc, Py4JJavaError) else exc
+        reason = str(told).strip().partition("\n")[0]
+        raise refused("source", source, f"Spark cannot read it; {reason}") from exc
+    name = source if kind == "table" else qualified(spark, source)
+    return Source(rows, files, name)
+
+
+def _read(spark: SparkSession, source: str, kind: str, options: Mapping[str, str]) -> DataFrame:
+    match kind:
+        case "csv":
+            names = _columns(spark, source, options)
+            if not names:
+                raise refused("source", source, "it is empty, without even a header")
+            schema = StructType([StructField(name, StringType()) for name in [*names, CORRUPT]])
+            given = {**CSV_OPTIONS, **options, CORRUPT_OPTION: CORRUPT}
+            return spark.read.schema(schema).options(**given).csv(source)
+        case "json":
+            return spark.read.options(**options).text(source).where("trim(value) != ''")
+        case "parquet":
+            return spark.read.options(**options).parquet(source)
+        case _:
+            return spark.table(source)
+
+
+def _columns(spark: SparkSession, path: str, options: Mapping[str, str]) -> list[str]:
+    return spark.read.options(**{**CSV_OPTIONS, **options}).csv(path).columns
+
+
+def _check_headers(
+    spark: SparkSession, source: str, files: Sequence[str], options: Mapping[str, str]
+) -> None:
+    """Refuse files with different headers: by that of the first, values would change columns.
+
+    Spark takes long to read a header. Of files that begin with the same line, it reads one.
+    """
+    given = {name.lower(): str(value).lower() for name, value in options.items()}
+    if not files[1:] or given.get("header", "true") != "true":
+        return
+    sure = ELSEWHERE.isdisjoint(given)
+    alike: dict[str, str] = {}
+    for file in files:
+        line = first_line(spark, file)
+        if line is not None:
+            whole = sure and line.strip() and line.count('"') % 2 == 0
+            alike.setdefault(line if whole else file, file)
+    headers = {
+        file: _columns(spark, PATTERN.sub(r"\\\1", file), options) for file in alike.values()
+    }
+    (first, expected), *others = [(file, names) for file, names in headers.items() if names]
+    for file, names in others:
+        if names != expected:
+            raise refused(
+                "source",
+                source,
+                f"{first} has the columns {', '.join(expected)}, and {file} has "
+                f"{', '.join(names)}; ingest them one by one, or give them the same header",
+            )

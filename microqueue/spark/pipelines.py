@@ -1,0 +1,84 @@
+"""The pipelines: jobs over months of tasks, as functions that take a Spark session.
+
+    archive    finished tasks to Parquet, verified, then deleted from MongoDB
+    ingest     rows of files or tables into a queue, bad rows into a reject file
+    report     throughput, waits, run times and the share of an objective that was met
+    triage     dead letters by kind of error, with the command that replays each kind
+    replay     selected tasks back into a queue, spread over a period, once per run
+    storms     retry storms, and the backoff that would have prevented them
+    simulate   recorded tasks under other policies, workers and timeouts
+
+Each function returns a frozen summary. ``read_archive`` loads an archive, ``compact`` merges
+its small files.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from microqueue.spark.analytics.report import Report, report
+from microqueue.spark.analytics.simulate import Simulation, simulate
+from microqueue.spark.analytics.storms import Storms, storms
+from microqueue.spark.analytics.triage import Triage, triage
+from microqueue.spark.archive.compaction import CompactionSummary, compact
+from microqueue.spark.archive.job import ArchiveSummary, archive
+from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.ingest.job import IngestSummary, ingest
+from microqueue.spark.replay.job import ReplaySummary, replay
+
+__all__ = [
+    "ArchiveSummary",
+    "CompactionSummary",
+    "IngestSummary",
+    "ReplaySummary",
+    "Report",
+    "Simulation",
+    "Storms",
+    "Triage",
+    "archive",
+    "compact",
+    "ingest",
+    "read_archive",
+    "replay",
+    "report",
+    "simulate",
+    "storms",
+    "triage",
+]
+
+_MOVED = {
+    "archive": "microqueue.spark.archive.job",
+    "archive_reader": "microqueue.spark.archive.reader",
+    "compaction": "microqueue.spark.archive.compaction",
+    "ingest": "microqueue.spark.ingest.job",
+    "replay": "microqueue.spark.replay.job",
+    "report": "microqueue.spark.analytics.report",
+    "simulate": "microqueue.spark.analytics.simulate",
+    "storms": "microqueue.spark.analytics.storms",
+    "triage": "microqueue.spark.analytics.triage",
+}
+
+
+class _MovedModule(ModuleType):
+    """A former module of this package: its names still work, with a warning."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = getattr(import_module(_MOVED[self.__name__.rpartition(".")[2]]), name)
+        warnings.warn(
+            f"{self.__name__} has moved: import {name} from {__name__}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return value
+
+
+# Registered here instead of written as files: importing a file would replace the function of
+# the same name in this module by the file's module.
+for _name in _MOVED:
+    sys.modules[f"{__name__}.{_name}"] = _MovedModule(f"{__name__}.{_name}")
