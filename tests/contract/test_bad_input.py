@@ -24,6 +24,7 @@ HALF_A_PAIR = "\ud800"
 WEST = timezone(timedelta(hours=-5))
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -52,6 +53,7 @@ async def test_bad_option_of_enqueue_is_named_first(
     assert await harness.stored() == []
 
 
+@pytest.mark.one_driver
 async def test_database_is_not_a_session(harness: Harness, queue: Any) -> None:
     with pytest.raises(InvalidArgument, match="session="):
         await queue.enqueue({}, session=harness.database)
@@ -62,6 +64,7 @@ async def test_database_is_not_a_session(harness: Harness, queue: Any) -> None:
         await queue.enqueue_many([{}], session=harness.database)
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("task_id", [2**70, -(2**70), HALF_A_PAIR, "", None, True, 1.5, b"x"])
 async def test_id_that_no_task_can_have_is_refused_everywhere(queue: Any, task_id: Any) -> None:
     for call in (queue.get, queue.cancel):
@@ -72,6 +75,7 @@ async def test_id_that_no_task_can_have_is_refused_everywhere(queue: Any, task_i
             await call([task_id])
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("limit", [2**31, 2**63, 2**70])
 async def test_count_beyond_what_mongodb_takes_is_refused(queue: Any, limit: int) -> None:
     for call in (queue.pop_many, queue.peek):
@@ -88,6 +92,7 @@ def nested(levels: int) -> Any:
     return value
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("payload", [{"a": nested(169)}, {"a": nested(900)}])
 async def test_payload_that_is_nested_too_deep_is_refused(
     harness: Harness, queue: Any, payload: Any
@@ -116,6 +121,7 @@ async def generate() -> AsyncIterator[dict[str, Any]]:
     yield {}
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize(
     "items",
     [None, 5, "text", b"text", {"a": 1}, generate(), NewTask(payload={})],
@@ -129,12 +135,14 @@ async def test_enqueue_many_refuses_what_are_not_several_items(
     assert await harness.stored() == []
 
 
+@pytest.mark.one_driver
 async def test_enqueue_many_takes_payloads_as_items_only(harness: Harness, queue: Any) -> None:
     with pytest.raises(InvalidArgument, match="payload="):
         await queue.enqueue_many([{}], payload={"a": 1})
     assert await harness.stored() == []
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("tasks", [None, 5, "text"])
 async def test_mark_done_many_refuses_what_are_not_several_tasks(queue: Any, tasks: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"^tasks="):
@@ -153,6 +161,7 @@ async def test_mark_done_many_settles_the_others_beside_one_that_was_not_popped(
     assert (await queue.get(peeked.id)).status is TaskStatus.PENDING
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("worker_id", [5, {"$ne": 1}, "", "a\nb", "x" * 201, HALF_A_PAIR, b"x"])
 async def test_worker_that_people_could_not_read_claims_nothing(queue: Any, worker_id: Any) -> None:
     task = await queue.enqueue({})
@@ -163,6 +172,7 @@ async def test_worker_that_people_could_not_read_claims_nothing(queue: Any, work
     assert (await queue.get(task.id)).status is TaskStatus.PENDING
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("code", [5, "", "x" * 201, HALF_A_PAIR, {"$ne": 1}])
 async def test_code_that_cannot_be_searched_for_settles_nothing(queue: Any, code: Any) -> None:
     await queue.enqueue({})
@@ -174,6 +184,7 @@ async def test_code_that_cannot_be_searched_for_settles_nothing(queue: Any, code
     assert (await queue.get(task.id)).status is TaskStatus.PROCESSING
 
 
+@pytest.mark.one_driver
 async def test_text_is_not_a_duration(queue: Any) -> None:
     await queue.enqueue({})
     with pytest.raises(InvalidArgument, match="wait='0'"):
@@ -185,6 +196,7 @@ async def test_text_is_not_a_duration(queue: Any) -> None:
         await queue.touch(task, extend="60")
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -207,6 +219,7 @@ async def test_queue_is_not_made_of_bad_parts(
     assert str(caught.value).startswith(says)
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize(
     ("options", "says"),
     [

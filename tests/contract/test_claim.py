@@ -164,6 +164,7 @@ async def test_pop_waits_for_a_task_that_comes_due(harness: Harness) -> None:
     assert (await queue.pop(wait=timedelta(seconds=30))).payload == {"n": 1}
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, None])
 async def test_pop_many_refuses_a_limit_that_is_no_count(queue: Any, limit: Any) -> None:
     with pytest.raises(InvalidArgument, match="limit="):

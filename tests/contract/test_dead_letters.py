@@ -355,12 +355,14 @@ async def test_foreign_id_hides_no_other_letter(harness: Harness, letters_queue:
 BAD_CURSORS = ["", "x", "{}", '{"at": 1, "id": 2}', '{"at": {"$date": 0}, "id": {"$gt": 1}}']
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("cursor", BAD_CURSORS)
 async def test_bad_cursor_is_refused(queue: Any, cursor: str) -> None:
     with pytest.raises(InvalidArgument, match="cursor="):
         await queue.dead_letters.list(cursor=cursor)
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("text", ["\ud800", 5])
 async def test_text_that_cannot_be_searched_is_refused(queue: Any, text: Any) -> None:
     for name in ("text", "code"):
@@ -368,6 +370,7 @@ async def test_text_that_cannot_be_searched_is_refused(queue: Any, text: Any) ->
             await queue.dead_letters.list(**{name: text})
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("which", [{"$ne": None}, [{"$gt": ""}], None, 1.5, b"x"])
 async def test_choice_that_is_no_id_is_refused(queue: Any, which: Any) -> None:
     with pytest.raises(InvalidArgument):

@@ -201,6 +201,7 @@ async def test_unknown_id_is_none(queue: Any) -> None:
     assert await queue.get("unknown") is None
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("task_id", [{"$ne": None}, None, 1.5, ["a"], True])
 async def test_ids_that_could_be_filters_are_refused(queue: Any, task_id: Any) -> None:
     for method in (queue.get, queue.cancel):
@@ -208,6 +209,7 @@ async def test_ids_that_could_be_filters_are_refused(queue: Any, task_id: Any) -
             await method(task_id)
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("name", ["", {"$gt": ""}, None, 7, "a\nb", "x" * 121])
 async def test_bad_queue_names_are_refused(harness: Harness, name: Any) -> None:
     with pytest.raises(InvalidArgument, match="name="):

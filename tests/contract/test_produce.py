@@ -220,6 +220,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize(("options", "says"), REFUSED)
 async def test_bad_options_are_refused_by_name_and_nothing_is_written(
     harness: Harness, queue: Any, options: dict[str, Any], says: str
@@ -230,6 +231,7 @@ async def test_bad_options_are_refused_by_name_and_nothing_is_written(
     assert await harness.stored() == []
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize(
     "payload",
     [

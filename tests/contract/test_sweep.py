@@ -246,12 +246,14 @@ async def test_abandoned_replay_of_another_queue_is_left_alone(harness: Harness)
     assert [(await queue.stats()).pending for queue in queues.values()] == [1, 0]
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("jobs", [["reclaim"], ["promote_due", "x"]])
 async def test_unknown_jobs_are_refused_by_name(harness: Harness, queue: Any, jobs: Any) -> None:
     with pytest.raises(InvalidArgument, match="promote_due"):
         harness.sweeper(queue, jobs=jobs)
 
 
+@pytest.mark.one_driver
 @pytest.mark.parametrize("every", [0, -1, "often"])
 async def test_sweeping_without_a_pause_is_refused(
     harness: Harness, queue: Any, every: Any
