@@ -15,6 +15,18 @@ from xdist.scheduler import LoadFileScheduling
 from microqueue.embedded import EmbeddedServer
 
 SPARK = "tests/spark/"
+LONGEST_FIRST = (
+    SPARK,
+    "tests/integration/test_half_open.py",
+    "tests/acceptance/test_endings.py",
+    "tests/acceptance/test_processes.py",
+    "tests/integration/test_majority.py",
+    "tests/integration/test_worker",
+    "tests/acceptance/test_dashboard",
+    "tests/integration/",
+    "tests/acceptance/",
+)
+"""The order in which processes take files, so that none starts a long one when the rest is done."""
 
 pytest_plugins = ["microqueue.testing.fixtures"]
 
@@ -50,6 +62,18 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]  # Its package has no ty
 
     def _split_scope(self, nodeid: str) -> str:
         return SPARK if nodeid.startswith(SPARK) else super()._split_scope(nodeid)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its folder, and put the files that take longest first."""
+    for item in items:
+        item.add_marker(item.nodeid.split("/")[1])
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    starts = (n for n, start in enumerate(LONGEST_FIRST) if item.nodeid.startswith(start))
+    return next(starts, len(LONGEST_FIRST))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
