@@ -116,8 +116,9 @@ def compute_backoff_seconds(  # noqa: PLR0917 (the order of a well-known formula
     The first failure (``attempts=1``, and 0 alike) waits around ``base_sec``. The result is
     never negative and never above ``max_sec``, however many attempts there were.
 
-    >>> [compute_backoff_seconds(n, jitter="none") for n in (1, 2, 3, 10**9)]
-    [5.0, 10.0, 20.0, 1800.0]
+    Examples:
+        >>> [compute_backoff_seconds(n, jitter="none") for n in (1, 2, 3, 10**9)]
+        [5.0, 10.0, 20.0, 1800.0]
     """
     if previous is not None and not _is_delay(previous):
         raise _refused("previous", previous, "give a finite number of seconds, 0 or more")

@@ -44,7 +44,7 @@ from microqueue.errors import EmbeddedServerError, InvalidArgument
 from microqueue.worker import Worker
 
 if TYPE_CHECKING:
-    from microqueue.dashboard.serving import DashboardServer
+    from microqueue.dashboard.server import DashboardServer
 
 QUEUE = "orders"
 WORKERS = 3
@@ -317,7 +317,7 @@ def ship(console: Console, uri: str, queue: Queue, count: int) -> float:
 
 def new_page(queue: Queue) -> DashboardServer:
     """Make the dashboard, at its usual port if that is free."""
-    from microqueue.dashboard.serving import (  # noqa: PLC0415 (the workers do without it)
+    from microqueue.dashboard.server import (  # noqa: PLC0415 (the workers do without it)
         DashboardServer,
     )
 

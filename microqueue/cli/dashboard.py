@@ -22,7 +22,7 @@ from microqueue.worker.threads import DaemonThread
 from microqueue.worker.waiting import await_server
 
 if TYPE_CHECKING:
-    from microqueue.dashboard.serving import DashboardServer
+    from microqueue.dashboard.server import DashboardServer
 
 TOKEN_BYTES = 32
 ADOPT_EVERY_SEC = 5.0
@@ -85,9 +85,9 @@ def dashboard(
     if new_token:
         _print_token(session)
         return
-    serving = _serving()
-    serving.check_token(token)
-    serving.check_reach(host, protected=bool(token), insecure=insecure)
+    server = _serving()
+    server.check_token(token)
+    server.check_reach(host, protected=bool(token), insecure=insecure)
     options: dict[str, Any] = {
         "read_only": read_only,
         "manual_actions": manual_actions,
@@ -133,10 +133,10 @@ def new_server(queue: Queue[Any], **options: Any) -> DashboardServer:
 
 def _serving() -> Any:
     try:
-        from microqueue.dashboard import serving  # noqa: PLC0415 (an optional extra)
+        from microqueue.dashboard import server  # noqa: PLC0415 (an optional extra)
     except ImportError as exc:
         raise NotInstalled(str(exc)) from exc
-    return serving
+    return server
 
 
 def announce(session: Session, server: DashboardServer) -> None:

@@ -30,7 +30,7 @@ from microqueue.settings import DASHBOARD_PORT
 from microqueue.sweeper import Sweeper, check_every
 
 if TYPE_CHECKING:
-    from microqueue.dashboard.serving import DashboardServer
+    from microqueue.dashboard.server import DashboardServer
 
 LOOK_SEC = 1.0
 """How often to look whether the server is still there."""

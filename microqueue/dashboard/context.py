@@ -11,12 +11,11 @@ import anyio.to_thread
 from bson import ObjectId
 from fastapi import Request
 
-from microqueue.dashboard.access import Access, AnyQueue
+from microqueue.dashboard.access import Access, AnyQueue, ReadCache, overview_of
 from microqueue.dashboard.events import EventHub
 from microqueue.dashboard.options import DashboardOptions
-from microqueue.dashboard.redact import Redactor
+from microqueue.dashboard.payloads import Redactor
 from microqueue.dashboard.security import Guard, storable
-from microqueue.dashboard.shared import SharedReads, overview_of
 from microqueue.dashboard.views import TaskDetail, Viewer
 from microqueue.errors import MicroqueueError, TaskNotFound
 from microqueue.insights import Overview
@@ -49,13 +48,13 @@ class Context:
             self.redactor, read_only=options.read_only, manual_actions=options.manual_actions
         )
         self.guard = Guard(options)
-        self.shared = SharedReads(options.cache_sec)
-        self.events = EventHub(self.access, options, self.shared)
+        self.read_cache = ReadCache(options.cache_sec)
+        self.events = EventHub(self.access, options, self.read_cache)
         self._audit_ready = False
 
     async def overview(self, *, exact: bool = False) -> Overview:
         """Give the overview that all viewers share; with ``exact``, everything is counted."""
-        return await overview_of(self.access, self.shared, exact=exact)
+        return await overview_of(self.access, self.read_cache, exact=exact)
 
     async def served_names(self) -> list[ServedNames]:
         """List which names of tasks the living workers serve, by queue."""
@@ -67,7 +66,7 @@ class Context:
             )
             return found
 
-        names: list[ServedNames] = await self.shared.get("names", read)
+        names: list[ServedNames] = await self.read_cache.get("names", read)
         return names
 
     def known_names(self) -> list[str]:
@@ -123,7 +122,7 @@ class Context:
             outcome = "error"
             raise
         finally:
-            self.shared.forget()
+            self.read_cache.forget()
             await self._record(
                 who=tally.who,
                 action=action,

@@ -1,4 +1,4 @@
-"""One stream of events for all viewers: read once, batched, resumable, and bounded in memory."""
+"""What viewers are told: one message per type, or per sweep, and one that asks to refresh."""
 
 from __future__ import annotations
 
@@ -10,20 +10,68 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pymongo.errors import PyMongoError
 
-from microqueue.dashboard.access import Access
+from microqueue.dashboard.access import Access, ReadCache, overview_of
 from microqueue.dashboard.feeds import ChangeFeed, FeedEnded, PollFeed
-from microqueue.dashboard.messages import MOST_TASKS, messages_of
 from microqueue.dashboard.options import DashboardOptions
-from microqueue.dashboard.shared import SharedReads, overview_of
+from microqueue.dashboard.views import shown_id
 from microqueue.errors import MicroqueueError
 from microqueue.operations import events, id_order
 from microqueue.operations.events import Change
+from microqueue.sweeper import SweepReport
+
+MOST_TASKS = 20
+Told: TypeAlias = tuple[str, dict[str, Any]]
+
+
+def messages_of(
+    by_type: Mapping[str, Sequence[Change]], at: str, queues: Mapping[Hashable, str]
+) -> list[Told]:
+    """Tell what happened. ``queues`` are those of tasks whose change does not say, by id."""
+    messages: list[Told] = []
+    for kind, some in by_type.items():
+        if kind == "sweep.finished":
+            for one in some:
+                messages += _sweep_messages(at, one.report)
+        elif kind.startswith("worker."):
+            names = [str(one.id) for one in some[:MOST_TASKS]]
+            messages.append((kind, {"at": at, "count": len(some), "workers": names}))
+        elif kind.startswith("queue."):
+            messages.append((kind, {"at": at, "queues": sorted(_named(some))}))
+        elif kind != events.REFRESH:
+            shown = [
+                {"id": shown_id(one.id), "queue": queues.get(id_order.key(one.id), one.queue)}
+                for one in some[:MOST_TASKS]
+            ]
+            named = sorted({one["queue"] for one in shown if one["queue"]} | _named(some))
+            data = {"at": at, "count": len(some), "queues": named, "tasks": shown}
+            messages.append((kind, data))
+    touched = _named(by_type.get(events.REFRESH, ()))
+    touched |= {name for _, data in messages for name in data.get("queues", ())}
+    types = list(dict.fromkeys(kind for kind, _ in messages))
+    return [*messages, ("refresh", {"at": at, "queues": sorted(touched), "types": types})]
+
+
+def _named(some: Sequence[Change]) -> set[str]:
+    return {one.queue for one in some if one.queue}
+
+
+def _sweep_messages(at: str, report: SweepReport) -> list[Told]:
+    messages: list[Told] = []
+    if report.reclaimed or report.buried:
+        requeue = {"count": report.reclaimed, "dlq_count": report.buried}
+        by = f"sweeper {report.sweeper_id}"
+        messages.append(("queue.requeue", {"at": at, **requeue, "triggered_by": by}))
+    if buried := report.buried + report.expired:
+        messages.append(("queue.move_to_dlq", {"at": at, "count": buried}))
+    data = {"at": at, "report": report.model_dump(mode="json")}
+    return [*messages, ("sweep.finished", data)]
+
 
 BATCH_SEC = 0.3
 MOST_REMEMBERED = 500
@@ -50,7 +98,7 @@ class Message:
     data: str
 
 
-class Viewer:
+class Subscriber:
     """One open connection: what waits to be sent to it. One that is too slow is dropped."""
 
     def __init__(self) -> None:
@@ -78,9 +126,9 @@ class Viewer:
 class EventHub:
     """Reads changes while somebody looks on, and sends them to all who do."""
 
-    def __init__(self, access: Access, options: DashboardOptions, shared: SharedReads) -> None:
+    def __init__(self, access: Access, options: DashboardOptions, read_cache: ReadCache) -> None:
         self._access = access
-        self._shared = shared
+        self._read_cache = read_cache
         self._trailing: asyncio.TimerHandle | None = None
         self._resting: asyncio.TimerHandle | None = None
         self._poll_sec = options.poll_sec
@@ -88,7 +136,7 @@ class EventHub:
         self._epoch = secrets.token_hex(4)
         self._number = 0
         self._remembered: deque[Message] = deque(maxlen=MOST_REMEMBERED)
-        self._viewers: set[Viewer] = set()
+        self._viewers: set[Subscriber] = set()
         self._reader: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._interrupted = False
@@ -101,7 +149,7 @@ class EventHub:
 
     async def follow(self, last_id: str | None) -> AsyncIterator[dict[str, str]]:
         """Give messages for as long as the caller takes them, first those that it missed."""
-        viewer = Viewer()
+        viewer = Subscriber()
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
@@ -200,7 +248,7 @@ class EventHub:
     async def _open(self) -> Feed:
         feed: Feed = ChangeFeed(self._access)
         if not await feed.open():
-            overview = functools.partial(overview_of, self._access, self._shared)
+            overview = functools.partial(overview_of, self._access, self._read_cache)
             feed = PollFeed(self._access, self._poll_sec, overview)
             await feed.open()
         self.live = feed.kind
@@ -224,19 +272,19 @@ class EventHub:
         found = await feed.read(BATCH_SEC)
         self._interrupted = False
         if found:
-            self._shared.expire()
+            self._read_cache.expire()
             self._send(await self._batched(found))
             self._follow_up()
 
     def _follow_up(self) -> None:
         """Ask to refresh once more, when answers from before the change are no longer given."""
-        if self._trailing is None and (wait_sec := self._shared.outdated_sec()):
+        if self._trailing is None and (wait_sec := self._read_cache.outdated_sec()):
             loop = asyncio.get_running_loop()
             self._trailing = loop.call_later(wait_sec, self._settled)
 
     def _settled(self) -> None:
         self._trailing = None
-        if self._shared.outdated_sec():
+        if self._read_cache.outdated_sec():
             self._follow_up()
         else:
             self._send([("refresh", {"at": None, "queues": [], "types": ["settled"]})])

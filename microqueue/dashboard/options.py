@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from microqueue.dashboard.redact import TELLING_KEYS
+from microqueue.dashboard.payloads import TELLING_KEYS
 from microqueue.durations import PositiveDuration
 from microqueue.model import Model
 

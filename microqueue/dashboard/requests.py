@@ -20,7 +20,7 @@ from pydantic import (
 from microqueue.arguments import is_encodable
 from microqueue.dashboard.access import AnyLetters
 from microqueue.dashboard.context import Context
-from microqueue.dashboard.extended import LARGEST_EXACT
+from microqueue.dashboard.payloads import LARGEST_EXACT
 from microqueue.dlq import DeadLetterFilter
 from microqueue.operations import lookup
 from microqueue.task import NAME_HEADER
@@ -38,7 +38,7 @@ def context_of(request: Request) -> Context:
     return context
 
 
-Shared = Annotated[Context, Depends(context_of)]
+DashboardContext = Annotated[Context, Depends(context_of)]
 QueueName = Annotated[str | None, Query(min_length=1, max_length=120)]
 Text = Annotated[str | None, Query(max_length=LONGEST_TEXT)]
 Instant = Annotated[AwareDatetime | None, Query()]
@@ -92,17 +92,17 @@ class Selection(Strict):
             raise ValueError("say which queue: give queue, or all_queues=true for all of them")
         return self
 
-    def letters(self, shared: Context) -> AnyLetters:
+    def letters(self, context: Context) -> AnyLetters:
         """Return the dead letters of the queue, or of all queues."""
-        letters = shared.access.queue(self.queue).dead_letters
+        letters = context.access.queue(self.queue).dead_letters
         return letters if self.queue is not None else letters.all_queues
 
-    async def chosen(self, shared: Context) -> Any:
+    async def chosen(self, context: Context) -> Any:
         """Give it as the queue takes it: the filter, or the very ids that are meant."""
         if self.filter is not None:
-            return self.filter.read(shared.redactor.text)
+            return self.filter.read(context.redactor.text)
         meant = [[one] if isinstance(one, int) else _meant(one) for one in self.ids or ()]
-        return await shared.access.run(lookup.first_existing(meant, shared.access.settings))
+        return await context.access.run(lookup.first_existing(meant, context.access.settings))
 
     def described(self) -> str:
         """Name it for the audit log."""

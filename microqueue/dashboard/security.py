@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import logging
+import math
 import secrets
 import time
+from collections import OrderedDict
+from collections.abc import Callable
 from http import HTTPStatus
 from urllib.parse import SplitResult, urlsplit
 
-from fastapi import HTTPException, Request, Response
+from fastapi import HTTPException, Request
+from starlette.datastructures import MutableHeaders
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from microqueue.clock import Clock
 from microqueue.dashboard.options import DashboardOptions
-from microqueue.dashboard.throttle import LoginThrottle, address_of
+from microqueue.dashboard.problems import problem
 from microqueue.errors import InvalidArgument
 
 COOKIE = "microqueue_session"
@@ -234,3 +243,212 @@ def _digest(given: str) -> bytes:
 
 def _hash(value: bytes) -> bytes:
     return hashlib.sha256(value).digest()
+
+
+MOST_ADDRESSES = 1000
+IPV6_NETWORK = 64
+"""Whoever has one address of an IPv6 network has all of these."""
+
+logger = logging.getLogger("microqueue.dashboard")
+
+
+class LoginThrottle:
+    """Counts failed logins. It remembers a bounded number of addresses.
+
+    Args:
+        per_address: How many different wrong tokens an address may give within the period.
+        in_all: How many all addresses together may give.
+        period_sec: How long a failure counts.
+        most_addresses: How many addresses are remembered, of each kind.
+    """
+
+    def __init__(
+        self,
+        *,
+        per_address: int,
+        in_all: int,
+        period_sec: float,
+        most_addresses: int = MOST_ADDRESSES,
+    ) -> None:
+        self.now: Callable[[], float] = time.monotonic
+        self._per_address = per_address
+        self._in_all = in_all
+        self._period_sec = period_sec
+        self._most_addresses = most_addresses
+        self._salt = secrets.token_bytes(16)
+        # By address: when each wrong token came first. The address that failed last is the last.
+        self._failures: OrderedDict[str, dict[bytes, float]] = OrderedDict()
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def size(self) -> int:
+        """How many failures and addresses are remembered."""
+        return sum(map(len, self._failures.values())) + len(self._known)
+
+    def wait_sec(self, address: str) -> int:
+        """Return after how many seconds a login from this address is looked at; 0: now."""
+        self._forget()
+        own = sorted(self._failures.get(address, {}).values())
+        waits = [self._until_below(own, self._per_address)]
+        if address not in self._known:
+            every = sorted(at for one in self._failures.values() for at in one.values())
+            waits.append(self._until_below(every, self._in_all))
+        return math.ceil(max(waits))
+
+    def failed(self, address: str, given: str) -> None:
+        """Count a wrong token, unless this address gave the same one already; log it."""
+        self._forget()
+        digest = hashlib.sha256(self._salt + given.encode("utf-8", "replace")).digest()
+        own = self._failures.setdefault(address, {})
+        if digest in own:
+            return
+        own[digest] = self.now()
+        self._failures.move_to_end(address)
+        while len(self._failures) > self._most_addresses:
+            self._failures.popitem(last=False)
+        logger.warning(
+            "failed login from %s: %d in the last %g s, %d from all addresses%s",
+            address,
+            len(own),
+            self._period_sec,
+            sum(map(len, self._failures.values())),
+            self._consequence(address),
+        )
+
+    def succeeded(self, address: str, *, reset: bool = False) -> None:
+        """Note that the right token came from this address; ``reset`` forgives its failures."""
+        if reset:
+            self._failures.pop(address, None)
+        self._known[address] = None
+        self._known.move_to_end(address)
+        while len(self._known) > self._most_addresses:
+            self._known.popitem(last=False)
+
+    def _consequence(self, address: str) -> str:
+        seconds = self.wait_sec(address)
+        return f"; more are rejected for {seconds} s" if seconds else ""
+
+    def _until_below(self, instants: list[float], most: int) -> float:
+        """Return how long it takes until fewer than ``most`` of these count."""
+        if len(instants) < most:
+            return 0.0
+        return instants[-most] + self._period_sec - self.now()
+
+    def _forget(self) -> None:
+        """Drop the failures whose time is over."""
+        oldest = self.now() - self._period_sec
+        for address, own in list(self._failures.items()):
+            for digest in [digest for digest, at in own.items() if at <= oldest]:
+                del own[digest]
+            if not own:
+                del self._failures[address]
+
+
+def address_of(request: Request) -> str:
+    """Name where a request came from: the peer's address, or its network if that is IPv6.
+
+    ``X-Forwarded-For`` is not read: anybody may write it. A server that is told to trust a proxy
+    puts the address of the client in place of the proxy's.
+    """
+    host = request.client.host if request.client else "unknown"
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, IPV6_NETWORK), strict=False))
+
+
+class SecurityMiddleware:
+    """An ASGI middleware. It comes before routing, so that no route can be forgotten."""
+
+    def __init__(self, app: ASGIApp, *, guard: Guard, clock: Clock, request_bytes: int) -> None:
+        self._app = app
+        self._guard = guard
+        self._clock = clock
+        self._request_bytes = request_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request, and hand it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._add_headers(MutableHeaders(scope=message), scope)
+            await send(message)
+
+        request = Request(scope, receive)
+        try:
+            refusal = self._refusal(request)
+            if refusal is None and request.method not in SAFE_METHODS:
+                receive = await self._bounded(request)
+        except HTTPException as exc:
+            name = HTTPStatus(exc.status_code).phrase.replace(" ", "")
+            refusal = problem(exc.status_code, exc.detail, name, dict(exc.headers or {}))
+        await (self._app if refusal is None else refusal)(scope, receive, send_with_headers)
+
+    def _refusal(self, request: Request) -> Response | None:
+        guard = self._guard
+        guard.check_host(request)
+        path = local_path(request.scope)
+        if path in OPEN_PATHS or path.startswith("/static/"):
+            guard.check_origin(request)
+            return None
+        is_page = path in {"", "/"} and request.method in SAFE_METHODS
+        try:
+            credentials = guard.credentials_of(request)
+        except HTTPException:
+            if is_page:  # The login form tells it.
+                return RedirectResponse("login", HTTPStatus.SEE_OTHER)
+            raise
+        request.scope[CREDENTIALS] = credentials
+        guard.check_origin(request, with_token=credentials == "token")
+        if credentials is not None:
+            return None
+        if is_page:
+            return RedirectResponse("login", HTTPStatus.SEE_OTHER)
+        raise HTTPException(
+            HTTPStatus.UNAUTHORIZED,
+            "give the token, as in Authorization: Bearer TOKEN, or log in",
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+    async def _bounded(self, request: Request) -> Receive:
+        """Read a body that is not too large, and give it to the app once more."""
+        most = self._request_bytes
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise HTTPException(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {most:,} bytes are taken"
+                )
+        told = False
+
+        async def receive() -> Message:
+            nonlocal told
+            if told:
+                return {"type": "http.disconnect"}
+            told = True
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        return receive
+
+    def _add_headers(self, headers: MutableHeaders, scope: Scope) -> None:
+        for name, value in HEADERS.items():
+            headers.setdefault(name, value)
+        static = local_path(scope).startswith("/static/")
+        headers.setdefault("Cache-Control", "no-cache" if static else "no-store")
+        if not self._clock.stale:
+            headers["X-Server-Time"] = self._clock.now().isoformat().replace("+00:00", "Z")
+
+
+def local_path(scope: Scope) -> str:
+    """Give the path below the place where the dashboard is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))

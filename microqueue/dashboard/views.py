@@ -8,9 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from microqueue.dashboard.extended import EXTENDED, LARGEST_EXACT, to_exact_json
-from microqueue.dashboard.preview import preview
-from microqueue.dashboard.redact import Redactor
+from microqueue.dashboard.payloads import EXTENDED, LARGEST_EXACT, Redactor, preview, to_exact_json
 from microqueue.operations.matching import state_of
 from microqueue.operations.stats import name_of
 from microqueue.task import Progress, Task, TaskId

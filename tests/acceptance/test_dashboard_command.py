@@ -22,7 +22,7 @@ from microqueue import Queue, QueueSettings
 from microqueue.cli import app as cli_app
 from microqueue.cli import dashboard as dashboard_command
 from microqueue.dashboard import dashboard
-from microqueue.dashboard.serving import DashboardServer, is_local
+from microqueue.dashboard.server import DashboardServer, is_local
 from microqueue.embedded import EmbeddedServer
 from microqueue.errors import InvalidArgument
 from microqueue.testing import memory_queue
@@ -252,7 +252,7 @@ def test_missing_extra_is_told_in_a_sentence(
     database_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "microqueue.dashboard", None)
-    monkeypatch.setitem(sys.modules, "microqueue.dashboard.serving", None)
+    monkeypatch.setitem(sys.modules, "microqueue.dashboard.server", None)
     result = run("--uri", database_uri)
     assert result.exit_code == 1
     assert "Error:" in result.stderr

@@ -6,12 +6,16 @@ puts on their PATH.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("bash", "cat", "dirname", "env", "grep", "mkdir", "sha256sum", "touch")
@@ -67,7 +71,8 @@ def machine(tmp_path: Path) -> Machine:
     machine = Machine(tmp_path / "a home")
     machine.commands.mkdir(parents=True)
     shutil.copytree(ROOT / "scripts", machine.home / "scripts")
-    shutil.copy(ROOT / "pyproject.toml", machine.home)
+    for name in ("pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, machine.home)
     for tool in TOOLS:
         machine.commands.joinpath(tool).symlink_to(str(shutil.which(tool)))
     machine.install("id", "echo 1000")
@@ -140,3 +145,29 @@ def test_a_path_with_spaces_and_another_environment(machine: Machine) -> None:
 def test_unknown_options_and_missing_extras_are_rejected(machine: Machine) -> None:
     assert "--pyton" in machine.run("--pyton", "x", "cli").stderr
     assert machine.run().returncode == 1
+
+
+# The lock file
+
+
+def test_lock_file_has_a_version_that_fits_for_every_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    wanted = [Requirement(line) for lines in [project["dependencies"], *extras] for line in lines]
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    for requirement in [one for one in wanted if one.name != "microqueue"]:
+        name = canonicalize_name(requirement.name)
+        fitting = [
+            pin
+            for pin in pins
+            if canonicalize_name(pin.name) == name
+            and requirement.specifier.contains(str(pin.specifier).removeprefix("=="))
+        ]
+        assert fitting, f"run scripts/lock: {requirement} is not in requirements.lock"
+
+
+def test_lock_file_names_versions_only() -> None:
+    pin = r"[a-z0-9-]+==[\w.]+( ; [\w.<>=!'\" ]+)?"
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        assert line.startswith("#") or re.fullmatch(pin, line), line

@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 
 from microqueue import Queue
-from microqueue.dashboard.serving import DashboardServer
+from microqueue.dashboard.server import DashboardServer
 
 PATIENCE_SEC = 40.0
 

@@ -15,7 +15,7 @@ from pymongo.errors import ExecutionTimeout
 from pymongo.monitoring import CommandListener
 
 from microqueue import DeadLetterFilter, Queue, QueueSettings
-from microqueue.dashboard.shared import SharedReads
+from microqueue.dashboard.access import ReadCache
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import dead_letters, paging, search
 from microqueue.operations.call import Call
@@ -189,7 +189,7 @@ def test_groups_that_take_too_long_are_a_problem() -> None:
 async def test_largest_groups_are_shown_and_the_others_counted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("microqueue.dashboard.reading.MOST_GROUPS", 2)
+    monkeypatch.setattr("microqueue.dashboard.routes_read.MOST_GROUPS", 2)
     bury(site, ["a", "b", "b", "c", "c", "c", "d"])
     found = await site.get("/dead-letters/groups")
     assert [one["message"] for one in found["groups"]] == ["c", "b"]
@@ -241,7 +241,7 @@ async def test_answer_is_kept_five_times_as_long_as_it_took(
 ) -> None:
     now = 0.0
     reads = 0
-    monkeypatch.setattr("microqueue.dashboard.shared.time", Time(lambda: now))
+    monkeypatch.setattr("microqueue.dashboard.access.time", Time(lambda: now))
 
     async def read() -> int:
         nonlocal now, reads
@@ -249,7 +249,7 @@ async def test_answer_is_kept_five_times_as_long_as_it_took(
         now += took_sec
         return reads
 
-    kept = SharedReads(0.3)
+    kept = ReadCache(0.3)
     await kept.get("key", read)
     kept.expire()
     now += 5 * took_sec - 0.1
@@ -260,14 +260,14 @@ async def test_answer_is_kept_five_times_as_long_as_it_took(
 
 async def test_answer_is_not_kept_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("microqueue.dashboard.shared.time", Time(lambda: now))
+    monkeypatch.setattr("microqueue.dashboard.access.time", Time(lambda: now))
 
     async def read() -> float:
         nonlocal now
         now += 3600
         return now
 
-    kept = SharedReads(0.3)
+    kept = ReadCache(0.3)
     first = await kept.get("key", read)
     now += 901
     assert await kept.get("key", read) > first

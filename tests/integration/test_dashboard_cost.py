@@ -17,8 +17,8 @@ from pymongo.monitoring import CommandListener
 
 from microqueue import Queue, QueueSettings
 from microqueue.dashboard import dashboard, feeds
-from microqueue.dashboard.serving import DashboardServer
-from microqueue.dashboard.shared import SharedReads
+from microqueue.dashboard.access import ReadCache
+from microqueue.dashboard.server import DashboardServer
 from microqueue.embedded import EmbeddedServer
 from tests.integration.dashboard_listener import Listener
 from tests.integration.dashboard_site import API
@@ -171,7 +171,7 @@ def test_polling_costs_the_same_however_many_look_on(
 
 
 async def test_those_who_ask_at_once_wait_for_one_answer() -> None:
-    shared = SharedReads(0.0)
+    shared = ReadCache(0.0)
     asked = 0
     answer = asyncio.Event()
 
@@ -190,7 +190,7 @@ async def test_those_who_ask_at_once_wait_for_one_answer() -> None:
 
 
 async def test_error_is_told_to_all_and_not_kept() -> None:
-    shared = SharedReads(60.0)
+    shared = ReadCache(60.0)
     failures = [ValueError("no")]
 
     async def read() -> str:
@@ -207,7 +207,7 @@ async def test_error_is_told_to_all_and_not_kept() -> None:
 
 
 async def test_answer_read_before_an_action_is_not_shown_after_it() -> None:
-    shared = SharedReads(60.0)
+    shared = ReadCache(60.0)
     answer = asyncio.Event()
 
     async def slow() -> str:
@@ -227,7 +227,7 @@ async def test_answer_read_before_an_action_is_not_shown_after_it() -> None:
 
 
 async def test_answers_that_are_kept_are_bounded() -> None:
-    shared = SharedReads(60.0)
+    shared = ReadCache(60.0)
 
     async def read() -> int:
         return 1

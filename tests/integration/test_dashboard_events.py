@@ -16,13 +16,12 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 
 from microqueue import AsyncQueue, BackoffPolicy, DeadLetterFilter, Queue, QueueSettings, Sweeper
-from microqueue.dashboard import events, feeds, messages
-from microqueue.dashboard.access import Access
-from microqueue.dashboard.events import EventHub, Message, Viewer
+from microqueue.dashboard import events, feeds
+from microqueue.dashboard.access import Access, ReadCache
+from microqueue.dashboard.events import EventHub, Message, Subscriber
 from microqueue.dashboard.feeds import ChangeFeed
 from microqueue.dashboard.options import DashboardOptions
-from microqueue.dashboard.serving import DashboardServer
-from microqueue.dashboard.shared import SharedReads
+from microqueue.dashboard.server import DashboardServer
 from microqueue.drivers.asynchronous import settled
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations.workers import beat, leave
@@ -260,7 +259,7 @@ def test_burst_comes_in_few_messages(queue: Queue[Any], live: str) -> None:
         viewer.wait_for(lambda: viewer.count("task.enqueued") >= many)
         elapsed = time.monotonic() - started
         assert len(viewer.of("refresh")) <= elapsed / events.BATCH_SEC + 2
-        assert all(len(data["tasks"]) <= messages.MOST_TASKS for data in viewer.of("task.enqueued"))
+        assert all(len(data["tasks"]) <= events.MOST_TASKS for data in viewer.of("task.enqueued"))
 
 
 @pytest.mark.parametrize("action", ["replay", "discard"])
@@ -390,7 +389,7 @@ def test_server_that_stops_ends_the_streams_of_its_viewers(
 
 
 async def test_hub_that_rested_does_not_pretend_to_resume(queue: Queue[Any]) -> None:
-    hub = EventHub(Access(queue), DashboardOptions(), SharedReads(0.0))
+    hub = EventHub(Access(queue), DashboardOptions(), ReadCache(0.0))
     async with asyncio.timeout(40):
         first = hub.follow(None)
         last_id = (await anext(first))["id"]
@@ -407,7 +406,7 @@ async def test_hub_that_rested_does_not_pretend_to_resume(queue: Queue[Any]) -> 
 async def test_viewer_who_returns_and_leaves_is_waited_for_anew(
     queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = EventHub(Access(queue), DashboardOptions(), SharedReads(0.0))
+    hub = EventHub(Access(queue), DashboardOptions(), ReadCache(0.0))
 
     async def look_in() -> None:
         stream = hub.follow(None)
@@ -428,7 +427,7 @@ async def test_viewer_who_returns_and_leaves_is_waited_for_anew(
 
 
 def test_viewer_who_does_not_keep_up_is_dropped() -> None:
-    viewer = Viewer()
+    viewer = Subscriber()
     few = [Message(n, "refresh", "{}") for n in range(events.MOST_WAITING)]
     viewer.offer(few)
     assert not viewer.dropped
@@ -441,7 +440,7 @@ def test_viewer_who_does_not_keep_up_is_dropped() -> None:
 
 
 async def test_hub_remembers_a_bounded_number_of_messages(queue: Queue[Any]) -> None:
-    hub = EventHub(Access(queue), DashboardOptions(), SharedReads(0.0))
+    hub = EventHub(Access(queue), DashboardOptions(), ReadCache(0.0))
     for n in range(3 * events.MOST_REMEMBERED):
         hub._send([("refresh", {"n": n})])  # noqa: SLF001 (what the feed makes it do)
     assert len(hub._remembered) == events.MOST_REMEMBERED  # noqa: SLF001 (as above)
@@ -462,7 +461,7 @@ async def test_hub_goes_on_after_the_server_failed(
         return await real(feed, for_sec)
 
     monkeypatch.setattr(feeds.ChangeFeed, "read", read)
-    hub = EventHub(Access(queue), DashboardOptions(), SharedReads(0.0))
+    hub = EventHub(Access(queue), DashboardOptions(), ReadCache(0.0))
     heard: list[dict[str, str]] = []
 
     async def listen() -> None:
@@ -495,7 +494,7 @@ async def test_asynchronous_queue_is_listened_to_as_well(
     )
     name = queue.collections.database.name
     shown: AsyncQueue[Any] = AsyncQueue(client[name], settings=SETTINGS)
-    hub = EventHub(Access(shown), DashboardOptions(), SharedReads(0.0))
+    hub = EventHub(Access(shown), DashboardOptions(), ReadCache(0.0))
     stream = hub.follow(None)
     async with asyncio.timeout(40):
         hello = json.loads((await anext(stream))["data"])

@@ -14,8 +14,7 @@ import pytest
 from bson import Binary, ObjectId
 
 from microqueue import Queue, QueueSettings
-from microqueue.dashboard.extended import to_json
-from microqueue.dashboard.redact import Redactor
+from microqueue.dashboard.payloads import Redactor, to_json
 from microqueue.dashboard.views import Viewer
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import paging

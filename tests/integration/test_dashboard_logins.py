@@ -15,8 +15,7 @@ import pytest
 
 from microqueue import InvalidArgument
 from microqueue.dashboard import dashboard
-from microqueue.dashboard.security import COOKIE
-from microqueue.dashboard.throttle import LoginThrottle
+from microqueue.dashboard.security import COOKIE, LoginThrottle
 from microqueue.testing import memory_queue
 from tests.integration.dashboard_site import API, TOKEN
 

@@ -13,7 +13,7 @@ from schemathesis.checks import not_a_server_error
 
 from microqueue import Queue
 from microqueue.dashboard import dashboard
-from microqueue.dashboard.serving import DashboardServer
+from microqueue.dashboard.server import DashboardServer
 from microqueue.testing import memory_queue
 
 EXAMPLES = 25

@@ -18,8 +18,7 @@ from fastapi import FastAPI
 
 from microqueue import InvalidArgument, Queue
 from microqueue.dashboard import dashboard
-from microqueue.dashboard.extended import from_json, to_exact_json
-from microqueue.dashboard.redact import TELLING_KEYS, Redactor
+from microqueue.dashboard.payloads import TELLING_KEYS, Redactor, from_json, to_exact_json
 from microqueue.dashboard.security import COOKIE
 from microqueue.masking import MASK
 from microqueue.testing import memory_queue
@@ -118,7 +117,7 @@ def test_routes_that_act_take_no_get() -> None:
         route
         for route in every_route(dashboard(memory_queue()))
         if getattr(route, "endpoint", test_routes_that_act_take_no_get).__module__.endswith(
-            (".acting", ".letters")
+            ".routes_act"
         )
     ]
     assert len(acting) > 10

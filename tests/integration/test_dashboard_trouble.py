@@ -14,11 +14,10 @@ from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, Queue, QueueSettings
 from microqueue.dashboard import events, feeds
-from microqueue.dashboard.access import Access
+from microqueue.dashboard.access import Access, ReadCache
 from microqueue.dashboard.events import EventHub
 from microqueue.dashboard.feeds import ChangeFeed
 from microqueue.dashboard.options import DashboardOptions
-from microqueue.dashboard.shared import SharedReads
 from microqueue.drivers.asynchronous import settled
 from microqueue.embedded import EmbeddedServer
 from tests.integration.dashboard_listener import Listener, serving
@@ -118,7 +117,7 @@ async def test_hub_goes_on_after_an_error_that_nobody_expected_and_tells_it_once
         return await real(feed, for_sec)
 
     monkeypatch.setattr(feeds.ChangeFeed, "read", read)
-    hub = EventHub(Access(queue), DashboardOptions(), SharedReads(0.0))
+    hub = EventHub(Access(queue), DashboardOptions(), ReadCache(0.0))
     stream = hub.follow(None)
     async with asyncio.timeout(40):
         await anext(stream)
@@ -135,7 +134,7 @@ async def test_hub_goes_on_after_an_error_that_nobody_expected_and_tells_it_once
 async def test_reader_that_has_ended_is_started_for_the_next_viewer(
     queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = EventHub(Access(queue), DashboardOptions(), SharedReads(0.0))
+    hub = EventHub(Access(queue), DashboardOptions(), ReadCache(0.0))
     async with asyncio.timeout(40):
         first = hub.follow(None)
         seen = (await anext(first))["id"]

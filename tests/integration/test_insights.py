@@ -21,7 +21,7 @@ from microqueue import (
     QueueSettings,
     Sweeper,
 )
-from microqueue.dashboard.redact import Redactor
+from microqueue.dashboard.payloads import Redactor
 from microqueue.embedded import EmbeddedServer
 from microqueue.insights import AsyncInsights, Insights, TaskFilter
 from microqueue.new_task import NewTask

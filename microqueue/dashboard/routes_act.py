@@ -1,0 +1,384 @@
+"""The routes that act. With ``read_only`` none of them exists. Each is in the audit log."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Annotated, Any, TypeAlias
+
+from fastapi import APIRouter, Body, Depends, Path, Request
+from pydantic import BaseModel
+
+from microqueue.clock import later
+from microqueue.dashboard.access import AnyQueue
+from microqueue.dashboard.context import Context
+from microqueue.dashboard.payloads import from_json
+from microqueue.dashboard.problems import ManualActionsOff, NothingReady
+from microqueue.dashboard.requests import (
+    DashboardContext,
+    EditAndReplay,
+    Failure,
+    NewTaskBody,
+    Replay,
+    Selection,
+    Success,
+)
+from microqueue.dashboard.views import EnqueuedTask, FieldNote, TaskDetail, shown_id
+from microqueue.dlq import DeadLetterFilter
+from microqueue.errors import MicroqueueError, TaskNotFound, WrongStatus
+from microqueue.operations import administration
+from microqueue.payload import check_encodable
+from microqueue.sweeper import SweepReport
+from microqueue.task import Lease, Task, TaskId, TaskStatus, name_in
+from microqueue.task_ids import new_id
+
+WORKER_ID = f"dashboard:{socket.gethostname()}:{os.getpid()}"
+
+router = APIRouter()
+
+QueueInPath = Annotated[str, Path(min_length=1, max_length=120)]
+SuccessBody = Annotated[Success | None, Body()]
+FailureBody = Annotated[Failure | None, Body()]
+Settlement: TypeAlias = Callable[[AnyQueue, Task[Any]], Awaitable[Any]]
+
+
+def manual_actions(context: DashboardContext) -> None:
+    """Reject what settles a task that no worker ran, unless that is allowed here."""
+    if not context.options.manual_actions:
+        raise ManualActionsOff
+
+
+MANUAL = [Depends(manual_actions)]
+
+
+class Paused(BaseModel):
+    """Whether a queue is paused now."""
+
+    queue: str
+    paused: bool
+
+
+@router.post("/tasks", status_code=HTTPStatus.CREATED)
+async def enqueue(request: Request, context: DashboardContext, body: NewTaskBody) -> EnqueuedTask:
+    """Add a task by hand. What is not valid is rejected before anything is stored."""
+    queue = context.access.queue(body.queue)
+    given: dict[str, Any] = {
+        "priority": body.priority,
+        "delay": body.delay_sec,
+        "max_attempts": body.max_attempts,
+        "dedupe_key": body.dedupe_key,
+        "expires_in": body.expires_in_sec,
+        "headers": from_json(body.named_headers(), name="headers"),
+    }
+    if body.task_id is not None:
+        chosen = body.task_id
+        given["task_id"] = new_id(chosen) if isinstance(chosen, str) else chosen
+    payload = from_json(body.payload)
+    name = name_in(given["headers"])
+    await context.check_payload(queue.name, name, payload)
+    warnings = await _doubts(context, queue.name, name)
+    async with context.acting(request, "task.enqueue", queue=queue.name) as tally:
+        task = await context.access.call(queue.enqueue, payload, **given)
+        tally.count = 1
+    detail = await context.detail(task.id)
+    return EnqueuedTask(**detail.model_dump(), warnings=warnings)
+
+
+async def _doubts(context: Context, queue: str, name: str | None) -> list[FieldNote]:
+    """Say if no worker that is alive is known to serve the name, or the lack of one."""
+    served = [one for one in await context.served_names() if one.queue == queue]
+    if any(one.any_name for one in served):
+        return []
+    if name is None:
+        message = f"the workers of queue {queue!r} serve named tasks alone"
+        return [FieldNote(path="name", message=message)] if served else []
+    if name in context.known_names() or any(name in one.names for one in served):
+        return []
+    message = f"no worker of queue {queue!r} has registered the name {name!r}"
+    return [FieldNote(path="name", message=message)]
+
+
+@router.post("/tasks/{task_id:path}/cancel")
+async def cancel(request: Request, context: DashboardContext, task_id: str) -> TaskDetail:
+    """Fail a task before it is delivered; it can be replayed like any dead letter."""
+    task = await _task(context, task_id)
+    async with _acting_on(context, request, "task.cancel", task) as tally:
+        await context.access.call(context.access.queue(task.queue).cancel, task.id)
+        tally.count = 1
+    return await context.detail(task.id)
+
+
+@router.post("/tasks/{task_id:path}/release")
+async def release(request: Request, context: DashboardContext, task_id: str) -> TaskDetail:
+    """Hand a running task back, its attempt refunded; its worker finds its lease lost."""
+    task = await _task(context, task_id)
+    if task.lease is None:
+        raise WrongStatus(task_id=task.id, status=str(task.status), needed="processing")
+    async with _acting_on(context, request, "task.release", task) as tally:
+        await context.access.call(context.access.queue(task.queue).release, task)
+        tally.count = 1
+    return await context.detail(task.id)
+
+
+@router.post("/tasks/{task_id:path}/retry")
+async def retry(request: Request, context: DashboardContext, task_id: str) -> TaskDetail:
+    """Make a delayed task ready now, or replay a dead letter."""
+    task = await _task(context, task_id)
+    async with _acting_on(context, request, "task.retry", task) as tally:
+        if task.status == TaskStatus.FAILED:
+            letters = context.access.queue(task.queue).dead_letters
+            report = await context.access.call(letters.replay, task.id)
+            if not report.replayed:
+                raise WrongStatus(task_id=task.id, status="no longer the same", needed="failed")
+        else:
+            now = await context.access.now()
+            await context.access.run(administration.run_now(task.id, now))
+        tally.count = 1
+    return await context.detail(task.id)
+
+
+@router.post("/tasks/{task_id:path}/succeed", dependencies=MANUAL)
+async def succeed(
+    request: Request, context: DashboardContext, task_id: str, body: SuccessBody = None
+) -> TaskDetail:
+    """Claim a waiting task and mark it as done; no worker runs it."""
+    task = await _task(context, task_id)
+    settlement = _settlement(context, body or Success())
+    async with _acting_on(context, request, "task.succeed", task) as tally:
+        await _settle(context, await _claim(context, task), settlement)
+        tally.count = 1
+    return await context.detail(task.id)
+
+
+@router.post("/tasks/{task_id:path}/fail", dependencies=MANUAL)
+async def fail(
+    request: Request, context: DashboardContext, task_id: str, body: FailureBody = None
+) -> TaskDetail:
+    """Claim a waiting task and mark its attempt as failed: it waits again, or is buried."""
+    task = await _task(context, task_id)
+    settlement = _settlement(context, body or Failure())
+    async with _acting_on(context, request, "task.fail", task) as tally:
+        await _settle(context, await _claim(context, task), settlement)
+        tally.count = 1
+    return await context.detail(task.id)
+
+
+@router.post("/queues/{queue:path}/succeed-next", dependencies=MANUAL)
+async def succeed_next(
+    request: Request, context: DashboardContext, queue: QueueInPath, body: SuccessBody = None
+) -> TaskDetail:
+    """Pop the next task and mark it as done; no worker runs it."""
+    return await _process_next(request, context, queue, "queue.succeed_next", body or Success())
+
+
+@router.post("/queues/{queue:path}/fail-next", dependencies=MANUAL)
+async def fail_next(
+    request: Request, context: DashboardContext, queue: QueueInPath, body: FailureBody = None
+) -> TaskDetail:
+    """Pop the next task and mark its attempt as failed; no worker runs it."""
+    return await _process_next(request, context, queue, "queue.fail_next", body or Failure())
+
+
+@router.post("/queues/{queue:path}/pause")
+async def pause(request: Request, context: DashboardContext, queue: QueueInPath) -> Paused:
+    """Stop deliveries from a queue, for all workers."""
+    chosen = context.access.queue(queue)
+    async with context.acting(request, "queue.pause", queue=chosen.name) as tally:
+        await context.access.call(chosen.pause, reason=f"by {tally.who}")
+        tally.count = 1
+    return Paused(queue=chosen.name, paused=True)
+
+
+@router.post("/queues/{queue:path}/resume")
+async def resume(request: Request, context: DashboardContext, queue: QueueInPath) -> Paused:
+    """Let a queue go on."""
+    chosen = context.access.queue(queue)
+    async with context.acting(request, "queue.resume", queue=chosen.name) as tally:
+        tally.count = int(await context.access.call(chosen.resume))
+    return Paused(queue=chosen.name, paused=False)
+
+
+@router.post("/sweeper/run")
+async def sweep(request: Request, context: DashboardContext) -> SweepReport:
+    """Sweep all queues now."""
+    async with context.acting(request, "sweeper.run") as tally:
+        report: SweepReport = await context.access.call(context.access.sweeper().run_once)
+        ended = report.buried + report.expired + report.purged
+        tally.count = report.reclaimed + report.promoted + ended
+    return report
+
+
+def _acting_on(context: Context, request: Request, action: str, task: Task[Any]) -> Any:
+    return context.acting(request, action, queue=task.queue, target=task.id)
+
+
+async def _task(context: Context, task_id: str) -> Task[Any]:
+    return Task.from_document(await context.document(task_id))
+
+
+async def _claim(context: Context, task: Task[Any]) -> Task[Any]:
+    """Claim a task for a moment: long enough to settle it."""
+    now = await context.access.now()
+    lease = Lease(
+        token=secrets.token_hex(12),
+        worker_id=WORKER_ID,
+        started_at=now,
+        expires_at=later(now, context.access.settings.visibility_timeout),
+    )
+    return Task.from_document(await context.access.run(administration.claim_one(task.id, lease)))
+
+
+async def _process_next(
+    request: Request, context: Context, name: str, action: str, outcome: Success | Failure
+) -> TaskDetail:
+    queue = context.access.queue(name)
+    settlement = _settlement(context, outcome)
+    async with context.acting(request, action, queue=queue.name) as tally:
+        task = await context.access.call(queue.pop, worker_id=WORKER_ID)
+        if task is None:
+            pause = await context.access.call(queue.paused)
+            raise NothingReady(queue=queue.name, paused=pause is not None)
+        await _settle(context, task, settlement)
+        tally.count = 1
+    return await context.detail(task.id)
+
+
+def _settlement(context: Context, outcome: Success | Failure) -> Settlement:
+    """Make what settles a claimed task; what is not valid is refused before one is claimed."""
+    if isinstance(outcome, Success):
+        result = from_json(outcome.result, name="result")
+        check_encodable({"result": result}, context.access.collections.codec_options)
+        return lambda queue, task: context.access.call(queue.mark_done, task, result=result)
+    message, code = outcome.message, outcome.code
+    return lambda queue, task: context.access.call(queue.mark_retry, task, message, code=code)
+
+
+async def _settle(context: Context, task: Task[Any], settlement: Settlement) -> None:
+    queue = context.access.queue(task.queue)
+    try:
+        await settlement(queue, task)
+    except MicroqueueError:
+        with suppress(MicroqueueError):  # Why it was not settled matters more.
+            await context.access.call(queue.release, task)
+        raise
+
+
+dead_letter_router = APIRouter()
+
+
+class ReplayReply(BaseModel):
+    """How many letters matched, and how many went back. A dry run only counts.
+
+    ``missing`` are the ids that the queue has no task with.
+    """
+
+    matched: int
+    replayed: int
+    skipped: list[str | int]
+    missing: list[str | int]
+    dry_run: bool
+    queue: str | None
+    all_queues: bool
+
+
+class DiscardReply(BaseModel):
+    """How many letters matched, and how many were deleted; ``missing`` as for a replay."""
+
+    matched: int
+    discarded: int
+    missing: list[str | int]
+    dry_run: bool
+    queue: str | None
+    all_queues: bool
+
+
+@dead_letter_router.post("/dead-letters/replay")
+async def replay(request: Request, context: DashboardContext, body: Replay) -> ReplayReply:
+    """Send dead letters back: now, later, or spread over a period."""
+    letters = body.letters(context)
+    options = {
+        "reset_attempts": body.reset_attempts,
+        "delay": timedelta(seconds=body.delay_sec),
+        "spread": timedelta(seconds=body.spread_sec),
+        "limit": body.limit,
+        "dry_run": body.dry_run,
+        "missing_ok": True,
+    }
+    chosen = await body.chosen(context)
+    await _check_exist(context, body, chosen)
+    if body.dry_run:
+        report = await context.access.call(letters.replay, chosen, **options)
+    else:
+        async with context.acting(
+            request, "dead_letters.replay", queue=body.queue, target=body.described()
+        ) as tally:
+            report = await context.access.call(letters.replay, chosen, **options)
+            tally.count = report.replayed
+    return ReplayReply(
+        matched=report.matched,
+        replayed=report.replayed,
+        skipped=[shown_id(one) for one in report.skipped],
+        missing=[shown_id(one) for one in report.missing],
+        dry_run=report.dry_run,
+        queue=body.queue,
+        all_queues=body.queue is None,
+    )
+
+
+@dead_letter_router.post("/dead-letters/discard")
+async def discard(request: Request, context: DashboardContext, body: Selection) -> DiscardReply:
+    """Delete dead letters for good."""
+    letters = body.letters(context)
+    where = {"queue": body.queue, "all_queues": body.queue is None}
+    chosen = await body.chosen(context)
+    missing = [shown_id(one) for one in await _check_exist(context, body, chosen)]
+    if body.dry_run:
+        matched = await context.access.call(letters.count, chosen)
+        matched = matched if body.limit is None else min(matched, body.limit)
+        return DiscardReply(matched=matched, discarded=0, missing=missing, dry_run=True, **where)
+    async with context.acting(
+        request, "dead_letters.discard", queue=body.queue, target=body.described()
+    ) as tally:
+        count = await context.access.call(
+            letters.discard, chosen, limit=body.limit, missing_ok=True
+        )
+        tally.count = count
+    return DiscardReply(matched=count, discarded=count, missing=missing, dry_run=False, **where)
+
+
+async def _check_exist(context: Context, body: Selection, chosen: Any) -> list[TaskId]:
+    """Return the ids that there is no task with, or raise if there is a task with none."""
+    if isinstance(chosen, DeadLetterFilter):
+        return []
+    missing: list[TaskId] = await context.access.call(body.letters(context).missing, chosen)
+    if len(missing) == len(chosen):
+        raise TaskNotFound(task_ids=missing, queue=body.queue)
+    return missing
+
+
+@dead_letter_router.post("/dead-letters/{task_id:path}/edit-and-replay")
+async def edit_and_replay(
+    request: Request, context: DashboardContext, task_id: str, body: EditAndReplay
+) -> TaskDetail:
+    """Send a dead letter back with another payload; values left masked stay as they are."""
+    document = await context.document(task_id)
+    task: Task[object] = Task.from_document(document)
+    given = from_json(body.payload)
+    check_encodable({"payload": given}, context.access.collections.codec_options)
+    payload = context.redactor.restore(given, task.payload)
+    letters = context.access.queue(task.queue).dead_letters
+    async with context.acting(
+        request, "dead_letters.edit_and_replay", queue=task.queue, target=task.id
+    ) as tally:
+        delay = timedelta(seconds=body.delay_sec)
+        report = await context.access.call(letters.edit_and_replay, task.id, payload, delay=delay)
+        if not report.replayed:
+            needed = TaskStatus.FAILED
+            raise WrongStatus(task_id=task.id, status=str(task.status), needed=needed)
+        tally.count = 1
+    return await context.detail(task.id)
