@@ -45,7 +45,7 @@ def read_tasks(
     ``created_at``. ``payload`` is ``"json"`` for text, or a schema such as
     ``"to string, urgent boolean"``; without it, payloads stay in MongoDB. ``mode="strict"``
     refuses a value of another type than its column's, which is else null and counted in the
-    column ``drifted``. The other options are as in docs/pipeline.md.
+    column ``drifted``. The other options are as in docs/spark.md.
     """
     given: dict[str, Any] = {
         "uri": resolve_uri(uri),

@@ -20,7 +20,7 @@ from microqueue.spark.value_conversion import reader_of
 
 
 class MicroqueueSource(DataSource):
-    """Tasks as rows. The options are explained in docs/pipeline.md."""
+    """Tasks as rows. The options are explained in docs/spark.md."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
