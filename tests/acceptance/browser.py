@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
 
 from tests.waiting import wait_for
 
@@ -164,6 +164,21 @@ class HeldBack:
             route.continue_()
 
 
+def expect_connection(page: Page, state: str) -> None:
+    """Wait until the page shows a state of its connection: live or lost."""
+    expect(page.locator("[data-connection]")).to_have_attribute("data-connection", state)
+
+
 def is_live(page: Page) -> None:
-    """Wait until the page is connected to the stream of events."""
-    expect(page.locator(".connection")).to_have_text("Live")
+    """Wait until the page is connected to the event stream."""
+    expect_connection(page, "live")
+
+
+def expect_empty(page: Page, name: str) -> None:
+    """Wait until the page shows an empty state."""
+    expect(page.locator(f"[data-empty={name}]")).to_be_visible()
+
+
+def action(place: Page | Locator, name: str) -> Locator:
+    """Find the button of an action by its stable name."""
+    return place.locator(f"[data-action={name}]")

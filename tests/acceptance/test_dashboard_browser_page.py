@@ -14,7 +14,7 @@ from starlette.routing import Mount
 
 from microqueue import Queue, QueueSettings
 from microqueue.dashboard import dashboard
-from tests.acceptance.browser import Served, is_live
+from tests.acceptance.browser import Served, action, is_live
 
 Visit = Callable[..., Page]
 
@@ -59,7 +59,8 @@ def test_the_login_form_lets_in_who_knows_the_token(serve: Any, new_page: Any, q
     expect(page).to_have_title(re.compile("Log in"))
     page.get_by_label("Token").fill("open barley")
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_have_text("That is not the token.")
+    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.locator("#failed")).to_be_visible()
 
     page.get_by_label("Token").fill("open sesame, please")
     page.get_by_label("Token").press("Enter")
@@ -111,9 +112,10 @@ def test_a_read_only_page_has_no_button_that_acts(visit: Visit, queue: Any) -> N
     for view in (*VIEWS, f"tasks/{task.id}"):
         page.goto(page.url.split("#")[0] + f"#/{view}")
         expect(page.locator(".loading")).to_have_count(0)
-        names = page.locator("main button").all_inner_texts()
-        allowed = re.compile("^(Export|Select|Clear|Search on)")
-        assert [name for name in names if not allowed.match(name)] == [], view
+        names = page.locator("main button").evaluate_all(
+            "all => all.map(one => one.dataset.action)"
+        )
+        assert set(names) <= {"export", "select-all", "clear-selection", "continue-search"}, view
 
 
 def test_it_works_wherever_it_is_mounted(new_page: Any, queue: Any) -> None:
@@ -125,8 +127,9 @@ def test_it_works_wherever_it_is_mounted(new_page: Any, queue: Any) -> None:
         page.goto(served.url)
         is_live(page)
         expect(page.locator("[data-queue=mail]")).to_be_visible()
-        page.get_by_role("button", name="Sweep now").click()
-        expect(page.locator(".toast")).to_contain_text("Swept")
+        action(page, "sweep").click()
+        expect(page.locator(".toast-done")).to_be_visible()
+        expect(page.locator("[data-empty=never-swept]")).to_have_count(0)
         page.context.close()
 
 
@@ -135,14 +138,14 @@ def test_keys_lead_through_the_page(visit: Visit, queue: Any) -> None:
     press = page.keyboard.press
     press("g")
     press("d")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Dead letters of all queues")
+    expect(page.locator("h1 [data-scope]")).to_have_text("all queues")
     expect(page.locator("[data-row]")).to_have_count(2)
     press("j")
     press("x")
-    expect(page.locator(".selected")).to_have_text("1 selected")
+    expect(page.locator(".selected")).to_have_attribute("data-selected", "1")
     press("j")
     press("Shift+X")
-    expect(page.locator(".selected")).to_have_text("2 selected")
+    expect(page.locator(".selected")).to_have_attribute("data-selected", "2")
     press("Enter")
     expect(page.locator(".heading .badge")).to_have_text("failed")
     press("g")

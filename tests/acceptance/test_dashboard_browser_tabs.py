@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from microqueue import Queue
-from tests.acceptance.browser import HeldBack, is_live
+from tests.acceptance.browser import HeldBack, expect_connection, is_live
 from tests.waiting import wait_for
 
 # A headless browser takes every tab for visible.
@@ -25,7 +25,8 @@ BEGIN_HIDDEN = """
 NOTE_STATES = """() => {
     const top = document.getElementById("top");
     window.states = new Set();
-    new MutationObserver(() => window.states.add(top.querySelector(".connection")?.textContent))
+    const state = () => top.querySelector("[data-connection]")?.dataset.connection;
+    new MutationObserver(() => window.states.add(state()))
         .observe(top, { subtree: true, childList: true, characterData: true, attributes: true });
 }"""
 
@@ -84,7 +85,7 @@ def test_a_tab_that_was_hidden_hears_what_it_missed_and_never_says_disconnected(
         show(page, visible=True)
         expect(page.locator(".feed")).to_contain_text(str(task.id))
         is_live(page)
-    assert page.evaluate("[...window.states]") in ([], ["Live"])
+    assert page.evaluate("[...window.states]") in ([], ["live"])
 
 
 def test_a_tab_that_is_opened_behind_another_listens_when_it_is_shown(
@@ -113,7 +114,7 @@ def test_a_request_without_an_answer_shows_the_page_as_disconnected_until_one_co
     page.keyboard.press("r")
     answers.wait()
     page.clock.run_for(25_000)
-    expect(page.locator(".connection")).to_have_text("Disconnected")
+    expect_connection(page, "lost")
     page.unroute("**/api/v1/tasks?*")
     page.keyboard.press("r")
     is_live(page)

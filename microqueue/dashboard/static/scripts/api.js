@@ -1,11 +1,10 @@
-/* Talk to the REST API beside the page. Addresses are relative, so the page works wherever
-   the dashboard is mounted. */
+/* A client of the REST API. URLs are relative to the page, so it works under any mount path. */
 
 const BASE = new URL("api/v1/", document.baseURI);
-/** How many ms a question waits for its answer. An action takes as long as it takes. */
-const PATIENCE = 20_000;
+/** The timeout of a GET request in ms. Actions have none. */
+const TIMEOUT = 20_000;
 
-/** An answer that is not a success, as problem+json tells it. */
+/** A failed request, with the response's problem+json. */
 export class ApiError extends Error {
   constructor(status, problem) {
     super(problem.detail || problem.title || `The server answered ${status}.`);
@@ -14,23 +13,23 @@ export class ApiError extends Error {
     this.problem = problem;
   }
 
-  /** Whether one has to log in first. */
+  /** Whether the viewer has to log in. */
   get unauthorised() {
     return this.status === 401;
   }
 }
 
 export class Api {
-  /** `clock` learns the server's time from every answer that tells it. */
+  /** `clock` is synchronised with the `X-Server-Time` header of every response. */
   constructor(clock) {
     this.clock = clock;
   }
 
   async get(path, query) {
-    const impatience = new AbortController();
-    const timer = setTimeout(() => impatience.abort(), PATIENCE);
+    const controller = new AbortController();
+    const timer = setTimeout(() => controller.abort(), TIMEOUT);
     try {
-      return await this.#send("GET", path, { query, signal: impatience.signal });
+      return await this.#send("GET", path, { query, signal: controller.signal });
     } finally {
       clearTimeout(timer);
     }
@@ -40,7 +39,7 @@ export class Api {
     return this.#send("POST", path, { body });
   }
 
-  /** The address of a path, for a link or a download. */
+  /** The URL of a path, for a link or a download. */
   address(path, query = {}) {
     const url = new URL(path, BASE);
     for (const [name, value] of Object.entries(query)) {
@@ -63,28 +62,29 @@ export class Api {
       credentials: "same-origin",
       cache: "no-store",
     };
-    const response = await reached(fetch(this.address(path, query), request));
+    const response = await orUnreachable(fetch(this.address(path, query), request));
     this.clock.learn(response.headers.get("X-Server-Time"), sentAt);
-    const answer = read(await reached(response.text()));
+    const answer = parseJson(await orUnreachable(response.text()));
     if (!response.ok) throw new ApiError(response.status, answer ?? {});
     return answer;
   }
 }
 
-async function reached(answer) {
+/** Await a promise of fetch; network errors become an ApiError with status 0. */
+async function orUnreachable(promise) {
   try {
-    return await answer;
+    return await promise;
   } catch (error) {
-    const late = error.name === "AbortError";
-    const detail = late ? "The server does not answer." : "The server cannot be reached.";
+    const timedOut = error.name === "AbortError";
+    const detail = timedOut ? "The server does not answer." : "Could not reach the server.";
     throw new ApiError(0, { detail });
   }
 }
 
-function read(text) {
+function parseJson(text) {
   try {
     return JSON.parse(text);
   } catch {
-    return null; // Nothing, or a proxy's error page: the status says enough.
+    return null; // Empty, or a proxy's error page: the status code is enough.
   }
 }

@@ -1,35 +1,36 @@
-/* The page: its clock, its connection, the view that is open, and when it is read anew. */
+/* The page: its clock, its event stream, the open view, and when to refresh. */
 
 import { Api, ApiError } from "./api.js";
 import { ServerClock } from "./clock.js";
 import { Events } from "./events.js";
 import { render } from "./morph.js";
 import { parse } from "./routes.js";
-import { header } from "./parts/header.js";
-import { toast } from "./parts/toast.js";
+import { header } from "./components/header.js";
+import { toast } from "./components/toast.js";
 import { Ticker } from "./ticker.js";
 import { viewOf } from "./views/index.js";
 
-/** What no event tells, such as a worker that falls silent, is seen after this many ms. */
-const BACKSTOP = 10_000;
-const FEED_LENGTH = 500;
+/** How often to refresh without an event, in ms: a worker that dies, for example, sends none. */
+const REFRESH_PERIOD = 10_000;
+const CONFIG_RETRY_PERIOD = 2_000;
+const MAX_RECENT_EVENTS = 500;
 
 export class App {
   /** The server's settings; null until they are loaded. */
   config = null;
-  /** The queues, workers and last sweep as last read; null until they are. */
+  /** The queues, workers and last sweep, as last read; null until then. */
   overview = null;
-  /** "live", "lost", or "connecting" until one of these is known. */
+  /** "connecting" at first, then "live" or "lost". */
   connection = "connecting";
-  /** Why what is shown could not be read anew; null if it could. */
-  trouble = null;
+  /** Why the last refresh failed; null if it succeeded. */
+  loadError = null;
   /** The latest events, newest first. */
-  feed = [];
+  recentEvents = [];
 
   #view = null;
   #visit = 0;
-  #reading = null;
-  #again = false;
+  #refreshing = null;
+  #refreshAgain = false;
 
   constructor() {
     this.clock = new ServerClock();
@@ -37,8 +38,8 @@ export class App {
     this.ticker = new Ticker(() => (this.config ? this.clock.now() : null));
     this.events = new Events({
       address: "events",
-      onBurst: (events) => this.#happened(events),
-      onState: (state) => this.#connected(state),
+      onBurst: (events) => this.#onEvents(events),
+      onState: (state) => this.#setConnection(state),
       onGap: () => this.refresh(),
     });
     this.main = document.getElementById("main");
@@ -47,21 +48,21 @@ export class App {
 
   start() {
     addEventListener("hashchange", () => this.#route());
-    addEventListener("online", () => this.#listen());
-    addEventListener("offline", () => this.#connected("lost"));
-    document.addEventListener("visibilitychange", () => this.#seen());
-    setInterval(() => document.hidden || this.refresh(), BACKSTOP);
-    this.#loadConfig();
+    addEventListener("online", () => this.#openOrCloseStream());
+    addEventListener("offline", () => this.#setConnection("lost"));
+    document.addEventListener("visibilitychange", () => this.#onVisibilityChange());
+    setInterval(() => document.hidden || this.refresh(), REFRESH_PERIOD);
+    this.#fetchConfig();
     this.#route();
-    this.#listen();
+    this.#openOrCloseStream();
   }
 
-  /** Whether buttons that act are shown: not before the server has said that they work. */
+  /** Whether to show buttons that change something: not before the server allows it. */
   get mayAct() {
     return this.config !== null && !this.config.read_only;
   }
 
-  /** Open an address of the page; `replace` leaves no step in the history. */
+  /** Open an address of the page; `replace` adds no step to the browser's history. */
   go(address, { replace = false } = {}) {
     if (address === location.hash) return this.refresh();
     if (!replace) {
@@ -72,23 +73,23 @@ export class App {
     return this.#route();
   }
 
-  /** Read what is shown anew. Calls that come while it is being read are answered by one more. */
+  /** Load the open view again. Calls during a refresh cause one more refresh after it. */
   refresh() {
-    if (this.#reading) {
-      this.#again = true;
-      return this.#reading;
+    if (this.#refreshing) {
+      this.#refreshAgain = true;
+      return this.#refreshing;
     }
-    const reading = this.#readAll().finally(() => {
-      if (this.#reading !== reading) return; // Another view was opened meanwhile.
-      this.#reading = null;
-      if (this.#again) this.refresh();
+    const refreshing = this.#load().finally(() => {
+      if (this.#refreshing !== refreshing) return; // Another view was opened.
+      this.#refreshing = null;
+      if (this.#refreshAgain) this.refresh();
     });
-    this.#reading = reading;
-    this.#again = false;
-    return reading;
+    this.#refreshing = refreshing;
+    this.#refreshAgain = false;
+    return refreshing;
   }
 
-  /** Show what is known now. */
+  /** Render the header and the open view from the data at hand. */
   draw() {
     render(this.top, header(this));
     if (this.#view) {
@@ -98,27 +99,27 @@ export class App {
     this.ticker.watch(document.body);
   }
 
-  /** Perform an action, say what came of it, and show the result. Errors are the caller's. */
+  /** Perform an action, show a message, and refresh. The caller handles errors. */
   async act(perform, message) {
-    const answer = await perform();
-    toast(typeof message === "function" ? message(answer) : message);
+    const result = await perform();
+    toast(typeof message === "function" ? message(result) : message);
     this.refresh();
-    return answer;
+    return result;
   }
 
-  /** Perform an action of a button: what goes wrong is shown. */
-  async attempt(perform, message) {
-    const answer = await this.ask(() => this.act(perform, message));
-    if (answer === null) this.refresh(); // What was shown is no longer so.
-    return answer;
+  /** Perform an action, and show a message also if it fails. */
+  async actOrReport(perform, message) {
+    const result = await this.requestOrReport(() => this.act(perform, message));
+    if (result === null) this.refresh(); // The page may be out of date.
+    return result;
   }
 
-  /** Ask the server something for a button; null, and a message, if it cannot be answered. */
-  async ask(question) {
+  /** Send a request; if it fails, show a message and return null. */
+  async requestOrReport(request) {
     try {
-      return await question();
+      return await request();
     } catch (error) {
-      this.#report(error);
+      this.#reportError(error);
       return null;
     }
   }
@@ -135,12 +136,12 @@ export class App {
     this.route = route;
     this.#view.open(route);
     this.draw();
-    // The former view's answer no longer matters; do not wait for it.
-    this.#reading = null;
+    // Do not wait for the data of the previous view.
+    this.#refreshing = null;
     return this.refresh();
   }
 
-  async #readAll() {
+  async #load() {
     const visit = this.#visit;
     const [overview, data] = await Promise.allSettled([
       this.api.get("overview"),
@@ -149,60 +150,60 @@ export class App {
     if (visit !== this.#visit) return;
     if (overview.status === "fulfilled") this.overview = overview.value;
     if (data.status === "fulfilled") this.#view.data = data.value;
-    this.trouble = null;
-    this.connection = this.events.state; // A request that failed before no longer matters.
-    for (const { reason } of [overview, data]) if (reason) this.#unreadable(reason);
+    this.loadError = null;
+    this.connection = this.events.state; // An earlier failed request no longer matters.
+    for (const { reason } of [overview, data]) if (reason) this.#onLoadError(reason);
     this.draw();
   }
 
-  async #loadConfig() {
+  async #fetchConfig() {
     try {
       this.config = await this.api.get("config");
       this.draw();
     } catch (error) {
-      this.#unreadable(error);
+      this.#onLoadError(error);
       this.draw();
-      setTimeout(() => this.#loadConfig(), BACKSTOP / 5);
+      setTimeout(() => this.#fetchConfig(), CONFIG_RETRY_PERIOD);
     }
   }
 
-  #unreadable(error) {
+  #onLoadError(error) {
     if (!(error instanceof ApiError)) throw error;
     if (error.unauthorised) logIn();
     else if (error.status === 0) this.connection = "lost";
-    else this.trouble = error.message;
+    else this.loadError = error.message;
   }
 
-  #report(error) {
+  #reportError(error) {
     if (!(error instanceof ApiError)) throw error;
     if (error.unauthorised) logIn();
     else toast(error.message, "problem");
   }
 
-  /** A page that nobody sees holds no connection: a browser has but six for all of its tabs. */
-  #listen() {
+  /** A hidden page closes its stream: a browser has only six connections for all of its tabs. */
+  #openOrCloseStream() {
     if (document.hidden) this.events.close();
     else this.events.open();
   }
 
-  #seen() {
-    this.#listen();
+  #onVisibilityChange() {
+    this.#openOrCloseStream();
     if (!document.hidden) this.refresh();
   }
 
-  #happened(events) {
-    this.feed = [...events.reverse(), ...this.feed].slice(0, FEED_LENGTH);
+  #onEvents(events) {
+    this.recentEvents = [...events.reverse(), ...this.recentEvents].slice(0, MAX_RECENT_EVENTS);
     if (!document.hidden) this.refresh();
   }
 
-  #connected(state) {
+  #setConnection(state) {
     if (this.connection === state) return;
     this.connection = state;
     this.draw();
   }
 }
 
-/** Go to the login form, which comes back to this view. */
+/** Go to the login form, which returns to this view. */
 function logIn() {
   location.assign(new URL(`login${location.hash}`, document.baseURI));
 }

@@ -1,5 +1,5 @@
-/* The server's clock, as seen from here. The viewer's own clock may be wrong or be set meanwhile,
-   so only the time that has passed since an answer is measured in the browser. */
+/* An estimate of the server's clock. The browser's wall clock may be wrong or be adjusted, so only
+   the time elapsed since a response is measured here, with a monotonic clock. */
 
 export class ServerClock {
   #offset = null;
@@ -10,19 +10,19 @@ export class ServerClock {
     this.monotonic = monotonic;
   }
 
-  /** Whether an answer has told the time. */
+  /** Whether the server's time is known. */
   get known() {
     return this.#offset !== null;
   }
 
-  /** Learn from an answer that says `now` and took from `sentAt` to `receivedAt`. */
+  /** Update from a response that reports `now`, requested at `sentAt`, received at `receivedAt`. */
   learn(now, sentAt, receivedAt = this.monotonic()) {
     const instant = typeof now === "number" ? now : Date.parse(now ?? "");
     if (!Number.isFinite(instant)) return;
     const uncertainty = (receivedAt - sentAt) / 2;
     const offset = instant - (sentAt + receivedAt) / 2;
-    // A quick answer tells the time better than a slow one; an old one is worth little, for
-    // machines sleep, and a clock that was set has to be believed.
+    // A fast response is more precise than a slow one. An old sample is replaced, because machines
+    // sleep; so is one that the new sample contradicts, because server clocks are adjusted.
     const old = receivedAt - this.#measuredAt > 30_000;
     const moved = Math.abs(offset - (this.#offset ?? offset)) > uncertainty + this.#uncertainty;
     if (!this.known || old || moved || uncertainty <= this.#uncertainty) {

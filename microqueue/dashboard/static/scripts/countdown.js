@@ -1,16 +1,16 @@
-/* How much longer a lease lasts. It only displays: the sweeper moves tasks. */
+/* The time left of a lease, for display only: the sweeper reclaims tasks. */
 
-/** Whole seconds until `deadline`, rounded up: a lease shows 1 until its very end. */
+/** Whole seconds until `deadline`, rounded up: a lease shows 1 until it expires. */
 export function secondsLeft(deadline, now) {
   return Math.max(Math.ceil((deadline - now) / 1000), 0);
 }
 
 /**
- * Say what the countdown of a running task shows at `now`.
+ * Return what the countdown of a running task shows at `now`.
  *
- * Instants are in milliseconds. `now` is null until the configuration and with it the server's
- * time are loaded. A task without a start time has no lease that could end; one whose end is not
- * written ends `timeout` seconds after its start.
+ * Instants are in milliseconds. `now` is null until the configuration, and with it the server's
+ * time, is loaded. A task without a start time has no lease. A lease without a deadline expires
+ * `timeout` seconds after its start.
  */
 export function countdown({ startedAt, deadline, timeout }, now) {
   if (!Number.isFinite(startedAt)) return { text: "—", overdue: false, left: null, share: 0 };

@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** What `morph` needs to know of an element beyond its attributes. */
+/** The key, handlers and properties of an element, for `morph`. */
 export const META = Symbol("meta");
 
 /**
@@ -10,7 +10,7 @@ export const META = Symbol("meta");
  *
  * Attributes: `key` names a child among its siblings, `onclick` and the like are handlers,
  * `.checked` with a leading dot sets a property, `true` an empty attribute; `null`, `undefined`
- * and `false` leave it out. Children may be nodes, text, numbers, nothing, or lists of these.
+ * and `false` omit it. Children may be nodes, text, numbers, null, or lists of these.
  */
 export function h(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);

@@ -1,5 +1,5 @@
-/* One SSE connection for the whole page. It reports what happened in bursts, says whether it is
-   connected, and asks for everything anew when something may have been missed. */
+/* The page's connection to the event stream (SSE). It delivers events in batches, reports whether
+   it is connected, and asks for a full refresh when events may have been missed. */
 
 export const EVENT_TYPES = [
   "task.enqueued",
@@ -23,28 +23,28 @@ export const EVENT_TYPES = [
 ];
 
 const CONTROL_TYPES = ["hello", "refresh", "heartbeat"];
-const BURST = 300;
-const FIRST_PAUSE = 1000;
-const LONGEST_PAUSE = 15_000;
+const BATCH_PERIOD = 300;
+const FIRST_RETRY_DELAY = 1000;
+const MAX_RETRY_DELAY = 15_000;
 const MISSED_HEARTBEATS = 3;
-/** The server greets within 5 s; a browser that has no connection left says nothing at all. */
-const GREETING = 10_000;
+/** The server says hello within 5 s. A browser without a free connection reports no error. */
+const HELLO_TIMEOUT = 10_000;
 
 export class Events {
-  /** "live" or "lost", or "connecting" until one of these is known. */
+  /** "connecting" at first, then "live" or "lost". */
   state = "connecting";
 
   #source = null;
   #heartbeat = null;
   #lastId = null;
-  #pause = FIRST_PAUSE;
-  #burst = [];
-  #timer = null;
-  #toldAt = -BURST;
-  #silence = null;
+  #retryDelay = FIRST_RETRY_DELAY;
+  #batch = [];
+  #batchTimer = null;
+  #flushedAt = -BATCH_PERIOD;
+  #silenceTimer = null;
 
   /**
-   * `onBurst(events)` is called at most every 300 ms, with the events that happened meanwhile;
+   * `onBurst(events)` is called at most every 300 ms, with the events since the last call;
    * `onState("live" | "lost")` when that changes; `onGap()` when events may have been missed.
    */
   constructor({ address, onBurst, onState, onGap }) {
@@ -54,77 +54,77 @@ export class Events {
     this.onGap = onGap;
   }
 
-  /** Listen, from where this page left off if the server still knows what came after. */
+  /** Connect, and resume after the last event if the server still has those that followed. */
   open() {
     this.close();
     const address = new URL(this.address);
     if (this.#lastId) address.searchParams.set("last_event_id", this.#lastId);
     const source = new EventSource(address);
     this.#source = source;
-    source.onerror = () => this.#failed(source);
+    source.onerror = () => this.#onError(source);
     for (const type of [...EVENT_TYPES, ...CONTROL_TYPES]) {
-      source.addEventListener(type, (message) => this.#heard(type, message));
+      source.addEventListener(type, (message) => this.#onMessage(type, message));
     }
-    this.#expectMore(GREETING);
+    this.#restartSilenceTimer(HELLO_TIMEOUT);
   }
 
-  /** Let go of the connection. What is shown stays as good as it is. */
+  /** Close the connection without changing the state that is shown. */
   close() {
     this.#source?.close();
     this.#source = null;
-    clearTimeout(this.#silence);
+    clearTimeout(this.#silenceTimer);
   }
 
-  #failed(source) {
+  #onError(source) {
     if (source !== this.#source) return;
-    clearTimeout(this.#silence);
-    this.#become("lost");
-    // The browser tries again by itself, unless the server refused.
+    clearTimeout(this.#silenceTimer);
+    this.#setState("lost");
+    // The browser reconnects by itself, unless the server rejected the request.
     if (source.readyState !== EventSource.CLOSED) return;
-    setTimeout(() => source === this.#source && this.open(), this.#pause);
-    this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);
+    setTimeout(() => source === this.#source && this.open(), this.#retryDelay);
+    this.#retryDelay = Math.min(this.#retryDelay * 2, MAX_RETRY_DELAY);
   }
 
-  #heard(type, message) {
+  #onMessage(type, message) {
     const data = parse(message.data);
     if (message.lastEventId) this.#lastId = message.lastEventId;
     if (type === "hello") {
-      this.#pause = FIRST_PAUSE;
+      this.#retryDelay = FIRST_RETRY_DELAY;
       this.#heartbeat = data.heartbeat_sec * 1000;
-      this.#become("live");
+      this.#setState("live");
       this.onGap();
     } else if (type !== "heartbeat") {
       this.#collect(type, message.lastEventId, data);
     }
-    this.#expectMore(MISSED_HEARTBEATS * this.#heartbeat);
+    this.#restartSilenceTimer(MISSED_HEARTBEATS * this.#heartbeat);
   }
 
-  #become(state) {
+  #setState(state) {
     this.state = state;
     this.onState(state);
   }
 
-  /** Keep what happened until the server says that this was all for now. */
+  /** Collect events until the server sends `refresh`, which ends a batch. */
   #collect(type, id, data) {
     if (type !== "refresh") {
-      this.#burst.push({ type, id, ...data });
-    } else if (this.#timer === null) {
-      const pause = this.#toldAt + BURST - performance.now();
-      this.#timer = setTimeout(() => this.#tell(), Math.max(pause, 0));
+      this.#batch.push({ type, id, ...data });
+    } else if (this.#batchTimer === null) {
+      const delay = this.#flushedAt + BATCH_PERIOD - performance.now();
+      this.#batchTimer = setTimeout(() => this.#flush(), Math.max(delay, 0));
     }
   }
 
-  #tell() {
-    this.#timer = null;
-    this.#toldAt = performance.now();
-    this.onBurst(this.#burst.splice(0));
+  #flush() {
+    this.#batchTimer = null;
+    this.#flushedAt = performance.now();
+    this.onBurst(this.#batch.splice(0));
   }
 
-  /** A connection whose heartbeat has ended is dead, whatever TCP says. */
-  #expectMore(within) {
-    clearTimeout(this.#silence);
-    this.#silence = setTimeout(() => {
-      this.#become("lost");
+  /** A connection without heartbeats is dead, even if TCP reports no error. */
+  #restartSilenceTimer(within) {
+    clearTimeout(this.#silenceTimer);
+    this.#silenceTimer = setTimeout(() => {
+      this.#setState("lost");
       this.open();
     }, within);
   }

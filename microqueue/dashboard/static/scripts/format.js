@@ -1,4 +1,4 @@
-/* Numbers, durations and instants as short text. Pure: `now` arrives as an argument. */
+/* Format numbers, durations and instants as short text. All functions are pure. */
 
 const MINUTE = 60;
 const HOUR = 3600;
@@ -12,13 +12,13 @@ export function number(value) {
   return value === null || value === undefined ? "—" : whole.format(value);
 }
 
-/** 12.3K, and ~12.3K for an estimate: to fit a small place. */
+/** 12.3K, and ~12.3K for an estimate: compact. */
 export function short(value, estimated = false) {
   if (value === null || value === undefined) return "—";
   return `${estimated ? "~" : ""}${value < 10_000 ? whole.format(value) : compact.format(value)}`;
 }
 
-/** ~12,300: an estimate, of which three digits mean something. */
+/** ~12,300: an estimate, rounded to three digits. */
 export function about(value) {
   const step = 10 ** Math.max(String(Math.abs(Math.round(value))).length - 3, 0);
   return `~${whole.format(Math.round(value / step) * step)}`;
@@ -59,14 +59,14 @@ export function took(milliseconds) {
     : duration(milliseconds / 1000);
 }
 
-/** How long ago: "now", "12 s ago". */
+/** The age: "now", "12 s ago". */
 export function ago(instant, now) {
   const seconds = (now - toInstant(instant)) / 1000;
   if (!Number.isFinite(seconds)) return "—";
   return seconds < 1 ? "now" : `${duration(seconds)} ago`;
 }
 
-/** How much longer, rounded up: "now", "in 12 s". */
+/** The time left, rounded up: "now", "in 12 s". */
 export function until(instant, now) {
   const seconds = Math.ceil((toInstant(instant) - now) / 1000);
   if (!Number.isFinite(seconds)) return "—";
@@ -85,7 +85,7 @@ export function instant(value) {
   return `${localDate(date)} ${localTime(date)}`;
 }
 
-/** The time alone, as of today. */
+/** The local time of day. */
 export function timeOfDay(value) {
   const date = new Date(toInstant(value));
   return Number.isNaN(date.getTime()) ? "—" : localTime(date);
@@ -109,20 +109,20 @@ export function pretty(value) {
   return JSON.stringify(value, null, 2) ?? "null";
 }
 
-/** Indented JSON for reading: numbers that JSON cannot keep exactly stand as they are. */
+/** Indented JSON for reading: numbers in extended JSON are written as plain numbers. */
 export function readable(value) {
   const text = JSON.stringify(value, (_, item) => numberOf(item) ?? item, 2) ?? "null";
   return text.replace(/"\\u0001([^"\\]*)\\u0001"/g, "$1");
 }
 
-/** A number that the server wrote out, between marks; nothing for any other value. */
+/** The digits of a number in extended JSON, between markers; undefined for any other value. */
 function numberOf(item) {
   if (item === null || typeof item !== "object" || Object.keys(item).length !== 1) return undefined;
   const digits = item.$numberLong ?? item.$numberDouble;
   return typeof digits === "string" ? `\u0001${digits}\u0001` : undefined;
 }
 
-/** One line of JSON, cut to what a row can show. */
+/** One line of JSON, cut to fit a row. */
 export function brief(value, limit = 160) {
   const text = typeof value === "string" ? value : (JSON.stringify(value) ?? "");
   return text.length > limit ? `${text.slice(0, limit - 1)}…` : text;

@@ -1,44 +1,45 @@
-/* Keys for those who do not want to reach for the mouse. None works while one is typing. */
+/* Keyboard shortcuts. They are off while the user types or a dialog is open. */
 
 import { h } from "./dom.js";
 import { href } from "./routes.js";
-import { openForm } from "./parts/dialog.js";
+import { openForm } from "./components/dialog.js";
 import { NAVIGATION } from "./views/navigation.js";
 
 const HELP = [
   ...NAVIGATION.map(({ shortcut, label }) => [`g ${shortcut}`, label]),
-  ["/", "Filter"],
-  ["j  k", "Next row, previous row"],
-  ["x", "Select the row; with Shift, up to it"],
+  ["/", "Focus the filter"],
+  ["j  k", "Next / previous row"],
+  ["x", "Select the row (Shift: select a range)"],
   ["Enter", "Open the row"],
-  ["r", "Read anew"],
-  ["?", "These keys"],
+  ["r", "Refresh"],
+  ["?", "Keyboard shortcuts"],
 ];
 
-export function listenToKeys(app) {
+export function handleShortcuts(app) {
   let afterG = false;
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
-    const leads = afterG && NAVIGATION.find(({ shortcut }) => shortcut === event.key);
+    const target = afterG && NAVIGATION.find(({ shortcut }) => shortcut === event.key);
     afterG = event.key === "g";
-    const perform = leads ? () => app.go(href(leads.view)) : KEYS[event.key];
+    const perform = target ? () => app.go(href(target.view)) : SHORTCUTS[event.key];
     if (!perform) return;
     event.preventDefault();
     perform(app, event);
   });
 }
 
-const KEYS = {
+const SHORTCUTS = {
   "/": () => document.querySelector("[data-filter]")?.focus(),
-  j: () => move(1),
-  k: () => move(-1),
-  x: () => tick({ range: false }),
-  X: () => tick({ range: true }),
+  j: () => focusRow(1),
+  k: () => focusRow(-1),
+  x: () => toggleRow({ range: false }),
+  X: () => toggleRow({ range: true }),
   r: (app) => app.refresh(),
   "?": () =>
     openForm({
-      title: "Keys",
+      title: "Keyboard shortcuts",
       action: "Close",
+      dismiss: null,
       fields: h(
         "dl",
         { class: "keys" },
@@ -59,7 +60,7 @@ function rows() {
   return [...document.querySelectorAll("[data-row]")];
 }
 
-function move(step) {
+function focusRow(step) {
   const all = rows();
   const current = all.findIndex((row) => row.contains(document.activeElement));
   const next = all[current < 0 ? 0 : Math.min(Math.max(current + step, 0), all.length - 1)];
@@ -67,7 +68,7 @@ function move(step) {
   next?.scrollIntoView({ block: "nearest" });
 }
 
-function tick({ range }) {
+function toggleRow({ range }) {
   const row = rows().find((one) => one.contains(document.activeElement));
   const box = row?.querySelector("input[type=checkbox]");
   box?.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true, shiftKey: range }));

@@ -1,6 +1,6 @@
-/* The form works without this. It says that the last try was wrong, and keeps the view that was
-   asked for: it stands in the fragment, which the browser carries over to where it is sent.
-   It is read before the form is there, so that nobody can be quicker with the form. */
+/* The form works without this script. It shows that the last attempt failed, and keeps the
+   requested view, which is in the fragment of the address. The script loads before the form, so
+   that the form cannot be submitted without it. */
 
 document.addEventListener("submit", ({ target }) => {
   target.action = `login${location.hash}`;

@@ -1,11 +1,11 @@
 import { App } from "./app.js";
-import { listenToKeys } from "./keyboard.js";
+import { handleShortcuts } from "./keyboard.js";
 
 const app = new App();
-listenToKeys(app);
+handleShortcuts(app);
 app.start();
 
 document.querySelector(".skip").onclick = (event) => {
-  event.preventDefault(); // The fragment of the address belongs to the views.
+  event.preventDefault(); // The fragment of the address selects the view.
   document.getElementById("main").focus();
 };

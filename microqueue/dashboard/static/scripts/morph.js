@@ -1,10 +1,10 @@
-/* Turn the tree on the page into a wanted tree in place, so that the reader's scroll position,
-   focus, text selection and half-typed input stay where they are. */
+/* Update the DOM in place to match a new tree, which keeps scroll position, focus, text selection
+   and half-typed input. */
 
 import { META } from "./dom.js";
 
-/** These are the reader's to change: what is open stays open. */
-const READERS_OWN = new Set(["open"]);
+/** Attributes that the user changes: an open element stays open. */
+const USER_CONTROLLED = new Set(["open"]);
 
 /** Make the children of `container` those of `wanted`, an element or a fragment. */
 export function render(container, wanted) {
@@ -13,9 +13,9 @@ export function render(container, wanted) {
   morphChildren(container, holder);
 }
 
-/** Make `current` like `wanted`; give the node that now stands there. */
+/** Make `current` equal to `wanted`; return the node that is in the document now. */
 export function morph(current, wanted) {
-  if (!alike(current, wanted)) {
+  if (!canMorph(current, wanted)) {
     current.replaceWith(wanted);
     return wanted;
   }
@@ -29,7 +29,7 @@ export function morph(current, wanted) {
   return current;
 }
 
-function alike(one, other) {
+function canMorph(one, other) {
   return one.nodeName === other.nodeName && keyOf(one) === keyOf(other);
 }
 
@@ -39,10 +39,10 @@ function keyOf(node) {
 
 function morphAttributes(current, wanted) {
   for (const { name } of [...current.attributes]) {
-    if (!wanted.hasAttribute(name) && !READERS_OWN.has(name)) current.removeAttribute(name);
+    if (!wanted.hasAttribute(name) && !USER_CONTROLLED.has(name)) current.removeAttribute(name);
   }
   for (const { name, value } of wanted.attributes) {
-    if (current.getAttribute(name) !== value && !READERS_OWN.has(name))
+    if (current.getAttribute(name) !== value && !USER_CONTROLLED.has(name))
       current.setAttribute(name, value);
   }
 }
@@ -56,7 +56,7 @@ function morphBehaviour(current, wanted) {
   }
   Object.assign(current, after.handlers);
   for (const [name, value] of Object.entries(after.properties)) {
-    // What the reader is typing wins until it is submitted.
+    // Do not overwrite a field that the user is typing in.
     if (name === "value" && current === document.activeElement) continue;
     if (current[name] !== value) current[name] = value;
   }
@@ -64,26 +64,26 @@ function morphBehaviour(current, wanted) {
 }
 
 function morphChildren(current, wanted) {
-  const keyed = dropVanished(current, wanted);
+  const keyed = removeUnwanted(current, wanted);
   let place = current.firstChild;
   for (const next of [...wanted.childNodes]) {
     const key = keyOf(next);
-    const found = key === undefined ? ahead(place, next) : keyed.get(key);
-    if (!found || !alike(found, next)) {
+    const found = key === undefined ? findAhead(place, next) : keyed.get(key);
+    if (!found || !canMorph(found, next)) {
       current.insertBefore(next, place);
       continue;
     }
-    if (key === undefined) place = dropUntil(place, found);
-    // Only what changes its place is moved: a move would cost the row its focus.
+    if (key === undefined) place = removeUntil(place, found);
+    // Move a node only if its position changed: a move would lose the focus.
     if (found === place) place = place.nextSibling;
     else current.insertBefore(found, place);
     morph(found, next);
   }
-  dropUntil(place, null);
+  removeUntil(place, null);
 }
 
-/** Remove children whose key is no longer wanted; give the others by key. */
-function dropVanished(current, wanted) {
+/** Remove children whose key is not in `wanted`; return the others by key. */
+function removeUnwanted(current, wanted) {
   const wantedKeys = new Set([...wanted.childNodes].map(keyOf));
   const keyed = new Map();
   for (const child of [...current.childNodes]) {
@@ -95,15 +95,15 @@ function dropVanished(current, wanted) {
   return keyed;
 }
 
-/** Find the next sibling that can become `wanted`, not further than the next keyed one. */
-function ahead(place, wanted) {
+/** Find the next sibling that can become `wanted`, up to the next keyed one. */
+function findAhead(place, wanted) {
   for (let node = place; node && keyOf(node) === undefined; node = node.nextSibling) {
-    if (alike(node, wanted)) return node;
+    if (canMorph(node, wanted)) return node;
   }
   return null;
 }
 
-function dropUntil(place, end) {
+function removeUntil(place, end) {
   let node = place;
   while (node !== end) {
     const next = node.nextSibling;

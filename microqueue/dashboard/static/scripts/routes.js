@@ -1,13 +1,14 @@
-/* The address holds the view and its filter: `#/tasks?queue=mail&status=failed` can be shared. */
+/* The fragment of the address holds the view and its filter, so that a view can be shared:
+   `#/tasks?queue=mail&status=failed`. */
 
-/** Read an address's fragment into path segments and a query. */
+/** Parse a fragment into the view, further path segments and a query. */
 export function parse(hash) {
   const [path, search = ""] = hash.replace(/^#?\/?/, "").split(/\?(.*)/s);
   const segments = path.split("/").filter(Boolean).map(decode);
   return { view: segments[0] ?? "overview", rest: segments.slice(1), query: readQuery(search) };
 }
 
-/** Write a fragment; empty values are left out, so that equal filters have equal addresses. */
+/** Build a fragment. Empty values are omitted, so that equal filters have equal addresses. */
 export function href(path, query = {}) {
   const parameters = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
@@ -26,6 +27,6 @@ function decode(segment) {
   try {
     return decodeURIComponent(segment);
   } catch {
-    return segment; // A broken escape is shown as it is, and finds nothing.
+    return segment; // A malformed escape is kept as it is.
   }
 }

@@ -1,16 +1,16 @@
-/* Which rows are selected: some by id, or everything that the filter matches. */
+/* The selected rows: some by id, or everything that matches the filter. */
 
 export class Selection {
   #ids = new Set();
   #anchor = null;
   #everythingSince = null;
 
-  /** Whether everything that the filter matches is selected, seen or not. */
+  /** Whether everything that matches the filter is selected, also on other pages. */
   get everything() {
     return this.#everythingSince !== null;
   }
 
-  /** The instant at which everything was selected: what comes later was not meant. */
+  /** When everything was selected; later rows are not part of the selection. */
   get since() {
     return this.#everythingSince;
   }
@@ -44,7 +44,7 @@ export class Selection {
     for (const id of order) this.#set(id, on);
   }
 
-  /** Select everything that the filter matches as of `instant`. */
+  /** Select everything that matches the filter as of `instant`. */
   all(instant) {
     this.#ids.clear();
     this.#everythingSince = instant;
@@ -61,7 +61,7 @@ export class Selection {
     this.#everythingSince = null;
   }
 
-  /** Say whether all, some or none of a page are selected. */
+  /** Return whether "all", "some" or "none" of a page are selected. */
   stateOf(order) {
     const selected = order.filter((id) => this.has(id)).length;
     if (!selected) return "none";

@@ -1,23 +1,23 @@
-/* Keep the times on the page current between two refreshes: countdowns, ages, times left.
-   The timer runs only while the page shows something that ticks. */
+/* Update the times on the page between refreshes: countdowns, ages, times left. The timer runs only
+   while the page shows at least one of them. */
 
 import { countdown } from "./countdown.js";
 import { ago, until } from "./format.js";
 import { h } from "./dom.js";
 
-/** Several times a second, so that each row changes close to its own full second. */
+/** In ms. Several times a second, so that each row changes close to a full second. */
 const PERIOD = 250;
 
 export class Ticker {
   #timer = null;
   #elements = [];
 
-  /** `now()` gives the server's time, or null while it is unknown. */
+  /** `now()` returns the server's time, or null while it is unknown. */
   constructor(now) {
     this.now = now;
   }
 
-  /** Look what ticks below `root`, and run while something does. */
+  /** Find the elements to update below `root`, and run the timer while there are any. */
   watch(root) {
     this.#elements = [...root.querySelectorAll("[data-tick]")];
     this.tick();
@@ -31,11 +31,11 @@ export class Ticker {
 
   tick() {
     const now = this.now();
-    for (const element of this.#elements) SHOW[element.dataset.tick](element, now);
+    for (const element of this.#elements) UPDATERS[element.dataset.tick](element, now);
   }
 }
 
-/** The countdown of a running task: seconds left, with a bar of the lease's share. */
+/** The countdown of a running task: seconds left, and a bar with the share of the lease left. */
 export function countdownElement({ startedAt, deadline, timeout }) {
   return h(
     "span",
@@ -52,12 +52,12 @@ export function countdownElement({ startedAt, deadline, timeout }) {
   );
 }
 
-/** How long ago an instant was, with the instant itself as a tooltip. */
+/** The age of an instant, with the instant as a tooltip. */
 export function agoElement(value) {
   return instantElement("ago", value);
 }
 
-/** How long until an instant. */
+/** The time until an instant. */
 export function untilElement(value) {
   return instantElement("until", value);
 }
@@ -72,28 +72,32 @@ function instantElement(kind, value) {
   });
 }
 
-const SHOW = {
+const UPDATERS = {
   countdown(element, now) {
     const { started, deadline, timeout } = element.dataset;
     const shown = countdown(
-      { startedAt: read(started), deadline: read(deadline), timeout: read(timeout) },
+      { startedAt: toNumber(started), deadline: toNumber(deadline), timeout: toNumber(timeout) },
       now,
     );
     setText(element.firstChild, shown.text);
     element.classList.toggle("is-overdue", shown.overdue);
-    element.classList.toggle("is-late", shown.left !== null && shown.left > 0 && shown.left <= 10);
+    element.classList.toggle(
+      "is-expiring",
+      shown.left !== null && shown.left > 0 && shown.left <= 10,
+    );
     element.lastChild.firstChild.style.width = `${(shown.share * 100).toFixed(1)}%`;
   },
-  ago: (element, now) => setText(element, now === null ? "…" : ago(read(element.dataset.at), now)),
+  ago: (element, now) =>
+    setText(element, now === null ? "…" : ago(toNumber(element.dataset.at), now)),
   until: (element, now) =>
-    setText(element, now === null ? "…" : until(read(element.dataset.at), now)),
+    setText(element, now === null ? "…" : until(toNumber(element.dataset.at), now)),
 };
 
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-function read(text) {
+function toNumber(text) {
   return text === undefined ? NaN : Number(text);
 }
 

@@ -1,31 +1,32 @@
-/* Audit: who did what by hand, and to how many. */
+/* The audit log: who did what, when, and to how many tasks. */
 
 import { fragment, h } from "../dom.js";
 import { duration, instant, number } from "../format.js";
-import { clipped, empty, pager, queueLink } from "../parts/pieces.js";
+import { clipped, empty, pager, queueLink } from "../components/common.js";
 import { View } from "./view.js";
 
 const PAGE = 100;
 
 export class AuditView extends View {
-  title = "Audit";
+  title = "Audit log";
 
   load() {
     return this.api.get("audit", { cursor: this.query.cursor, limit: PAGE });
   }
 
   render() {
-    return fragment(this.heading("Audit"), this.data ? this.#table() : this.loading());
+    return fragment(this.heading("Audit log"), this.data ? this.#table() : this.loading());
   }
 
   #table() {
     const { items, next_cursor: next } = this.data;
     if (!items.length)
       return empty(
-        "Nobody has acted yet.",
-        "What is done by a button or through the API is written here.",
+        "no-actions",
+        "No actions yet.",
+        "Actions on this page and through the REST API are recorded here.",
       );
-    const kept = this.app.config?.audit_retention_sec;
+    const retention = this.app.config?.audit_retention_sec;
     return fragment(
       h(
         "div",
@@ -39,7 +40,7 @@ export class AuditView extends View {
             h(
               "tr",
               {},
-              ["When", "Who", "What", "Queue", "On", "How many", "Outcome"].map((name) =>
+              ["Time", "User", "Action", "Queue", "Target", "Count", "Outcome"].map((name) =>
                 h("th", {}, name),
               ),
             ),
@@ -47,7 +48,8 @@ export class AuditView extends View {
           h("tbody", {}, items.map(row)),
         ),
       ),
-      kept && h("p", { class: "note", key: "note" }, `Entries are kept for ${duration(kept)}.`),
+      retention &&
+        h("p", { class: "note", key: "note" }, `Entries are kept for ${duration(retention)}.`),
       pager({ next, query: this.query, view: "audit" }),
     );
   }
@@ -59,18 +61,18 @@ function row(entry) {
     { key: entry.id, "data-row": entry.id },
     h(
       "td",
-      { "data-label": "When", class: "when" },
+      { "data-label": "Time", class: "when" },
       h("time", { datetime: entry.at, title: entry.at }, instant(entry.at)),
     ),
-    h("td", { "data-label": "Who" }, entry.who),
-    h("td", { "data-label": "What" }, h("code", {}, entry.action)),
+    h("td", { "data-label": "User" }, entry.who),
+    h("td", { "data-label": "Action" }, h("code", {}, entry.action)),
     h("td", { "data-label": "Queue" }, entry.queue ? queueLink(entry.queue) : "—"),
     h(
       "td",
-      { "data-label": "On", class: "what" },
+      { "data-label": "Target", class: "what" },
       entry.target ? clipped(entry.target, "code") : "—",
     ),
-    h("td", { "data-label": "How many", class: "numeric" }, number(entry.count)),
+    h("td", { "data-label": "Count", class: "numeric" }, number(entry.count)),
     h(
       "td",
       { "data-label": "Outcome" },

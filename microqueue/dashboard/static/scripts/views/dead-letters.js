@@ -1,16 +1,16 @@
-/* Dead letters: what died, why, and what becomes of it. */
+/* Dead letters: groups by error, the list, and actions on a selection. */
 
 import { fragment, h } from "../dom.js";
 import { count, isEstimate, short } from "../format.js";
 import { href } from "../routes.js";
 import { Selection } from "../selection.js";
-import { LetterFilter } from "../parts/letter-filter.js";
-import { groupsPanel } from "../parts/letter-groups.js";
-import { selectionBar } from "../parts/letter-actions.js";
-import { lettersTable } from "../parts/letter-table.js";
-import { filterForm, textFilter, timeFilter } from "../parts/filter.js";
-import { unfinished } from "../parts/search-on.js";
-import { empty, pager } from "../parts/pieces.js";
+import { DeadLetterFilter } from "../components/dead-letter-filter.js";
+import { groupsPanel } from "../components/dead-letter-groups.js";
+import { selectionBar } from "../components/dead-letter-actions.js";
+import { deadLetterTable } from "../components/dead-letter-table.js";
+import { filterForm, textFilter, timeFilter } from "../components/filter.js";
+import { continueSearchPanel } from "../components/continue-search.js";
+import { empty, pager } from "../components/common.js";
 import { View } from "./view.js";
 
 const PAGE = 50;
@@ -22,9 +22,9 @@ export class DeadLettersView extends View {
   open(route) {
     const before = this.filter?.key;
     super.open(route);
-    this.filter = new LetterFilter(route.query);
-    this.title = `Dead letters of ${this.filter.place}`;
-    // Another page of the same letters keeps the selection; other letters do not.
+    this.filter = new DeadLetterFilter(route.query);
+    this.title = `Dead letters in ${this.filter.scopeLabel}`;
+    // Another page of the same filter keeps the selection; another filter clears it.
     if (before !== undefined && before !== this.filter.key) this.selection.clear();
   }
 
@@ -32,11 +32,11 @@ export class DeadLettersView extends View {
     const { query } = this;
     const [page, groups] = await Promise.all([
       this.api.get("dead-letters", {
-        ...this.filter.letters(),
+        ...this.filter.queryForList(),
         cursor: this.query.cursor,
         limit: PAGE,
       }),
-      this.api.get("dead-letters/groups", this.filter.groups()),
+      this.api.get("dead-letters/groups", this.filter.queryForGroups()),
     ]);
     return { page, groups, query };
   }
@@ -45,7 +45,15 @@ export class DeadLettersView extends View {
     const { app, query } = this;
     return fragment(
       this.heading(
-        fragment("Dead letters ", h("span", { class: "muted" }, `of ${this.filter.place}`)),
+        fragment(
+          "Dead letters ",
+          h(
+            "span",
+            { class: "muted" },
+            "in ",
+            h("span", { "data-scope": true }, this.filter.scopeLabel),
+          ),
+        ),
       ),
       queueTabs(app, this.filter.queue),
       filterForm(
@@ -55,31 +63,31 @@ export class DeadLettersView extends View {
         query.queue &&
           h("input", { type: "hidden", name: "queue", value: query.queue, key: "queue" }),
         textFilter("text", "Text", query.text, {
-          placeholder: "in the error",
+          placeholder: "in the error message",
           "data-filter": true,
         }),
         textFilter("code", "Code", query.code, { size: 12 }),
         timeFilter("since", "From", query.since),
         timeFilter("until", "To", query.until),
       ),
-      this.data ? this.#letters() : this.loading(),
+      this.data ? this.#content() : this.loading(),
     );
   }
 
-  #letters() {
+  #content() {
     const { page, groups } = this.data;
     if (!page.items.length && !groups.groups.length && page.complete !== false)
-      return this.#nothing();
+      return this.#emptyState();
     return h(
       "div",
-      { class: "letters", key: "letters" },
+      { class: "dead-letters", key: "dead-letters" },
       groupsPanel(groups, this.filter),
       h(
         "div",
-        // Letters of the filter before must not be selected under this one.
+        // Rows of the previous filter must not be selected under the new one.
         { class: "stack", key: "list", inert: this.data.query !== this.query },
         selectionBar(this),
-        page.items.length ? lettersTable(this) : empty(absence(page)),
+        page.items.length ? deadLetterTable(this) : emptyPage(page),
         this.#more(page),
       ),
     );
@@ -87,36 +95,46 @@ export class DeadLettersView extends View {
 
   #more({ complete, next_cursor: next }) {
     const { app, query } = this;
-    const place = { query, view: "dead-letters", next };
-    if (complete !== false) return pager(place);
-    return unfinished({ app, path: "dead-letters", filter: this.filter.letters(), ...place });
+    const paging = { query, view: "dead-letters", next };
+    if (complete !== false) return pager(paging);
+    return continueSearchPanel({
+      app,
+      path: "dead-letters",
+      filter: this.filter.queryForList(),
+      ...paging,
+    });
   }
 
-  #nothing() {
+  #emptyState() {
     if (!this.filter.narrowed && !this.filter.queue)
       return empty(
-        "No dead letters in any queue. Nice.",
-        "A task that fails for good would wait here for you.",
+        "no-dead-letters",
+        "No dead letters in any queue.",
+        "Tasks that fail permanently appear here.",
       );
     if (!this.filter.narrowed)
       return empty(
+        "no-dead-letters-in-queue",
         `No dead letters in ${this.filter.queue}.`,
         null,
         h("a", { href: href("dead-letters") }, "Show all queues"),
       );
     return empty(
-      `No dead letter of ${this.filter.place} matches.`,
+      "no-match",
+      `No matching dead letters in ${this.filter.scopeLabel}.`,
       null,
       h("a", { href: href("dead-letters", { queue: this.query.queue }) }, "Show all"),
     );
   }
 }
 
-function absence({ complete }) {
-  return complete === false ? "Nothing found yet among the newest." : "No letter on this page.";
+function emptyPage({ complete }) {
+  return complete === false
+    ? empty("no-match-yet", "No match yet.")
+    : empty("empty-page", "No dead letters on this page.");
 }
 
-/** All queues together, those that have dead letters, and the one that is shown. */
+/** Tabs: all queues, each queue with dead letters, and the selected queue. */
 function queueTabs(app, current) {
   const queues = (app.overview?.queues ?? []).filter(
     ({ queue, failed }) => failed > 0 || queue === current,

@@ -1,27 +1,27 @@
-/* Events: what happens, as it happens. */
+/* Events, as they happen. */
 
 import { fragment, h } from "../dom.js";
 import { number, timeOfDay } from "../format.js";
-import { movesOf } from "../parts/sweeper.js";
-import { clipped, empty, queueLink, taskLink } from "../parts/pieces.js";
+import { describeChanges } from "../components/sweeper.js";
+import { clipped, empty, queueLink, taskLink } from "../components/common.js";
 import { View } from "./view.js";
 
-const TASKS_SHOWN = 3;
+const MAX_TASKS = 3;
 
 export class EventsView extends View {
   title = "Events";
 
   render() {
-    const { feed } = this.app;
+    const { recentEvents } = this.app;
     return fragment(
       this.heading("Events"),
-      feed.length
+      recentEvents.length
         ? h(
             "ol",
             { class: "card feed", key: "feed", "aria-label": "Events, newest first" },
-            feed.map(item),
+            recentEvents.map(item),
           )
-        : empty("Quiet so far.", "What happens while this page is open appears here."),
+        : empty("no-events", "No events yet.", "Events appear here while this page is open."),
     );
   }
 }
@@ -39,14 +39,15 @@ function item(event) {
 }
 
 function detail(event) {
-  if (event.report) return movesOf(event.report) || "nothing to move";
+  if (event.report) return describeChanges(event.report) || "no changes";
   if (event.workers) return clipped(event.workers.join(", "), "code");
   const parts = (event.queues ?? [event.queue].filter(Boolean)).map((queue) => queueLink(queue));
-  const tasks = (event.tasks ?? []).slice(0, TASKS_SHOWN).map(({ id }) => taskLink(id));
+  const tasks = (event.tasks ?? []).slice(0, MAX_TASKS).map(({ id }) => taskLink(id));
   const more = (event.count ?? 0) - tasks.length;
   if (tasks.length && more > 0)
     tasks.push(h("span", { class: "muted" }, `and ${number(more)} more`));
   if (event.triggered_by) parts.push(h("span", { class: "muted" }, `by ${event.triggered_by}`));
-  if (event.dlq_count) parts.push(h("span", {}, `${number(event.dlq_count)} to the dead letters`));
+  if (event.dlq_count)
+    parts.push(h("span", {}, `${number(event.dlq_count)} moved to dead letters`));
   return [...parts, ...tasks].flatMap((part) => [part, " "]);
 }

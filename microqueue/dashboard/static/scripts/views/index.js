@@ -1,4 +1,4 @@
-/* Which view stands behind an address. */
+/* The views by the first segment of the address. */
 
 import { AuditView } from "./audit.js";
 import { DeadLettersView } from "./dead-letters.js";
@@ -18,10 +18,10 @@ const VIEWS = {
 };
 
 /**
- * Choose the view of a route.
+ * Return the view class of a route.
  *
- * A view has a `title`, takes its route in `open(route)`, reads its data in `load()`, is given
- * them as `data`, and gives what it shows from `render()`, also before anything is loaded.
+ * A view has a `title`. `open(route)` sets its route, `load()` returns its data, which the app
+ * stores in `data`, and `render()` returns its elements, also before anything is loaded.
  */
 export function viewOf({ view, rest }) {
   if (view === "tasks" && rest.length) return TaskView;

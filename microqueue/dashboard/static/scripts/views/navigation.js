@@ -1,4 +1,4 @@
-/* The views in the order of the navigation, and the key that leads to each after `g`. */
+/* The views in the order of the navigation; `g` and the `shortcut` open one. */
 
 export const NAVIGATION = [
   { view: "overview", label: "Overview", shortcut: "o" },

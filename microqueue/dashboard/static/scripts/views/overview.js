@@ -1,18 +1,18 @@
-/* Overview: how each queue stands, who works, and what the sweeper last did. */
+/* Overview: the queues with their counts and charts, the workers and the last sweep. */
 
 import { fragment, h } from "../dom.js";
 import { about, count, duration, isEstimate, number, percent, short } from "../format.js";
 import { href } from "../routes.js";
 import { agoElement } from "../ticker.js";
-import { askToEnqueue, queueActions, sweepNow } from "../parts/queue-actions.js";
-import { bars, shareLine } from "../parts/chart.js";
-import { button, empty } from "../parts/pieces.js";
-import { sweeperPanel } from "../parts/sweeper.js";
-import { workersPanel } from "../parts/workers.js";
+import { openEnqueueForm, queueActions, sweepNow } from "../components/queue-actions.js";
+import { bars, shareLine } from "../components/chart.js";
+import { button, empty } from "../components/common.js";
+import { sweeperPanel } from "../components/sweeper.js";
+import { workersPanel } from "../components/workers.js";
 import { View } from "./view.js";
 
-/** Counts that are older than this many ms are shown with their age. */
-const OLD = 20_000;
+/** Counts that are older than this, in ms, are shown with their age. */
+const STALE_AFTER = 20_000;
 
 const FIGURES = [
   { name: "ready", label: "Ready", status: "ready" },
@@ -30,20 +30,25 @@ export class OverviewView extends View {
     const { app } = this;
     const actions = app.mayAct && [
       button("Sweep now", () => sweepNow(app), { key: "sweep" }),
-      button("Enqueue…", () => askToEnqueue(app), { key: "enqueue", kind: "primary" }),
+      button("Enqueue…", () => openEnqueueForm(app), { key: "enqueue", kind: "primary" }),
     ];
     if (!app.overview) return fragment(this.heading("Overview", actions), this.loading());
     const { at, queues, minutes, workers } = app.overview;
     return fragment(
       this.heading("Overview", actions),
-      app.clock.now() - Date.parse(at) > OLD &&
-        h("p", { class: "note", key: "age" }, "Counting takes long here. Counted ", agoElement(at)),
+      app.clock.now() - Date.parse(at) > STALE_AFTER &&
+        h(
+          "p",
+          { class: "note", key: "age", "data-stale-counts": true },
+          "Counting is slow, so these counts are older: ",
+          agoElement(at),
+        ),
       h(
         "section",
         { class: "queues", "aria-label": "Queues", key: "queues" },
         queues.length
           ? queues.map((queue) => this.#card(queue, minutes))
-          : empty("No queues yet.", "A queue appears with its first task."),
+          : empty("no-queues", "No queues yet.", "A queue appears with its first task."),
       ),
       h(
         "div",
@@ -67,7 +72,7 @@ export class OverviewView extends View {
         {},
         h("h2", {}, h("a", { href: href("tasks", { queue: queue.queue }) }, queue.queue)),
         queue.paused && h("span", { class: "badge badge-paused" }, "paused"),
-        h("span", { class: "oldest" }, waiting(queue)),
+        h("span", { class: "oldest" }, describeBacklog(queue)),
         this.app.mayAct && h("div", { class: "actions" }, queueActions(queue, this.app)),
       ),
       h(
@@ -80,11 +85,11 @@ export class OverviewView extends View {
   }
 }
 
-function waiting(queue) {
+function describeBacklog(queue) {
   const { oldest_ready_age_sec: age, next_due_at: due } = queue;
   const bound = isEstimate(queue, "oldest_ready_age_sec") ? "at least " : "";
-  if (age !== null) return `oldest ready waits ${bound}${duration(age)}`;
-  return due ? "nothing ready" : "nothing waits";
+  if (age !== null) return `oldest ready task: ${bound}${duration(age)}`;
+  return due ? "no task ready" : "idle";
 }
 
 function figureOf(queue, { name, label, status, alarming }) {
@@ -107,7 +112,7 @@ function figureOf(queue, { name, label, status, alarming }) {
         "a",
         {
           href: address,
-          title: estimated ? `an estimate: ${about(value)}` : number(value),
+          title: estimated ? `estimate: ${about(value)}` : number(value),
           "data-estimated": estimated ? "true" : null,
         },
         short(value, estimated),
@@ -125,23 +130,23 @@ function charts(queue, minutes) {
   const rate = total ? queue.failed_last_hour / total : NaN;
   const peak = Math.max(...ended, 0);
   const estimated = minutes.done_estimated.length + minutes.failed_estimated.length > 0;
-  const shown = estimated ? about : number;
+  const format = estimated ? about : number;
   return h(
     "div",
     { class: "charts" },
     figure(
       "Throughput",
-      total ? `peak ${shown(peak)} / min` : "none",
+      total ? `peak ${format(peak)} / min` : "none",
       bars({
         values: ended,
         failures: failed,
-        label: `${count(total, "task", "tasks", estimated)} ended in the last hour, at most ${shown(peak)} a minute`,
+        label: `${count(total, "task", "tasks", estimated)} finished in the last hour, peak ${format(peak)} per minute`,
       }),
     ),
     figure(
       "Failure rate",
       total ? percent(rate) : "—",
-      shareLine({ shares, label: `Failure rate of the last hour: ${percent(rate)}` }),
+      shareLine({ shares, label: `Failure rate in the last hour: ${percent(rate)}` }),
     ),
   );
 }

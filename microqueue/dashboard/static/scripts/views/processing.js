@@ -1,14 +1,14 @@
-/* Processing: what runs, by whom, and for how much longer. */
+/* Processing: the running tasks, their workers, and when their leases expire. */
 
 import { fragment, h } from "../dom.js";
-import { about, count, instant, number } from "../format.js";
+import { about, instant, number } from "../format.js";
 import { agoElement, countdownElement } from "../ticker.js";
-import { queueFilter } from "../parts/filter.js";
-import { clipped, empty, progressText, queueLink, taskLink } from "../parts/pieces.js";
+import { queueFilter } from "../components/filter.js";
+import { clipped, empty, progressText, queueLink, taskLink } from "../components/common.js";
 import { View } from "./view.js";
 
 const LIMIT = 200;
-const COLUMNS = ["Task", "Queue", "Worker", "Attempt", "Progress", "Started", "Lease ends in"];
+const COLUMNS = ["Task", "Queue", "Worker", "Attempt", "Progress", "Started", "Lease expires in"];
 
 export class ProcessingView extends View {
   title = "Processing";
@@ -27,7 +27,11 @@ export class ProcessingView extends View {
   #table() {
     const { items, total, estimated } = this.data;
     if (!items.length)
-      return empty("Nothing is running.", "Tasks appear here while a worker holds them.");
+      return empty(
+        "nothing-running",
+        "No running tasks.",
+        "Tasks appear here while a worker runs them.",
+      );
     return fragment(
       h(
         "div",
@@ -55,7 +59,7 @@ export class ProcessingView extends View {
         h(
           "p",
           { class: "note", key: "note" },
-          `The ${count(items.length, "lease")} that end soonest, of ${estimated ? about(total) : number(total)}.`,
+          `Showing ${number(items.length)} of ${estimated ? about(total) : number(total)}: the leases that expire first.`,
         ),
     );
   }
@@ -85,7 +89,7 @@ export class ProcessingView extends View {
       ),
       h(
         "td",
-        { "data-label": "Lease ends in", class: "lease" },
+        { "data-label": "Lease expires in", class: "lease" },
         countdownElement({
           startedAt: task.started_at,
           deadline: task.lease_expires_at,

@@ -1,11 +1,18 @@
-/* One task: what it carries, what became of each attempt, and what can be done with it. */
+/* One task: its payload, fields, attempts and actions. */
 
 import { fragment, h } from "../dom.js";
 import { duration, instant, number, readable } from "../format.js";
 import { agoElement, countdownElement, untilElement } from "../ticker.js";
-import { taskActions } from "../parts/task-actions.js";
-import { empty, errorText, facts, progressText, queueLink, stateBadge } from "../parts/pieces.js";
-import { timeline } from "../parts/timeline.js";
+import { taskActions } from "../components/task-actions.js";
+import {
+  empty,
+  errorText,
+  facts,
+  progressText,
+  queueLink,
+  stateBadge,
+} from "../components/common.js";
+import { timeline } from "../components/timeline.js";
 import { View } from "./view.js";
 
 export class TaskView extends View {
@@ -35,8 +42,9 @@ export class TaskView extends View {
       return fragment(
         this.heading(id),
         empty(
-          "There is no such task.",
-          "It may have been discarded, or removed after its retention.",
+          "no-such-task",
+          "Task not found.",
+          "It may have been discarded, or deleted after its retention period.",
         ),
       );
     return fragment(
@@ -82,8 +90,8 @@ export class TaskView extends View {
       facts([
         ["Queue", queueLink(task.queue)],
         ["Attempts", `${number(task.attempts)} of ${number(task.max_attempts)}`],
-        ["Next retry", nextRetry(task)],
-        ["Lease ends in", this.#lease(task)],
+        ["Next attempt", nextAttempt(task)],
+        ["Lease expires in", this.#lease(task)],
         ["Progress", progressText(task.progress)],
         ["Worker", task.worker_id && h("code", {}, task.worker_id)],
         ["Priority", task.priority ? number(task.priority) : null],
@@ -92,10 +100,13 @@ export class TaskView extends View {
         ["Finished", when(task.finished_at)],
         ["Expires", task.expires_at && task.status === "pending" && untilElement(task.expires_at)],
         ["Dedupe key", task.dedupe_key && h("code", {}, task.dedupe_key)],
-        ["Replayed", task.replays ? `${number(task.replays)} ×` : null],
-        ["Workers lost", task.crashes ? number(task.crashes) : null],
+        ["Replays", task.replays ? number(task.replays) : null],
+        ["Worker crashes", task.crashes ? number(task.crashes) : null],
         ["Redelivered", task.redelivered ? "yes" : null],
-        ["Own lease", task.visibility_timeout_sec && duration(task.visibility_timeout_sec)],
+        [
+          "Visibility timeout",
+          task.visibility_timeout_sec && duration(task.visibility_timeout_sec),
+        ],
       ]),
     );
   }
@@ -110,7 +121,7 @@ export class TaskView extends View {
   }
 }
 
-function nextRetry(task) {
+function nextAttempt(task) {
   if (task.status !== "pending" || !task.next_retry_at) return null;
   return h(
     "span",

@@ -1,12 +1,12 @@
-/* Tasks: all of them, newest first, by a filter that stands in the address. */
+/* All tasks, newest first, with a filter in the address. */
 
 import { fragment, h } from "../dom.js";
 import { brief, number } from "../format.js";
 import { href } from "../routes.js";
 import { agoElement, untilElement } from "../ticker.js";
-import { askToEnqueue, markNext } from "../parts/queue-actions.js";
-import { filterForm, queueSelect, textFilter, timeFilter } from "../parts/filter.js";
-import { unfinished } from "../parts/search-on.js";
+import { openEnqueueForm, markNextButtons } from "../components/queue-actions.js";
+import { filterForm, queueSelect, textFilter, timeFilter } from "../components/filter.js";
+import { continueSearchPanel } from "../components/continue-search.js";
 import {
   button,
   clipped,
@@ -16,7 +16,7 @@ import {
   queueLink,
   stateBadge,
   taskLink,
-} from "../parts/pieces.js";
+} from "../components/common.js";
 import { View } from "./view.js";
 
 const STATES = ["ready", "delayed", "pending", "processing", "overdue", "done", "failed"];
@@ -36,7 +36,7 @@ export class TasksView extends View {
       const task = await this.api.get(`tasks/${encodeURIComponent(id)}`);
       const fits =
         (!filter.queue || task.queue === filter.queue) &&
-        (!filter.status || fitsStatus(task, filter.status));
+        (!filter.status || hasStatus(task, filter.status));
       return fits ? [task] : [];
     } catch (error) {
       if (error.status === 404) return [];
@@ -52,8 +52,11 @@ export class TasksView extends View {
       this.heading(
         "Tasks",
         app.mayAct && [
-          ...(queue ? markNext(queue, app, { disabled: paused }) : []),
-          button("Enqueue…", () => askToEnqueue(app, queue), { kind: "primary", key: "enqueue" }),
+          ...(queue ? markNextButtons(queue, app, { disabled: paused }) : []),
+          button("Enqueue…", () => openEnqueueForm(app, queue), {
+            kind: "primary",
+            key: "enqueue",
+          }),
         ],
       ),
       filterForm(
@@ -67,7 +70,7 @@ export class TasksView extends View {
           "data-filter": true,
         }),
         textFilter("code", "Code", query.code, { size: 10 }),
-        textFilter("id", "Id", query.id, { size: 14 }),
+        textFilter("id", "ID", query.id, { size: 14 }),
         timeFilter("since", "From", query.since),
         timeFilter("until", "To", query.until),
       ),
@@ -91,17 +94,17 @@ export class TasksView extends View {
                 h(
                   "tr",
                   {},
-                  ["Task", "Status", "Queue", "What", "Attempts", "Created"].map((name) =>
-                    h("th", {}, name),
+                  ["Task", "Status", "Queue", "Payload / error", "Attempts", "Created"].map(
+                    (name) => h("th", {}, name),
                   ),
                 ),
               ),
               h("tbody", {}, items.map(row)),
             ),
           )
-        : this.#nothing(complete),
+        : this.#emptyState(complete),
       complete === false
-        ? unfinished({
+        ? continueSearchPanel({
             app: this.app,
             path: "tasks",
             filter: this.query,
@@ -113,12 +116,17 @@ export class TasksView extends View {
     );
   }
 
-  #nothing(complete) {
-    if (complete === false) return empty("Nothing found yet among the newest.");
+  #emptyState(complete) {
+    if (complete === false) return empty("no-match-yet", "No match yet.");
     const filtered = Object.keys(this.query).length > 0;
     return filtered
-      ? empty("No task matches.", null, h("a", { href: href("tasks") }, "Show all tasks"))
-      : empty("No tasks yet.", "Enqueue one to see it here.");
+      ? empty(
+          "no-match",
+          "No matching tasks.",
+          null,
+          h("a", { href: href("tasks") }, "Show all tasks"),
+        )
+      : empty("no-tasks", "No tasks yet.", "Enqueue one to see it here.");
   }
 }
 
@@ -142,7 +150,7 @@ function row(task) {
     h("td", { "data-label": "Queue" }, queueLink(task.queue)),
     h(
       "td",
-      { "data-label": "What", class: "what" },
+      { "data-label": "Payload / error", class: "what" },
       clipped(brief(task.preview ?? ""), "code preview"),
       task.error && errorText(task.error),
     ),
@@ -164,6 +172,6 @@ function statusSelect(chosen) {
   );
 }
 
-function fitsStatus(task, status) {
+function hasStatus(task, status) {
   return task.status === status || task.state === status;
 }

@@ -1,10 +1,10 @@
-/* What all views share. */
+/* The base class of all views. */
 
 import { h } from "../dom.js";
 
 export class View {
   title = "";
-  /** What `load` gave last; null until it has. */
+  /** The last result of `load`; null until then. */
   data = null;
 
   constructor(app) {
@@ -12,7 +12,7 @@ export class View {
     this.api = app.api;
   }
 
-  /** Take the route; called again when only its query changes. */
+  /** Set the route; called again when only its query changes. */
   open(route) {
     this.route = route;
     this.query = route.query;
@@ -22,7 +22,7 @@ export class View {
     return null;
   }
 
-  /** The heading of a view, with what can be done there beside it. */
+  /** The heading of a view, with its actions beside it. */
   heading(text, ...actions) {
     return h(
       "div",
@@ -33,6 +33,6 @@ export class View {
   }
 
   loading() {
-    return h("p", { class: "loading", key: "loading" }, "…");
+    return h("p", { class: "loading", key: "loading" }, "Loading…");
   }
 }

@@ -1,10 +1,11 @@
-/* Short messages on what an action did; a screen reader hears them too. */
+/* Short messages about the result of an action, also for screen readers. */
 
 import { h } from "../dom.js";
 
-const STAYS = 6000;
+/** How long a message is shown, in ms; errors are shown for twice as long. */
+const DURATION = 6000;
 
-/** Show a message for a while. `kind` is "done" or "problem". */
+/** Show a message. `kind` is "done" or "problem". */
 export function toast(message, kind = "done") {
   const note = h(
     "div",
@@ -14,5 +15,5 @@ export function toast(message, kind = "done") {
   const dismiss = () => note.remove();
   note.onclick = dismiss;
   document.getElementById("toasts").append(note);
-  setTimeout(dismiss, kind === "problem" ? STAYS * 2 : STAYS);
+  setTimeout(dismiss, kind === "problem" ? DURATION * 2 : DURATION);
 }

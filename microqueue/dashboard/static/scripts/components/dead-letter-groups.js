@@ -1,4 +1,4 @@
-/* Dead letters by what killed them: code and message, with numbers taken out of the message. */
+/* Dead letters grouped by error code and normalised message. */
 
 import { h } from "../dom.js";
 import { count, number } from "../format.js";
@@ -12,7 +12,11 @@ export function groupsPanel({ groups, more_groups: more, total, truncated }, fil
       "header",
       {},
       h("h2", {}, "By error"),
-      h("span", { class: "muted" }, `${count(total, "letter")}${truncated ? " and more" : ""}`),
+      h(
+        "span",
+        { class: "muted" },
+        `${number(total)}${truncated ? "+" : ""} ${total === 1 ? "dead letter" : "dead letters"}`,
+      ),
     ),
     h(
       "ul",
@@ -20,7 +24,11 @@ export function groupsPanel({ groups, more_groups: more, total, truncated }, fil
       groups.map((group) => item(group, filter)),
     ),
     more > 0 &&
-      h("p", { class: "note", key: "more" }, `and ${count(more, "smaller group")}, not shown`),
+      h(
+        "p",
+        { class: "note", key: "more", "data-hidden-groups": more },
+        `${count(more, "smaller group")} not shown`,
+      ),
   );
 }
 
@@ -32,7 +40,7 @@ function item(group, filter) {
       "a",
       {
         href: filter.addressOf(group),
-        "aria-current": filter.isChosen(group) ? "true" : null,
+        "aria-current": filter.isSelected(group) ? "true" : null,
         title: group.sample,
       },
       h(

@@ -1,28 +1,41 @@
-/* Dialogs: the browser's own <dialog>, which keeps the focus inside and closes on Escape. */
+/* Forms in a <dialog>, which traps the focus and closes on Escape. */
 
 import { h } from "../dom.js";
-import { button } from "./pieces.js";
+import { button } from "./common.js";
 
-/** What is wrong with fields of a form, or, with an `action`, what to consider before it is done. */
-export class FormProblem extends Error {
-  /** `notes` name a field by its path, as in `payload.to`; `action` is the button's new label. */
+/** Invalid fields of a form; with an `action`, warnings that a second click confirms. */
+export class FormError extends Error {
+  /** `notes` are `{path, message}`, as in `payload.to`; `action` is the button's new label. */
   constructor(notes, action = null) {
     super(notes.map(({ message }) => message).join(" "));
-    this.name = "FormProblem";
+    this.name = "FormError";
     this.notes = notes;
     this.action = action;
   }
 }
 
 /**
- * Open a dialog with a form; `submit(data, dialog)` performs it, and closes it unless it throws.
+ * Open a form in a dialog. `submit(data, dialog)` gets its FormData; unless it throws, the dialog
+ * closes.
  *
- * `fields` is what stands in the form. `data` is the form's FormData. What the server, or a
- * `FormProblem`, says of a field is shown there; the rest below the form.
+ * Errors of the server, or of a `FormError`, are shown at the field that they name, else below the
+ * form. `dismiss` is the label of the button that closes it; null for none.
  */
-export function openForm({ title, fields, action, kind = "primary", submit, wide = false }) {
+export function openForm({
+  title,
+  fields,
+  action,
+  kind = "primary",
+  submit,
+  wide = false,
+  dismiss = "Cancel",
+}) {
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
-  const confirm = h("button", { type: "submit", class: `button ${kind}` }, action);
+  const confirm = h(
+    "button",
+    { type: "submit", class: `button ${kind}`, "data-action": "submit" },
+    action,
+  );
   const form = h(
     "form",
     { method: "dialog", class: "dialog-form" },
@@ -32,7 +45,7 @@ export function openForm({ title, fields, action, kind = "primary", submit, wide
     h(
       "div",
       { class: "dialog-buttons" },
-      button("Cancel", () => dialog.close(), { kind: "quiet" }),
+      dismiss && button(dismiss, () => dialog.close(), { kind: "quiet", key: "dismiss" }),
       confirm,
     ),
   );
@@ -68,18 +81,19 @@ export function openForm({ title, fields, action, kind = "primary", submit, wide
   return { dialog, form, confirm, problem };
 }
 
-/** Ask before something is destroyed; `perform` does it. */
-export function confirmFirst({ title, explanation, action, perform }) {
+/** Ask for confirmation before `perform`. */
+export function confirmAction({ title, explanation, action, perform, dismiss }) {
   return openForm({
     title,
     fields: h("p", {}, explanation),
     action,
+    dismiss,
     kind: "danger",
     submit: perform,
   });
 }
 
-/** A labelled field of a form. `path` is what the API calls it: what it says of it is shown here. */
+/** A labelled field. `path` is its name in the API, whose errors about it are shown here. */
 export function field(label, control, hint, path = null) {
   return h(
     "label",
@@ -91,7 +105,7 @@ export function field(label, control, hint, path = null) {
   );
 }
 
-/** A field for a JSON object; what is wrong with it is shown once it is left. */
+/** A field for a JSON object, checked when it loses the focus. */
 export function jsonField(label, name, text, { rows = 8, hint = null } = {}) {
   const box = h("textarea", { name, rows, spellcheck: "false", class: "code-input" }, text);
   const whole = field(label, box, hint, name);
@@ -102,10 +116,10 @@ export function jsonField(label, name, text, { rows = 8, hint = null } = {}) {
   return whole;
 }
 
-/** Read JSON objects of a form, by their names; all that is wrong is told at once. */
+/** Parse the JSON fields of a form by name; throws a FormError with all that are invalid. */
 export function readObjects(data, ...names) {
   const notes = names.map((name) => jsonProblem(name, data.get(name))).filter(Boolean);
-  if (notes.length) throw new FormProblem(notes);
+  if (notes.length) throw new FormError(notes);
   return Object.fromEntries(names.map((name) => [name, JSON.parse(data.get(name) || "{}")]));
 }
 
@@ -114,13 +128,13 @@ function jsonProblem(name, text) {
   try {
     const value = JSON.parse(text);
     if (value !== null && typeof value === "object" && !Array.isArray(value)) return null;
-    return { path: name, message: "Write an object: { … }" };
+    return { path: name, message: "Enter a JSON object: { … }" };
   } catch (error) {
-    return { path: name, message: `This is not JSON: ${error.message}` };
+    return { path: name, message: `Not valid JSON: ${error.message}` };
   }
 }
 
-/** Show notes at their fields, within `root`; tells whether each has found its field. */
+/** Show notes at their fields within `root`; returns whether there is a field for each. */
 function showNotes(root, notes, { warning = false } = {}) {
   const fields = [root, ...root.querySelectorAll("[data-field]")];
   const texts = new Map();
@@ -144,14 +158,15 @@ function showNotes(root, notes, { warning = false } = {}) {
 
 function clearNotes(root) {
   for (const note of root.querySelectorAll(".field-note")) note.hidden = true;
-  for (const control of root.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
+  for (const control of root.querySelectorAll("[aria-invalid]"))
+    control.removeAttribute("aria-invalid");
 }
 
 function controlOf(whole) {
   return whole.querySelector("input, select, textarea");
 }
 
-/** Read a duration of a form: a number and its unit, in seconds; null when it is empty. */
+/** A duration of a form in seconds; null if it is empty. */
 export function readDuration(data, name) {
   const amount = data.get(name);
   if (amount === null || amount === "") return null;

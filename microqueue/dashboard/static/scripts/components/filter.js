@@ -1,12 +1,13 @@
-/* Filters: forms whose values stand in the address. */
+/* Filter forms, whose values are part of the address. */
 
 import { h } from "../dom.js";
 import { toLocalInput } from "../format.js";
 import { href } from "../routes.js";
 
-const TYPING = 350;
+/** How long after the last key a text filter applies, in ms. */
+const TYPING_DELAY = 350;
 
-/** A select of all queues, or one. */
+/** A labelled select that filters a view by queue. */
 export function queueFilter(app, view, query) {
   return h(
     "label",
@@ -16,7 +17,7 @@ export function queueFilter(app, view, query) {
   );
 }
 
-/** A select of the known queues; `every` is the label of no choice, null if one must be chosen. */
+/** A select of the known queues; `every` is the label of the empty option, null for none. */
 export function queueSelect(app, chosen, onchange, every = "All queues") {
   const names = new Set((app.overview?.queues ?? []).map((queue) => queue.queue));
   if (chosen) names.add(chosen);
@@ -31,8 +32,8 @@ export function queueSelect(app, chosen, onchange, every = "All queues") {
 /**
  * A form whose fields are the view's query.
  *
- * Choices apply at once and text soon after the last key; each step of the reader is one step
- * in the history, each letter is not.
+ * Selects apply at once, and text fields soon after the last key. A typed character adds no step to
+ * the browser's history.
  */
 export function filterForm(app, view, query, ...fields) {
   let typing = null;
@@ -41,7 +42,7 @@ export function filterForm(app, view, query, ...fields) {
     "form",
     {
       class: "filter",
-      novalidate: true, // A shared address may hold seconds, which the field would refuse.
+      novalidate: true, // A shared address may hold seconds, which the field would reject.
       role: "search",
       key: "filter",
       onsubmit: (event) => {
@@ -55,7 +56,7 @@ export function filterForm(app, view, query, ...fields) {
         if (!event.target.matches("[type=search]")) return;
         clearTimeout(typing);
         const form = event.currentTarget;
-        typing = setTimeout(() => apply(form, { replace: true }), TYPING);
+        typing = setTimeout(() => apply(form, { replace: true }), TYPING_DELAY);
       },
     },
     fields,
@@ -72,7 +73,7 @@ export function textFilter(name, label, value, attributes = {}) {
   );
 }
 
-/** A time in the viewer's zone; the address holds it in UTC, so that it means the same to all. */
+/** A time in the viewer's time zone; the address holds it in UTC. */
 export function timeFilter(name, label, value) {
   return h(
     "label",

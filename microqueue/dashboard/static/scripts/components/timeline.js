@@ -1,17 +1,17 @@
-/* The finished attempts of a task, the latest first, and the one that runs. */
+/* The attempts of a task, the latest first, including the running one. */
 
 import { h } from "../dom.js";
 import { instant, number, took, toInstant } from "../format.js";
-import { empty, errorText } from "./pieces.js";
+import { empty, errorText } from "./common.js";
 
-const WORDS = {
+const OUTCOME_LABELS = {
   done: "done",
-  retried: "failed, to be retried",
-  failed: "failed for good",
+  retried: "failed, will be retried",
+  failed: "failed permanently",
   released: "released",
   snoozed: "snoozed",
   lease_expired: "lease expired",
-  crashed: "worker lost",
+  crashed: "worker crashed",
   cancelled: "cancelled",
 };
 
@@ -29,7 +29,7 @@ export function timeline(task) {
           running && current(task),
           attempts.map((one, index) => item(one, attempts.length - index)),
         )
-      : empty("Not delivered yet."),
+      : empty("no-attempts", "No attempts yet."),
   );
 }
 
@@ -61,7 +61,7 @@ function item(attempt, place) {
       "div",
       { class: "attempt-line" },
       h("strong", {}, `Attempt ${number(attempt.attempt)}`),
-      h("span", { class: "outcome" }, WORDS[attempt.outcome] ?? String(attempt.outcome)),
+      h("span", { class: "outcome" }, OUTCOME_LABELS[attempt.outcome] ?? String(attempt.outcome)),
       h("span", { class: "muted" }, Number.isFinite(lasted) ? took(lasted) : ""),
     ),
     h(

@@ -1,11 +1,11 @@
-/* Who works: the workers that are alive, and what each of them holds. */
+/* The registered workers, and the tasks that each of them runs. */
 
 import { h } from "../dom.js";
 import { count, number } from "../format.js";
 import { agoElement, countdownElement } from "../ticker.js";
-import { empty, taskLink } from "./pieces.js";
+import { empty, taskLink } from "./common.js";
 
-const SHOWN = 5;
+const MAX_TASKS = 5;
 
 export function workersPanel(workers, app) {
   const alive = workers.filter((worker) => worker.alive).length;
@@ -24,14 +24,18 @@ export function workersPanel(workers, app) {
           { class: "worker-list" },
           workers.map((worker) => item(worker, app)),
         )
-      : empty("No workers.", "Tasks wait until one starts: microqueue worker myapp:send"),
+      : empty(
+          "no-workers",
+          "No workers.",
+          "Tasks wait until a worker starts: microqueue worker myapp:send",
+        ),
   );
 }
 
 function item(worker, app) {
   return h(
     "li",
-    { key: worker.id, class: worker.alive ? "" : "is-gone" },
+    { key: worker.id, class: worker.alive ? "" : "is-gone", "data-worker": worker.id },
     h(
       "div",
       { class: "worker-line" },
@@ -43,23 +47,23 @@ function item(worker, app) {
         { class: "worker-load" },
         `${number(worker.running)} of ${number(worker.concurrency)} busy`,
       ),
-      h("span", { class: "muted" }, `${count(worker.handled, "task")} handled`),
+      h("span", { class: "muted" }, `${count(worker.handled, "task")} processed`),
       h(
         "span",
         { class: "muted" },
-        worker.alive ? "heard " : "gone, last heard ",
+        worker.alive ? "last heartbeat " : "gone, last heartbeat ",
         agoElement(worker.heartbeat_at),
       ),
     ),
-    worker.holds?.length > 0 && held(worker.holds, app),
+    worker.holds?.length > 0 && runningTasks(worker.holds, app),
   );
 }
 
-function held(holds, app) {
+function runningTasks(holds, app) {
   return h(
     "ul",
-    { class: "held" },
-    holds.slice(0, SHOWN).map((task) =>
+    { class: "running-tasks" },
+    holds.slice(0, MAX_TASKS).map((task) =>
       h(
         "li",
         { key: task.id },
@@ -71,6 +75,7 @@ function held(holds, app) {
         }),
       ),
     ),
-    holds.length > SHOWN && h("li", { class: "muted" }, `and ${number(holds.length - SHOWN)} more`),
+    holds.length > MAX_TASKS &&
+      h("li", { class: "muted" }, `and ${number(holds.length - MAX_TASKS)} more`),
   );
 }

@@ -1,11 +1,11 @@
-/* What the sweeper did last, when, and who it was. */
+/* The last sweep: when, by which sweeper, and what it changed. */
 
 import { h } from "../dom.js";
 import { count, took } from "../format.js";
 import { agoElement } from "../ticker.js";
-import { empty, facts } from "./pieces.js";
+import { empty, facts } from "./common.js";
 
-const MOVES = ["reclaimed", "promoted", "buried", "expired", "purged", "moved"];
+const CHANGES = ["reclaimed", "promoted", "buried", "expired", "purged", "moved"];
 
 export function sweeperPanel({ last_sweep: last, last_active_sweep: active }) {
   return h(
@@ -15,36 +15,37 @@ export function sweeperPanel({ last_sweep: last, last_active_sweep: active }) {
       "header",
       {},
       h("h2", {}, "Sweeper"),
-      last && h("span", { class: "muted" }, "last ran ", agoElement(last.at)),
+      last && h("span", { class: "muted" }, "last run ", agoElement(last.at)),
     ),
     last
       ? facts([
-          ["By", h("code", {}, last.sweeper_id)],
-          ["Took", took(last.took_sec * 1000)],
-          ["Moved", movesOf(last) || "nothing"],
+          ["Sweeper", h("code", {}, last.sweeper_id)],
+          ["Duration", took(last.took_sec * 1000)],
+          ["Changes", describeChanges(last) || "none"],
           [
-            "Last moved something",
-            active && h("span", {}, agoElement(active.at), `: ${movesOf(active)}`),
+            "Last change",
+            active && h("span", {}, agoElement(active.at), `: ${describeChanges(active)}`),
           ],
-          ["Buried tasks", burials(active)],
-          ["Failed jobs", failures(last.errors)],
+          ["Buried tasks", buriedTasks(active)],
+          ["Job errors", jobErrors(last.errors)],
         ])
       : empty(
-          "Never swept.",
-          "Nothing reclaims expired leases until a sweeper runs: microqueue sweep --every 5",
+          "never-swept",
+          "No sweep yet.",
+          "Expired leases are reclaimed once a sweeper runs: microqueue sweep --every 5",
         ),
   );
 }
 
-/** Say in words what a sweep moved: "2 reclaimed, 1 buried". */
-export function movesOf(report) {
-  return MOVES.filter((name) => report[name] > 0)
+/** Describe what a sweep changed: "2 reclaimed, 1 buried"; empty if nothing. */
+export function describeChanges(report) {
+  return CHANGES.filter((name) => report[name] > 0)
     .map((name) => `${count(report[name], name, name)}`)
     .join(", ");
 }
 
-/** Name the tasks that the last sweep which moved something buried, by code. */
-function burials(report) {
+/** List the tasks that a sweep buried, by code. */
+function buriedTasks(report) {
   const entries = Object.entries(report?.buried_tasks ?? {});
   if (!entries.length) return null;
   return h(
@@ -61,7 +62,7 @@ function namesOf(ids, number) {
   return [...ids, ...(more > 0 ? [`${more} more`] : [])].join(", ");
 }
 
-function failures(errors) {
+function jobErrors(errors) {
   const entries = Object.entries(errors ?? {});
   if (!entries.length) return null;
   return h(

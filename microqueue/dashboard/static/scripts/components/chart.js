@@ -1,11 +1,11 @@
-/* Small charts as SVG, drawn from plain numbers; what they show is also said in words. */
+/* Small SVG charts with a text alternative. */
 
 import { svg } from "../dom.js";
 
 const WIDTH = 240;
 const HEIGHT = 44;
 
-/** Bars of `values` per minute, the failures among them stacked in red from below. */
+/** Bars of `values` per minute, with `failures` stacked in red at the bottom. */
 export function bars({ values, failures = [], label }) {
   const peak = Math.max(...values, 1);
   const step = WIDTH / Math.max(values.length, 1);
@@ -22,7 +22,7 @@ export function bars({ values, failures = [], label }) {
 
 function bar({ x, width, from, to, peak, kind }) {
   if (to <= from) return null;
-  // A single task among thousands is still to be seen.
+  // At least one pixel, so that a single task among thousands stays visible.
   const height = Math.max(((to - from) / peak) * (HEIGHT - 2), 1);
   const y = HEIGHT - (from / peak) * (HEIGHT - 2) - height;
   return svg("rect", {
@@ -34,7 +34,7 @@ function bar({ x, width, from, to, peak, kind }) {
   });
 }
 
-/** A line of shares between 0 and 1, with the area below; gaps where there is nothing to share. */
+/** A line of shares between 0 and 1, with the area below; NaN means that there is no data. */
 export function shareLine({ shares, label }) {
   const peak = Math.max(...shares.filter(Number.isFinite), 0.05);
   const step = WIDTH / Math.max(shares.length - 1, 1);

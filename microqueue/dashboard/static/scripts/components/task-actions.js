@@ -1,9 +1,9 @@
-/* What the buttons of a task do. What destroys asks first. */
+/* Actions on one task. Destructive ones ask for confirmation. */
 
 import { pretty } from "../format.js";
 import { href } from "../routes.js";
 import {
-  confirmFirst,
+  confirmAction,
   durationField,
   field,
   jsonField,
@@ -11,15 +11,15 @@ import {
   readDuration,
   readObjects,
 } from "./dialog.js";
-import { button } from "./pieces.js";
+import { button } from "./common.js";
 import { OUTCOMES } from "./queue-actions.js";
 
-/** A task's id as a selection takes it: a number, or text that means no other task. */
+/** A task's id for the API: the number, or the reference, which is unambiguous. */
 export function selectionId({ id, reference }) {
   return typeof id === "number" ? id : reference;
 }
 
-/** The buttons that fit a task's status, as the server names them. */
+/** Buttons for the actions that the server allows for a task. */
 export function taskActions(task, app) {
   if (!app.mayAct) return [];
   return task.actions
@@ -32,19 +32,19 @@ export function taskActions(task, app) {
 
 const TASK_ACTIONS = {
   retry: {
-    label: "Retry now",
+    label: "Run now",
     kind: "primary",
-    perform: (task, app) => post(task, app, "retry", "is ready"),
+    perform: (task, app) => actOrReport(task, app, "retry", "is ready"),
   },
   release: {
     label: "Release…",
     perform: (task, app) =>
-      confirmFirst({
-        title: "Take this task from its worker?",
+      confirmAction({
+        title: "Release this task?",
         explanation:
-          "It goes back to wait, with its attempt refunded. Its worker loses the lease, and what it still does may happen twice.",
+          "The task becomes ready again, and the attempt is refunded. Its worker loses the lease; work that it still does may be done twice.",
         action: "Release",
-        perform: () => act(task, app, "release", "was released"),
+        perform: () => act(task, app, "release", "released"),
       }),
   },
   succeed: { label: "Mark as done…", perform: (task, app) => mark(task, app, "succeed") },
@@ -55,20 +55,21 @@ const TASK_ACTIONS = {
     label: "Cancel…",
     kind: "danger",
     perform: (task, app) =>
-      confirmFirst({
+      confirmAction({
         title: "Cancel this task?",
         explanation: "It will not run. It becomes a dead letter with code cancelled.",
-        action: "Cancel the task",
-        perform: () => act(task, app, "cancel", "is cancelled"),
+        action: "Cancel task",
+        dismiss: "Keep task",
+        perform: () => act(task, app, "cancel", "cancelled"),
       }),
   },
   discard: {
     label: "Discard…",
     kind: "danger",
     perform: (task, app) =>
-      confirmFirst({
+      confirmAction({
         title: "Discard this dead letter?",
-        explanation: "It is deleted for good.",
+        explanation: "It is deleted permanently.",
         action: "Discard",
         perform: async () => {
           await app.act(
@@ -78,7 +79,7 @@ const TASK_ACTIONS = {
                 ids: [selectionId(task)],
                 dry_run: false,
               }),
-            `Task ${task.id} is discarded.`,
+            `Task ${task.id} discarded.`,
           );
           app.go(href("dead-letters", { queue: task.queue }));
         },
@@ -88,11 +89,11 @@ const TASK_ACTIONS = {
 
 function mark(task, app, verb) {
   const { word, effect } = OUTCOMES[verb];
-  return confirmFirst({
+  return confirmAction({
     title: `Mark this task as ${word}?`,
-    explanation: `The task ${task.id} of the queue ${task.queue} is taken from its workers. ${effect}`,
+    explanation: `The dashboard claims task ${task.id} of queue ${task.queue}. ${effect}`,
     action: `Mark as ${word}`,
-    perform: () => act(task, app, verb, `was marked as ${word}`),
+    perform: () => act(task, app, verb, `marked as ${word}`),
   });
 }
 
@@ -103,25 +104,29 @@ function act(task, app, verb, result) {
   );
 }
 
-function post(task, app, verb, result) {
-  return app.attempt(
+function actOrReport(task, app, verb, result) {
+  return app.actOrReport(
     () => app.api.post(`tasks/${encodeURIComponent(task.reference)}/${verb}`),
     `Task ${task.id} ${result}.`,
   );
 }
 
 function replay(task, app) {
-  return app.attempt(
+  return app.actOrReport(
     () =>
-      app.api.post("dead-letters/replay", { queue: task.queue, ids: [selectionId(task)], dry_run: false }),
+      app.api.post("dead-letters/replay", {
+        queue: task.queue,
+        ids: [selectionId(task)],
+        dry_run: false,
+      }),
     ({ replayed }) =>
       replayed
-        ? `Task ${task.id} waits again.`
-        : "Nothing was replayed: the task changed, or its dedupe key is in use.",
+        ? `Task ${task.id} replayed.`
+        : `Task ${task.id} not replayed: it changed, or its dedupe key is in use.`,
   );
 }
 
-/** Open a dead letter's payload for editing, and replay it changed. */
+/** Open the form that edits a dead letter's payload and replays it. */
 export function editAndReplay(task, app) {
   openForm({
     title: "Edit and replay",
@@ -130,11 +135,9 @@ export function editAndReplay(task, app) {
     fields: [
       jsonField("Payload", "payload", pretty(task.payload), {
         rows: 14,
-        hint: app.config.redacts
-          ? `A value left as ${app.config.mask} keeps what is stored.`
-          : null,
+        hint: app.config.redacts ? `Leave ${app.config.mask} to keep a stored value.` : null,
       }),
-      field("Not before", durationField("delay"), "Empty: at once."),
+      field("Delay", durationField("delay"), "Leave empty to replay now."),
     ],
     submit: (data) =>
       app.act(
@@ -143,7 +146,7 @@ export function editAndReplay(task, app) {
             ...readObjects(data, "payload"),
             delay_sec: readDuration(data, "delay") ?? 0,
           }),
-        `Task ${task.id} waits again, with its new payload.`,
+        `Task ${task.id} replayed with the new payload.`,
       ),
   });
 }

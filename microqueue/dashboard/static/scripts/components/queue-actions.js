@@ -1,10 +1,10 @@
-/* What the buttons of a queue do. What holds others up asks first. */
+/* Actions on queues: enqueue, pause, resume, sweep, mark the next task. */
 
 import { h } from "../dom.js";
 import { number, pretty } from "../format.js";
 import {
-  FormProblem,
-  confirmFirst,
+  FormError,
+  confirmAction,
   durationField,
   field,
   jsonField,
@@ -12,14 +12,14 @@ import {
   readDuration,
   readObjects,
 } from "./dialog.js";
-import { button } from "./pieces.js";
-import { movesOf } from "./sweeper.js";
+import { button } from "./common.js";
+import { describeChanges } from "./sweeper.js";
 
-/** Buttons of a queue: hold it, let it go on, and where it is allowed, settle its next task. */
+/** A queue's buttons: pause or resume, and with manual actions, mark its next task. */
 export function queueActions(queue, app) {
   const name = queue.queue;
   return [
-    ...markNext(name, app, { disabled: queue.paused || queue.ready === 0 }),
+    ...markNextButtons(name, app, { disabled: queue.paused || queue.ready === 0 }),
     app.config.can_pause &&
       (queue.paused
         ? button("Resume", () => resume(name, app), { key: "resume" })
@@ -27,7 +27,7 @@ export function queueActions(queue, app) {
   ];
 }
 
-/** What becomes of a task that is settled by hand; no worker runs it. */
+/** What marking a task does; no worker runs it. */
 export const OUTCOMES = {
   succeed: {
     word: "done",
@@ -36,71 +36,71 @@ export const OUTCOMES = {
   fail: {
     word: "failed",
     effect:
-      "Its attempt counts as failed: it is retried after its backoff, or is a dead letter if that was its last attempt. No worker runs it.",
+      "The attempt counts as failed: the task is retried after its backoff, or becomes a dead letter if this was its last attempt. No worker runs it.",
   },
 };
 
-/** Buttons that settle the next task of a queue by hand, where the dashboard allows that. */
-export function markNext(queue, app, attributes = {}) {
+/** Buttons that mark the next task of a queue; none without manual actions. */
+export function markNextButtons(queue, app, attributes = {}) {
   if (!app.config.manual_actions) return [];
   return Object.entries(OUTCOMES).map(([verb, { word, effect }]) =>
     button(
       `Mark next as ${word}…`,
       () =>
-        confirmFirst({
+        confirmAction({
           title: `Mark the next task of ${queue} as ${word}?`,
-          explanation: `The next ready task of the queue ${queue} is taken from its workers. ${effect}`,
+          explanation: `The dashboard claims the next ready task of queue ${queue}. ${effect}`,
           action: `Mark as ${word}`,
           perform: () =>
             app.act(
               () => app.api.post(`queues/${encodeURIComponent(queue)}/${verb}-next`),
-              (task) => `Task ${task.id} was marked as ${word}: it is ${task.state} now.`,
+              (task) => `Task ${task.id} marked as ${word}; it is now ${task.state}.`,
             ),
         }),
-      { key: verb, ...attributes },
+      { key: `${verb}-next`, ...attributes },
     ),
   );
 }
 
 export function sweepNow(app) {
-  return app.attempt(
+  return app.actOrReport(
     () => app.api.post("sweeper/run"),
     (report) =>
       report.skipped
-        ? "Another sweeper is at it."
-        : `Swept: ${movesOf(report) || "nothing to move"}.`,
+        ? "Another sweeper is running."
+        : `Swept: ${describeChanges(report) || "no changes"}.`,
   );
 }
 
 function pause(queue, app) {
-  confirmFirst({
-    title: `Pause ${queue}?`,
-    explanation: "Workers finish what they hold and take nothing new until it is resumed.",
+  confirmAction({
+    title: `Pause queue ${queue}?`,
+    explanation: "Workers finish their running tasks and claim no more until the queue is resumed.",
     action: "Pause",
     perform: () =>
       app.act(
         () => app.api.post(`queues/${encodeURIComponent(queue)}/pause`),
-        `${queue} is paused.`,
+        `Queue ${queue} paused.`,
       ),
   });
 }
 
 function resume(queue, app) {
-  return app.attempt(
+  return app.actOrReport(
     () => app.api.post(`queues/${encodeURIComponent(queue)}/resume`),
-    `${queue} goes on.`,
+    `Queue ${queue} resumed.`,
   );
 }
 
-/** Ask for a name, a payload and options, and enqueue it. */
-export function askToEnqueue(app, queue = app.config.queue) {
+/** Open the form that enqueues a task. */
+export function openEnqueueForm(app, queue = app.config.queue) {
   const suggestions = h("datalist", { id: "task-names" });
-  const served = app.api.get("task-names").catch(() => null); // It only helps.
+  const served = app.api.get("task-names").catch(() => null); // Suggestions are optional.
   const suggest = async () => {
     const names = namesOf(await served, form.elements.queue.value);
     suggestions.replaceChildren(...names.known.map((value) => h("option", { value })));
   };
-  let considered = null;
+  let confirmedWarning = null;
   const { form } = openForm({
     title: "Enqueue a task",
     action: "Enqueue",
@@ -126,7 +126,7 @@ export function askToEnqueue(app, queue = app.config.queue) {
         field(
           "Task name",
           h("input", { name: "name", maxlength: 120, list: "task-names", autocomplete: "off" }),
-          "Empty: for workers with one handler for all.",
+          "Leave empty for workers with a single handler.",
           "name",
         ),
       ),
@@ -171,10 +171,10 @@ export function askToEnqueue(app, queue = app.config.queue) {
       const objects = readObjects(data, "payload", "headers");
       const chosen = data.get("queue");
       const name = data.get("name").trim() || null;
-      const doubt = doubtOf(await served, chosen, name ?? objects.headers.task);
-      if (doubt && considered !== doubt) {
-        considered = doubt;
-        throw new FormProblem([{ path: "name", message: doubt }], "Enqueue anyway");
+      const warning = nameWarning(await served, chosen, name ?? objects.headers.task);
+      if (warning && confirmedWarning !== warning) {
+        confirmedWarning = warning;
+        throw new FormError([{ path: "name", message: warning }], "Enqueue anyway");
       }
       await app.act(
         () =>
@@ -187,14 +187,14 @@ export function askToEnqueue(app, queue = app.config.queue) {
             max_attempts: data.get("max_attempts") ? Number(data.get("max_attempts")) : null,
             dedupe_key: data.get("dedupe_key") || null,
           }),
-        (task) => `Task ${task.id} is ${task.state} in ${task.queue}.`,
+        (task) => `Task ${task.id} enqueued in ${task.queue}; it is ${task.state}.`,
       );
     },
   });
   suggest();
 }
 
-/** The names that can be enqueued to a queue, and whether others may be served, too. */
+/** The task names known for a queue, whether it has workers, and whether these accept any name. */
 function namesOf(reply, queue) {
   const here = reply?.queues.find((one) => one.queue === queue);
   return {
@@ -204,11 +204,13 @@ function namesOf(reply, queue) {
   };
 }
 
-/** Why a task may not be run by the workers of its queue; null if nothing speaks against it. */
-function doubtOf(reply, queue, name) {
+/** Why the workers of a queue may not run a task; null if they may. */
+function nameWarning(reply, queue, name) {
   const { known, served, any } = namesOf(reply, queue);
   if (any || known.includes(name)) return null;
   if (name)
-    return `No worker of ${queue} has registered the name ${name}. Until one does, its attempts fail.`;
-  return served ? `The workers of ${queue} serve named tasks only. Without a name it fails.` : null;
+    return `No worker of ${queue} has registered the task name ${name}. Attempts fail until one does.`;
+  return served
+    ? `The workers of ${queue} run named tasks only. A task without a name fails.`
+    : null;
 }

@@ -1,26 +1,26 @@
-/* Pieces that several views show: badges, empty states, links, buttons. */
+/* Elements that several views use: badges, empty states, links, buttons. */
 
 import { h } from "../dom.js";
 import { percent } from "../format.js";
 import { href } from "../routes.js";
 
-/** Where a task stands, as a coloured word. */
+/** A task's state as a coloured badge. */
 export function stateBadge(task) {
   return h("span", { class: `badge badge-${task.state}` }, task.state);
 }
 
-/** What is shown where there is nothing to show. */
-export function empty(headline, hint, ...more) {
+/** An empty state; `name` identifies it for tests. */
+export function empty(name, headline, hint, ...more) {
   return h(
     "div",
-    { class: "empty" },
+    { class: "empty", "data-empty": name },
     h("p", { class: "empty-headline" }, headline),
     hint && h("p", { class: "empty-hint" }, hint),
     more,
   );
 }
 
-/** A link to a task's page by its id, or by the reference that tells it from others. */
+/** A link to a task's page, by its id or its unambiguous reference. */
 export function taskLink(id, reference = String(id)) {
   return h("a", { class: "task-id", href: href(["tasks", reference]) }, String(id));
 }
@@ -29,11 +29,17 @@ export function queueLink(queue, view = "tasks") {
   return h("a", { class: "queue-name", href: href(view, { queue }) }, queue);
 }
 
-/** A button; `kind` is "primary", "danger" or "quiet". */
+/** A button; `kind` is "primary", "danger" or "quiet", and `key` identifies it for tests. */
 export function button(label, onclick, { kind = "", ...attributes } = {}) {
   return h(
     "button",
-    { type: "button", class: `button ${kind}`.trim(), onclick, ...attributes },
+    {
+      type: "button",
+      class: `button ${kind}`.trim(),
+      "data-action": attributes.key,
+      onclick,
+      ...attributes,
+    },
     label,
   );
 }
@@ -50,12 +56,12 @@ export function errorText(error) {
   );
 }
 
-/** A word that came from outside and may be long, cut by the style sheet, whole in its tooltip. */
+/** Text of any length, truncated by the style sheet, with the whole text as a tooltip. */
 export function clipped(text, className = "") {
   return h("span", { class: `clipped ${className}`.trim(), title: text }, text);
 }
 
-/** How far a running task says that it is; nothing if it says nothing. */
+/** The progress that a running task reported; null if it reported none. */
 export function progressText(progress) {
   if (!progress) return null;
   const share =
@@ -67,7 +73,7 @@ export function progressText(progress) {
   );
 }
 
-/** Terms and what they are. */
+/** A list of terms and values; empty values are omitted. */
 export function facts(pairs) {
   return h(
     "dl",
@@ -78,7 +84,7 @@ export function facts(pairs) {
   );
 }
 
-/** Links to the next page and back to the first; the way back is the browser's own. */
+/** Links to the next page and to the first; the browser's back button leads to the previous one. */
 export function pager({ next, query, view }) {
   if (!next && !query.cursor) return null;
   return h(

@@ -1,8 +1,8 @@
-/* Save something as a file. */
+/* Download files. */
 
 import { h } from "../dom.js";
 
-/** Save what an address answers. */
+/** Download a URL. */
 export function saveAs(url, name) {
   const link = h("a", { href: url, download: name });
   document.body.append(link);
@@ -10,9 +10,9 @@ export function saveAs(url, name) {
   link.remove();
 }
 
-/** Save pieces of text. */
-export function saveText(pieces, name) {
-  const url = URL.createObjectURL(new Blob(pieces, { type: "application/x-ndjson" }));
+/** Download text, given in parts. */
+export function saveText(parts, name) {
+  const url = URL.createObjectURL(new Blob(parts, { type: "application/x-ndjson" }));
   saveAs(url, name);
   URL.revokeObjectURL(url);
 }

@@ -1,4 +1,4 @@
-/* The head of the page: where one is, what waits, and whether it is live. */
+/* The page's header: navigation, counts, and the state of the connection. */
 
 import { fragment, h } from "../dom.js";
 import { isEstimate, short } from "../format.js";
@@ -7,18 +7,18 @@ import { NAVIGATION } from "../views/navigation.js";
 
 const STATES = {
   live: ["Live", "Changes appear as they happen."],
-  lost: ["Disconnected", "Trying again; what is shown may be old."],
+  lost: ["Disconnected", "Reconnecting. The page may be out of date."],
   connecting: ["Connecting", "Waiting for the server."],
 };
 
 export function header(app) {
   return fragment(
     bar(app),
-    app.trouble &&
+    app.loadError &&
       h(
         "p",
-        { class: "trouble", role: "alert", key: "trouble" },
-        `This could not be read anew: ${app.trouble}`,
+        { class: "load-error", role: "alert", key: "load-error" },
+        `Could not refresh: ${app.loadError}`,
       ),
   );
 }
@@ -28,7 +28,7 @@ function bar(app) {
   return h(
     "div",
     { class: "bar", key: "bar" },
-    h("a", { class: "brand", href: href("overview") }, mark(), h("span", {}, "microqueue")),
+    h("a", { class: "brand", href: href("overview") }, logo(), h("span", {}, "microqueue")),
     h(
       "nav",
       { "aria-label": "Views" },
@@ -41,11 +41,7 @@ function bar(app) {
           { key: view, href: href(view), "aria-current": view === current ? "page" : null },
           label,
           count > 0 &&
-            h(
-              "span",
-              { class: alarming ? "count alarming" : "count" },
-              short(count, estimated),
-            ),
+            h("span", { class: alarming ? "count alarming" : "count" }, short(count, estimated)),
         );
       }),
     ),
@@ -53,7 +49,7 @@ function bar(app) {
   );
 }
 
-function mark() {
+function logo() {
   return h(
     "span",
     { class: "mark", "aria-hidden": "true" },
@@ -79,6 +75,7 @@ function connection(app) {
       class: `connection is-${app.connection}`,
       role: "status",
       title: explanation,
+      "data-connection": app.connection,
       key: "connection",
     },
     label,
