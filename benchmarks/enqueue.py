@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.place import Place, payloads
 from benchmarks.processes import Start
 from microqueue import Queue
+from microqueue.core import core_of
 from microqueue.new_task import NewTask
 from microqueue.operations.enqueue import new_document
 
@@ -35,7 +36,7 @@ def many(place: Place, start: Start, count: int, rounds: int) -> dict[str, float
     with place.client() as client:
         queue = Queue(client[place.database])
         queue.ensure_indexes()
-        tasks = queue.collections.tasks
+        tasks = core_of(queue).collections.tasks
         start()
         for _ in range(rounds):
             given = payloads(count)
@@ -56,7 +57,7 @@ def single(place: Place, start: Start, count: int) -> dict[str, float]:
     with place.client() as client:
         queue = Queue(client[place.database])
         queue.ensure_indexes()
-        tasks = queue.collections.tasks
+        tasks = core_of(queue).collections.tasks
         documents = _bare_documents(queue, count)
         start()
         for payload, document in zip(payloads(count), documents, strict=True):

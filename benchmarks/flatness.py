@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from microqueue import Queue, QueueSettings
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.new_task import NewTask
 from microqueue.operations.enqueue import new_document
@@ -45,7 +46,7 @@ def fill(queue: Queue[Any], total: int) -> None:
             elif n % 3 == 2:  # noqa: PLR2004 (the last third)
                 document |= {"status": "done", "finished_at": now, "attempts": 1}
             documents.append(document)
-        queue.collections.tasks.insert_many(documents, ordered=False)
+        core_of(queue).collections.tasks.insert_many(documents, ordered=False)
 
 
 def timed_pop_ms(queue: Queue[Any]) -> float:
@@ -75,15 +76,15 @@ def main() -> None:
             Queue[Any].from_uri(uri, "bench", collection="bench_large") as large,
         ):
             for queue, total in ((small, options.small), (large, options.large)):
-                queue.collections.tasks.drop()
+                core_of(queue).collections.tasks.drop()
                 fill(queue, total)
-            small.collections.client.admin.command("fsync")  # The filling ends here.
+            core_of(small).collections.client.admin.command("fsync")  # The filling ends here.
             times: dict[str, list[float]] = {"small": [], "large": []}
             for _ in range(options.pops):
                 times["small"].append(timed_pop_ms(small))
                 times["large"].append(timed_pop_ms(large))
             for queue in (small, large):
-                queue.collections.tasks.drop()
+                core_of(queue).collections.tasks.drop()
     finally:
         if server is not None:
             server.stop()

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
 from benchmarks.spark_archive import archives
 from benchmarks.spark_bench import TEXT, Bench, insert_all, timed
 from microqueue import Queue, QueueSettings
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.spark import key_id, read_tasks, session, write_tasks
 
@@ -110,7 +111,7 @@ class SourceAndSink:
     def reads(self) -> None:
         """Measure full reads of few and of many columns."""
         with self.bench.queue("bench_read") as queue, self.bench.plain(queue) as tasks:
-            queue.collections.tasks.drop()
+            core_of(queue).collections.tasks.drop()
             made = documents(self.tasks, queue.now(), keyed=False)
             insert_all(queue, (with_a_past(document, n) for n, document in enumerate(made)))
             for columns in (FOUR, THIRTEEN):
@@ -123,7 +124,7 @@ class SourceAndSink:
                 self.bench.record(
                     f"read {len(columns)} columns", plain, spark, ratio=GOALS[columns]
                 )
-            queue.collections.tasks.drop()
+            core_of(queue).collections.tasks.drop()
 
     def read(self, columns: tuple[str, ...]) -> None:
         """Read all tasks."""
@@ -144,18 +145,18 @@ class SourceAndSink:
                 keyed.append(timed(partial(self.insert, queue, keyed=True)))
                 spark.append(timed(partial(self.load, queue, self.tasks)))
                 plain.append(timed(partial(self.insert, queue, keyed=False)))
-            queue.collections.tasks.drop()
+            core_of(queue).collections.tasks.drop()
         self.bench.record("bulk enqueue", keyed, spark, ratio=LOAD_GOAL)
         self.bench.record("bulk enqueue, against plain ids", plain, spark)
 
     def insert(self, queue: Queue[Any], *, keyed: bool) -> None:
         """Load with one process."""
-        queue.collections.tasks.drop()
+        core_of(queue).collections.tasks.drop()
         insert_all(queue, documents(self.tasks, queue.now(), keyed=keyed))
 
     def load(self, queue: Queue[Any], total: int) -> None:
         """Load with Spark, with keys: exactly once."""
-        queue.collections.tasks.drop()
+        core_of(queue).collections.tasks.drop()
         frame = self.spark.range(total).select(
             F.col("id").alias("order"), F.lit(TEXT).alias("text")
         )

@@ -14,6 +14,7 @@ from pymongo.collection import Collection
 from pyspark.sql import SparkSession
 
 from microqueue import Queue, QueueSettings
+from microqueue.core import core_of
 
 TEXT = "x" * 200
 CHUNK = 5_000
@@ -36,7 +37,7 @@ class Bench:
     @contextmanager
     def plain(self, queue: Queue[Any]) -> Iterator[Collection[dict[str, Any]]]:
         """Open a queue's collection as one does by hand: with pymongo's own options."""
-        tasks = queue.collections.tasks
+        tasks = core_of(queue).collections.tasks
         with MongoClient[dict[str, Any]](self.uri) as client:
             yield client[tasks.database.name][tasks.name]
 
@@ -83,7 +84,7 @@ def insert_all(queue: Queue[Any], made: Iterator[dict[str, Any]]) -> int:
     queue.ensure_indexes()
     total = 0
     while chunk := list(islice(made, CHUNK)):
-        queue.collections.tasks.insert_many(chunk, ordered=False)
+        core_of(queue).collections.tasks.insert_many(chunk, ordered=False)
         total += len(chunk)
     return total
 

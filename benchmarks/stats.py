@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.place import Place, payloads
 from microqueue import Queue, QueueSettings
+from microqueue.core import core_of
 from microqueue.insights import Insights
 from microqueue.new_task import NewTask
 from microqueue.operations.enqueue import new_document
@@ -48,8 +49,8 @@ def fill(queue: Queue[Any], total: int) -> None:
             # Tasks end in about the order in which they came, over two hours.
             at = now - timedelta(seconds=7200 * (1 - n / total))
             documents.append(document | _state(n // len(QUEUES) % 20, at))
-        queue.collections.tasks.insert_many(documents, ordered=False)
-    queue.collections.client.admin.command("fsync")  # The filling ends here.
+        core_of(queue).collections.tasks.insert_many(documents, ordered=False)
+    core_of(queue).collections.client.admin.command("fsync")  # The filling ends here.
 
 
 def _state(place: int, at: datetime) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def costs(place: Place, total: int) -> dict[str, Cost]:
 
 
 def _cost(queue: Queue[Any], look: Callable[[Queue[Any]], Any]) -> Cost:
-    database = queue.collections.database
+    database = core_of(queue).collections.database
     times = []
     look(queue)
     for _ in range(ROUNDS):

@@ -6,18 +6,19 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self
 
 from pymongo import AsyncMongoClient
 
-from microqueue.arguments import check_count, check_worker_id
+from microqueue.arguments import check_clock, check_count, check_settings, check_worker_id
 from microqueue.backoff import BackoffPolicy
 from microqueue.clock import Clock
-from microqueue.core import QueueCore
+from microqueue.core import AsyncCore
 from microqueue.dead_letters import AsyncDeadLetters
 from microqueue.drivers.asynchronous import AsyncDriver
 from microqueue.drivers.change_stream import AsyncWakeup
-from microqueue.drivers.collections import is_blocking
+from microqueue.drivers.collections import Collections, is_blocking
+from microqueue.drivers.connection import Connection
 from microqueue.drivers.retry import CLOSE_SEC
 from microqueue.drivers.sync import bounded
 from microqueue.durations import Duration, duration_argument
@@ -28,10 +29,8 @@ from microqueue.reports import Pause, QueueStats, WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, PayloadT, Task, TaskId, TaskStatus
 
-T = TypeVar("T")
 
-
-class AsyncQueue(QueueCore[PayloadT]):
+class AsyncQueue(Generic[PayloadT]):
     """A named queue in one MongoDB collection, for one event loop.
 
     Takes a database, or a collection, of PyMongo's async client or of Motor. Every method
@@ -53,19 +52,41 @@ class AsyncQueue(QueueCore[PayloadT]):
                 "use AsyncMongoClient or Motor, or Queue",
                 argument="database_or_collection",
             )
-        super().__init__(
-            database_or_collection,
+        settings, clock = check_settings(settings), check_clock(clock)
+        collections = Collections(database_or_collection)
+        self._core: AsyncCore[PayloadT] = AsyncCore(
+            AsyncDriver(collections, settings=settings, on_retry=clock.forget),
+            collections,
             name,
             settings=settings,
             payload_model=payload_model,
             clock=clock,
         )
-        self._driver = AsyncDriver(
-            self.collections,
-            settings=self.settings,
-            on_retry=self.clock.forget,
-        )
-        self.dead_letters: AsyncDeadLetters[PayloadT] = AsyncDeadLetters(self, self.run)
+        self._dead_letters = AsyncDeadLetters(self._core)
+        self._connection: Connection | None = None  # Of from_uri.
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self._core.place})"
+
+    @property
+    def name(self) -> str:
+        """The name of the queue."""
+        return self._core.name
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The settings of the queue."""
+        return self._core.settings
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the queue: the server's, unless another one was given."""
+        return self._core.clock
+
+    @property
+    def dead_letters(self) -> AsyncDeadLetters[PayloadT]:
+        """The failed tasks of the queue: list, replay, discard."""
+        return self._dead_letters
 
     @classmethod
     def from_uri(
@@ -80,16 +101,27 @@ class AsyncQueue(QueueCore[PayloadT]):
         **client_options: Any,
     ) -> Self:
         """See :meth:`Queue.from_uri`; the client is PyMongo's own ``AsyncMongoClient``."""
-        return cls._connect(
+        settings = check_settings(settings)
+        connection = Connection(
             AsyncMongoClient,
             uri,
-            name,
             settings=settings,
-            payload_model=payload_model,
-            clock=clock,
             collection=collection,
             client_options=client_options,
         )
+        try:
+            queue = cls(
+                connection.database_or_collection,
+                name,
+                settings=settings,
+                payload_model=payload_model,
+                clock=clock,
+            )
+        except Exception:
+            connection.abandon()
+            raise
+        queue._connection = connection
+        return queue
 
     async def close(self) -> None:
         """See :meth:`Queue.close`."""
@@ -105,17 +137,13 @@ class AsyncQueue(QueueCore[PayloadT]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def run(self, operation: Operation[T]) -> T:
-        """See :meth:`Queue.run`."""
-        return await self._driver.run(operation)
-
     async def now(self) -> datetime:
         """See :meth:`Queue.now`."""
-        return await self.run(self._now())
+        return await self._core.run(self._core.now())
 
     async def ensure_indexes(self, *, adjust: bool = True) -> list[str]:
         """See :meth:`Queue.ensure_indexes`."""
-        return await self.run(self._ensure_indexes(adjust=adjust))
+        return await self._core.run(self._core.ensure_indexes(adjust=adjust))
 
     # Produce
 
@@ -149,13 +177,13 @@ class AsyncQueue(QueueCore[PayloadT]):
             task_id=task_id,
             headers={} if headers is None else headers,
         )
-        return await self.run(self._enqueue(new, session))
+        return await self._core.run(self._core.enqueue(new, session))
 
     async def enqueue_many(
         self, items: Iterable[PayloadT | NewTask[PayloadT]], *, session: Any = None, **options: Any
     ) -> EnqueueReport[PayloadT]:
         """See :meth:`Queue.enqueue_many`."""
-        return await self.run(self._enqueue_many(items, options, session))
+        return await self._core.run(self._core.enqueue_many(items, options, session))
 
     # Claim
 
@@ -165,34 +193,38 @@ class AsyncQueue(QueueCore[PayloadT]):
         """See :meth:`Queue.pop`."""
         limit = duration_argument("wait", wait)
         check_worker_id(worker_id)
-        task = await self._claim_one(worker_id)
+        task = await self._pop_now(worker_id)
         if task is not None or not limit:
             return task
         deadline = asyncio.get_running_loop().time() + limit.total_seconds()
         poll_sec = self.settings.poll_interval.total_seconds()
-        async with AsyncWakeup(self.collections, [self.name], poll_interval_sec=poll_sec) as wakeup:
+        async with AsyncWakeup(
+            self._core.collections, [self.name], poll_interval_sec=poll_sec
+        ) as wakeup:
             while True:
                 # Once more after the stream opened: a task may have come just before.
-                task = await self._claim_one(worker_id)
+                task = await self._pop_now(worker_id)
                 remaining = deadline - asyncio.get_running_loop().time()
                 if task is not None or remaining <= 0:
                     return task
-                look_sec = await self.run(self.next_look_sec())
-                await wakeup.sleep(remaining if look_sec is None else min(remaining, look_sec))
+                poll_in_sec = await self._core.run(self._core.next_poll_sec())
+                await wakeup.sleep(
+                    remaining if poll_in_sec is None else min(remaining, poll_in_sec)
+                )
 
     async def pop_many(self, limit: int, *, worker_id: str | None = None) -> list[Task[PayloadT]]:
         """See :meth:`Queue.pop_many`."""
         return await self._claim(
-            self._pop_many(check_count("limit", limit), check_worker_id(worker_id))
+            self._core.pop_many(check_count("limit", limit), check_worker_id(worker_id))
         )
 
-    async def _claim_one(self, worker_id: str | None) -> Task[PayloadT] | None:
-        tasks = await self._claim(self._pop_one(worker_id))
+    async def _pop_now(self, worker_id: str | None) -> Task[PayloadT] | None:
+        tasks = await self._claim(self._core.pop(worker_id))
         return tasks[0] if tasks else None
 
     async def _claim(self, operation: Operation[list[Task[PayloadT]]]) -> list[Task[PayloadT]]:
         """Claim, and if the caller is cancelled meanwhile, hand back what was claimed."""
-        claiming = asyncio.ensure_future(self.run(operation))
+        claiming = asyncio.ensure_future(self._core.run(operation))
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -205,11 +237,11 @@ class AsyncQueue(QueueCore[PayloadT]):
 
     async def mark_done(self, task: Task[Any], *, result: Any = None, session: Any = None) -> None:
         """See :meth:`Queue.mark_done`."""
-        await self.run(self._mark_done(task, result, session))
+        await self._core.run(self._core.mark_done(task, result, session))
 
     async def mark_done_many(self, tasks: Iterable[Task[Any]]) -> list[LeaseLost]:
         """See :meth:`Queue.mark_done_many`."""
-        return await self.run(self._mark_done_many(tasks))
+        return await self._core.run(self._core.mark_done_many(tasks))
 
     async def mark_retry(
         self,
@@ -220,29 +252,29 @@ class AsyncQueue(QueueCore[PayloadT]):
         delay: Duration | None = None,
     ) -> TaskStatus:
         """See :meth:`Queue.mark_retry`."""
-        return await self.run(self._mark_retry(task, error, code, delay))
+        return await self._core.run(self._core.mark_retry(task, error, code, delay))
 
     async def mark_failure(
         self, task: Task[Any], message: object, *, code: str | None = None
     ) -> None:
         """See :meth:`Queue.mark_failure`."""
-        await self.run(self._mark_failure(task, message, code))
+        await self._core.run(self._core.mark_failure(task, message, code))
 
     async def touch(
         self, task: Task[PayloadT], *, extend: Duration | None = None
     ) -> Task[PayloadT]:
         """See :meth:`Queue.touch`."""
-        return await self.run(self._touch(task, extend))
+        return await self._core.run(self._core.touch(task, extend))
 
     async def release(self, task: Task[Any], *, front: bool = False) -> None:
         """See :meth:`Queue.release`."""
-        await self.run(self._release(task, front=front))
+        await self._core.run(self._core.release(task, front=front))
 
     # Inspect and administer
 
     async def get(self, task_id: TaskId) -> Task[PayloadT] | None:
         """See :meth:`Queue.get`."""
-        return await self.run(self._get(task_id))
+        return await self._core.run(self._core.get(task_id))
 
     async def peek(
         self,
@@ -253,15 +285,15 @@ class AsyncQueue(QueueCore[PayloadT]):
         all_queues: bool = False,
     ) -> list[Task[PayloadT]]:
         """See :meth:`Queue.peek`."""
-        return await self.run(self._peek(limit, status, queue, all_queues=all_queues))
+        return await self._core.run(self._core.peek(limit, status, queue, all_queues=all_queues))
 
     async def stats(self, *, exact: bool = False) -> QueueStats:
         """See :meth:`Queue.stats`."""
-        return await self.run(self._stats(exact=exact))
+        return await self._core.run(self._core.stats(exact=exact))
 
     async def workers(self) -> list[WorkerInfo]:
         """See :meth:`Queue.workers`."""
-        return await self.run(self._workers())
+        return await self._core.run(self._core.workers())
 
     async def purge(
         self,
@@ -271,22 +303,22 @@ class AsyncQueue(QueueCore[PayloadT]):
         dry_run: bool = False,
     ) -> int:
         """See :meth:`Queue.purge`."""
-        return await self.run(self._purge(status, older_than, dry_run=dry_run))
+        return await self._core.run(self._core.purge(status, older_than, dry_run=dry_run))
 
     async def cancel(self, task_id: TaskId) -> Task[PayloadT]:
         """See :meth:`Queue.cancel`."""
-        return await self.run(self._cancel(task_id))
+        return await self._core.run(self._core.cancel(task_id))
 
     # Control
 
     async def pause(self, *, reason: str | None = None) -> Pause:
         """See :meth:`Queue.pause`."""
-        return await self.run(self._pause(reason))
+        return await self._core.run(self._core.pause(reason))
 
     async def resume(self) -> bool:
         """See :meth:`Queue.resume`."""
-        return await self.run(self._resume())
+        return await self._core.run(self._core.resume())
 
     async def paused(self) -> Pause | None:
         """See :meth:`Queue.paused`."""
-        return await self.run(self._paused())
+        return await self._core.run(self._core.paused())

@@ -1,4 +1,14 @@
-"""A queue's name, settings, clock and collections, and what every operation needs."""
+"""The core of a queue: its operations, shared by :class:`Queue` and :class:`AsyncQueue`.
+
+A queue has a core and performs its operations. Code inside the package reaches the core with
+:func:`core_of`::
+
+    core = core_of(queue)
+    core.collections.name              # where the tasks are
+    core.run(core.promote_due())       # awaited for an AsyncQueue
+
+The core performs no I/O itself: each operation is a generator that ``run`` drives.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +20,20 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from microqueue.arguments import (
-    check_clock,
     check_code,
     check_count,
     check_id,
     check_name,
     check_popped,
     check_session,
-    check_settings,
     check_several,
     check_status,
     refused,
 )
 from microqueue.clock import TICK, Clock, later
-from microqueue.drivers.collections import Collections
-from microqueue.drivers.connection import Connection
 from microqueue.durations import Duration, duration_argument, to_positive_timedelta
 from microqueue.errors import InvalidArgument, InvalidPayload, LeaseLost
 from microqueue.model import shorten
@@ -60,70 +66,58 @@ from microqueue.settings import QueueSettings
 from microqueue.task import Claimed, Lease, PayloadT, Task, TaskError, TaskStatus
 from microqueue.task_ids import readings
 
+if TYPE_CHECKING:
+    from microqueue.drivers.asynchronous import AsyncDriver
+    from microqueue.drivers.collections import Collections
+    from microqueue.drivers.sync import SyncDriver
 
-class QueueBase(Generic[PayloadT]):
-    """What a queue is made of."""
+__all__ = ["AsyncCore", "HasCore", "QueueCore", "SyncCore", "core_of", "new_token", "worker_name"]
+
+T = TypeVar("T")
+REMEMBERED_SEC = 1.0
+"""How long a claim trusts what was last read about a pause."""
+_HOST = socket.gethostname()
+
+
+class QueueCore(Generic[PayloadT]):
+    """The name, settings, clock and collections of a queue, and its operations."""
 
     def __init__(
         self,
-        database_or_collection: Any,
+        driver: SyncDriver | AsyncDriver,
+        collections: Collections,
         name: str,
         *,
-        settings: QueueSettings | None,
+        settings: QueueSettings,
         payload_model: type[PayloadT] | None,
-        clock: Clock | None,
+        clock: Clock,
     ) -> None:
+        self._driver: Any = driver
         self.name = check_name(name)
-        self.settings = check_settings(settings)
-        self.clock: Clock = check_clock(clock)
-        self.collections = Collections(database_or_collection)
+        self.settings = settings
+        self.clock = clock
+        self.collections = collections
         self._codec: PayloadCodec[PayloadT] = codec_of(payload_model)
         self._positions = Positions()
         self._spread = Spread()
         self._samples = KnownSamples()
-        self._connection: Connection | None = None
-        self._indexed = not self.settings.ensure_indexes
-
-    @classmethod
-    def _connect(
-        cls,
-        client_class: Any,
-        uri: str | None,
-        name: str,
-        *,
-        settings: QueueSettings | None,
-        payload_model: type[PayloadT] | None,
-        clock: Clock | None,
-        collection: str | None,
-        client_options: dict[str, Any],
-    ) -> Self:
-        settings = check_settings(settings)
-        connection = Connection(
-            client_class,
-            uri,
-            settings=settings,
-            collection=collection,
-            client_options=client_options,
-        )
-        try:
-            queue = cls(
-                connection.database_or_collection,
-                name,
-                settings=settings,
-                payload_model=payload_model,
-                clock=clock,
-            )
-        except Exception:
-            connection.abandon()
-            raise
-        queue._connection = connection
-        return queue
+        self._indexed = not settings.ensure_indexes
+        self._known_pause: tuple[bool, float] | None = None
 
     def __repr__(self) -> str:
-        place = f"{self.collections.database.name}.{self.collections.name}"
-        return f"{type(self).__name__}({self.name!r}, {place})"
+        return f"{type(self).__name__}({self.name!r}, {self.place})"
 
-    def _now(self) -> Operation[datetime]:
+    def run(self, operation: Operation[Any]) -> Any:
+        """Run an operation on the queue's collections; of an ``AsyncQueue``, await it."""
+        return self._driver.run(operation)
+
+    @property
+    def place(self) -> str:
+        """The names of the database and the collection."""
+        return f"{self.collections.database.name}.{self.collections.name}"
+
+    def now(self) -> Operation[datetime]:
+        """Return the server's time."""
         return (yield from read_clock(self.clock))
 
     def count_bounds(self, *, exact: bool) -> Bounds:
@@ -132,7 +126,8 @@ class QueueBase(Generic[PayloadT]):
         limit = None if unbounded else self.settings.count_limit
         return Bounds(self.collections.name, limit, self._samples)
 
-    def _ensure_indexes(self, *, adjust: bool) -> Operation[list[str]]:
+    def ensure_indexes(self, *, adjust: bool) -> Operation[list[str]]:
+        """Perform :meth:`Queue.ensure_indexes`."""
         tasks = self.collections.name
         wanted = indexes.task_indexes(self.settings.retention)
         created = yield from indexes.ensure_indexes(wanted, tasks, adjust=adjust)
@@ -150,8 +145,8 @@ class QueueBase(Generic[PayloadT]):
         """
         if not self._indexed and session is None:
             # The retention of the collection changes only when it is asked for by name.
-            yield from self._ensure_indexes(adjust=False)
-        return (yield from self._now())
+            yield from self.ensure_indexes(adjust=False)
+        return (yield from self.now())
 
     def next_position(self) -> Operation[tuple[datetime, int]]:
         """Give the time, and the place at the end of the line."""
@@ -162,7 +157,7 @@ class QueueBase(Generic[PayloadT]):
         """Raise :class:`InvalidPayload` if a task of this queue could not be read back with it."""
         self._codec.load(payload)
 
-    def view(self, document: Document) -> Task[PayloadT]:
+    def to_task(self, document: Document) -> Task[PayloadT]:
         """Show a task as it is stored, validated if it can be: a bad payload is still seen."""
         try:
             payload = self._codec.load(document.get("payload"))
@@ -170,49 +165,10 @@ class QueueBase(Generic[PayloadT]):
             payload = None
         return Task.from_document(document, payload)
 
+    # Produce
 
-REMEMBERED_SEC = 1.0
-
-
-class Pausing(QueueBase[PayloadT]):
-    """Pauses, remembered for a second, so that claims do not ask each time."""
-
-    _known_pause: tuple[bool, float] | None = None
-
-    def _pause(self, reason: str | None) -> Operation[Pause]:
-        if reason is not None and not isinstance(reason, str):
-            raise refused("reason", reason, "give a text")
-        now = yield from self._now()
-        pause = yield from pauses.pause(self.collections.name, self.name, reason=reason, now=now)
-        self.remember_paused(paused=True)
-        return pause
-
-    def _resume(self) -> Operation[bool]:
-        was_paused = yield from pauses.resume(self.collections.name, self.name)
-        self.remember_paused(paused=False)
-        return was_paused
-
-    def _paused(self) -> Operation[Pause | None]:
-        pause = yield from pauses.paused(self.collections.name, self.name)
-        self.remember_paused(paused=pause is not None)
-        return pause
-
-    def remember_paused(self, *, paused: bool) -> None:
-        """Take note of what was just read, so that the next claim need not read it again."""
-        self._known_pause = (paused, time.monotonic())
-
-    def _may_claim(self) -> Operation[bool]:
-        """Tell whether the queue is open, as of at most a second ago."""
-        known = self._known_pause
-        if known is not None and time.monotonic() - known[1] < REMEMBERED_SEC:
-            return not known[0]
-        return (yield from self._paused()) is None
-
-
-class Producing(QueueBase[PayloadT]):
-    """Produce."""
-
-    def _enqueue(self, new: NewTask[PayloadT], session: Any) -> Operation[Task[PayloadT]]:
+    def enqueue(self, new: NewTask[PayloadT], session: Any) -> Operation[Task[PayloadT]]:
+        """Perform :meth:`Queue.enqueue`."""
         given, payload = self._codec.accept(new.payload)
         now = yield from self._begin_adding([new], session)
         (document,) = self._documents([new], [payload], now)
@@ -220,10 +176,11 @@ class Producing(QueueBase[PayloadT]):
         yield from enqueue.enqueue(document, stored=stored, settings=self.settings, session=session)
         return Task.from_document(document, given)
 
-    def _enqueue_many(
+    def enqueue_many(
         self, items: Iterable[Any], options: dict[str, Any], session: Any
     ) -> Operation[EnqueueReport[PayloadT]]:
         # Everything is checked before anything is written.
+        """Perform :meth:`Queue.enqueue_many`."""
         if "payload" in options:
             raise refused("payload", options["payload"], "the items are the payloads")
         given = list(check_several("items", items, "give a list of payloads or NewTasks"))
@@ -309,110 +266,26 @@ class Producing(QueueBase[PayloadT]):
         encoded = encode_all(documents, self.collections.codec_options)
         return documents if self.collections.in_memory else encoded
 
+    # Claim
 
-class Settling(QueueBase[PayloadT]):
-    """Settle and renew."""
-
-    def _settle(
-        self, task: Task[Any], settlement: Settlement, now: datetime, session: Any = None
-    ) -> Operation[None]:
-        yield from settle.settle(task, settlement, now=now, settings=self.settings, session=session)
-        if self.settings.letters_apart and settlement.changes["status"] == TaskStatus.FAILED:
-            yield from dlq_collection.move_out_by_id(task.id)
-
-    def _mark_done(self, task: Task[Any], result: Any, session: Any) -> Operation[None]:
-        check_session(session, self.collections.client)
-        check_popped(task)
-        if result is not None:
-            check_encodable({"result": result}, self.collections.codec_options)
-        now = yield from self._now()
-        yield from self._settle(task, settle.done(now, result=result), now, session)
-
-    def _mark_done_many(self, tasks: Iterable[Task[Any]]) -> Operation[list[LeaseLost]]:
-        popped: list[Task[Any]] = []
-        lost: list[LeaseLost] = []
-        for task in check_several("tasks", tasks, "give a list of the Tasks that pop returned"):
-            try:
-                popped.append(check_popped(task))
-            except LeaseLost as exc:
-                lost.append(exc)
-        now = yield from self._now()
-        lost += yield from settle.mark_all_done(popped, now=now, settings=self.settings)
-        return lost
-
-    def _mark_retry(
-        self, task: Task[Any], error: object, code: str | None, delay: Duration | None
-    ) -> Operation[TaskStatus]:
-        check_popped(task)
-        check_code(code)
-        given = duration_argument("delay", delay)
-        now = yield from self._now()
-        policy = task.backoff or self.settings.backoff
-        delay_sec = (
-            policy.delay_seconds(task.attempts, previous=task.backoff_sec)
-            if given is None
-            else given.total_seconds()
-        )
-        reason = settle.describe_error(error, code, now, otherwise="the handler asked for a retry")
-        settlement = settle.retried(task, now, reason, delay_sec=delay_sec)
-        yield from self._settle(task, settlement, now)
-        return TaskStatus(settlement.changes["status"])
-
-    def _mark_failure(self, task: Task[Any], message: object, code: str | None) -> Operation[None]:
-        check_popped(task)
-        check_code(code)
-        now = yield from self._now()
-        error = settle.describe_error(message, code, now, otherwise="failed")
-        yield from self._settle(task, settle.failed(now, error), now)
-
-    def _release(self, task: Task[Any], *, front: bool) -> Operation[None]:
-        check_popped(task)
-        now = yield from self._now()
-        yield from self._settle(task, settle.released(task, now, front=front), now)
-
-    def _touch(self, task: Task[PayloadT], extend: Duration | None) -> Operation[Task[PayloadT]]:
-        lease = check_popped(task).lease
-        given = duration_argument("extend", extend)
-        now = yield from self._now()
-        expires_at = later(now, given if given is not None else self._lease_length(task))
-        yield from settle.touch(task, expires_at, now)
-        renewed = lease.model_copy(update={"expires_at": expires_at}) if lease else None
-        return task.model_copy(update={"lease": renewed, "updated_at": now})
-
-    def _lease_length(self, task: Task[Any]) -> timedelta:
-        own = task.visibility_timeout_sec
-        if own is not None:
-            with suppress(ValueError):  # Read by an id, it may be anything.
-                return to_positive_timedelta(own)
-        return self.settings.visibility_timeout
-
-
-_HOST = socket.gethostname()
-
-
-class Delivery(Settling[PayloadT], Pausing[PayloadT]):
-    """Claim."""
-
-    def _pop(self, worker_id: str | None) -> Operation[Task[PayloadT] | None]:
+    def pop(self, worker_id: str | None) -> Operation[list[Task[PayloadT]]]:
+        """Claim the next task; the list is empty if there is none."""
         if not (yield from self._may_claim()):
-            return None
+            return []
         yield from self.promote_due()
         while True:
             lease = yield from self._new_lease(worker_id)
             document = yield from claim.pop(self.name, lease)
             if document is None:
-                return None
+                return []
             claimed = yield from self._deliver([document], lease)
             if claimed:
-                return claimed[0].task
+                return [claimed[0].task]
             # It had expired, most likely; others at the head of the line may have, too.
             yield from maintenance.expire_undelivered(lease.started_at, self.settings, [self.name])
 
-    def _pop_one(self, worker_id: str | None) -> Operation[list[Task[PayloadT]]]:
-        task = yield from self._pop(worker_id)
-        return [] if task is None else [task]
-
-    def _pop_many(self, limit: int, worker_id: str | None) -> Operation[list[Task[PayloadT]]]:
+    def pop_many(self, limit: int, worker_id: str | None) -> Operation[list[Task[PayloadT]]]:
+        """Perform :meth:`Queue.pop_many`."""
         if not (yield from self._may_claim()):
             return []
         yield from self.promote_due()
@@ -423,7 +296,7 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
         now = yield from self.begin()
         return (yield from claim.promote_due(self.name, now, limit=self.settings.promote_limit))
 
-    def look(self, queues: Sequence[str]) -> Operation[PollResult]:
+    def poll(self, queues: Sequence[str]) -> Operation[PollResult]:
         """See what these queues of the collection hold for a worker, with one query."""
         now = yield from self.begin()
         look = poll.poll_in_memory if self.collections.in_memory else poll.poll
@@ -455,7 +328,7 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
                 return claimed
             yield from maintenance.expire_undelivered(lease.started_at, self.settings, [self.name])
 
-    def claim_again(self, token: str, worker_id: str) -> Operation[list[Claimed]]:
+    def recover_claim(self, token: str, worker_id: str) -> Operation[list[Claimed]]:
         """Recover what a failed claim took under ``token``, with the leases renewed."""
         now = yield from self.begin()
         expires_at = later(now, self.settings.visibility_timeout)
@@ -509,7 +382,7 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
                 one.lease = lease.model_copy(update={"expires_at": expires_at})
         return sound
 
-    def next_look_sec(self) -> Operation[float | None]:
+    def next_poll_sec(self) -> Operation[float | None]:
         """Give the seconds after which a pop that waits should look, whatever the stream says.
 
         When the next delayed task comes due, or, as the stream does not tell of a resume, when
@@ -517,9 +390,243 @@ class Delivery(Settling[PayloadT], Pausing[PayloadT]):
         """
         if not (yield from self._may_claim()):
             return REMEMBERED_SEC
-        now = yield from self._now()
+        now = yield from self.now()
         due_at = yield from lookup.next_due(self.name)
         return None if due_at is None else max((due_at - now).total_seconds(), 0.0)
+
+    # Settle
+
+    def _settle(
+        self, task: Task[Any], settlement: Settlement, now: datetime, session: Any = None
+    ) -> Operation[None]:
+        yield from settle.settle(task, settlement, now=now, settings=self.settings, session=session)
+        if self.settings.letters_apart and settlement.changes["status"] == TaskStatus.FAILED:
+            yield from dlq_collection.move_out_by_id(task.id)
+
+    def mark_done(self, task: Task[Any], result: Any, session: Any) -> Operation[None]:
+        """Perform :meth:`Queue.mark_done`."""
+        check_session(session, self.collections.client)
+        check_popped(task)
+        if result is not None:
+            check_encodable({"result": result}, self.collections.codec_options)
+        now = yield from self.now()
+        yield from self._settle(task, settle.done(now, result=result), now, session)
+
+    def mark_done_many(self, tasks: Iterable[Task[Any]]) -> Operation[list[LeaseLost]]:
+        """Perform :meth:`Queue.mark_done_many`."""
+        popped: list[Task[Any]] = []
+        lost: list[LeaseLost] = []
+        for task in check_several("tasks", tasks, "give a list of the Tasks that pop returned"):
+            try:
+                popped.append(check_popped(task))
+            except LeaseLost as exc:
+                lost.append(exc)
+        now = yield from self.now()
+        lost += yield from settle.mark_all_done(popped, now=now, settings=self.settings)
+        return lost
+
+    def mark_retry(
+        self, task: Task[Any], error: object, code: str | None, delay: Duration | None
+    ) -> Operation[TaskStatus]:
+        """Perform :meth:`Queue.mark_retry`."""
+        check_popped(task)
+        check_code(code)
+        given = duration_argument("delay", delay)
+        now = yield from self.now()
+        policy = task.backoff or self.settings.backoff
+        delay_sec = (
+            policy.delay_seconds(task.attempts, previous=task.backoff_sec)
+            if given is None
+            else given.total_seconds()
+        )
+        reason = settle.describe_error(error, code, now, otherwise="the handler asked for a retry")
+        settlement = settle.retried(task, now, reason, delay_sec=delay_sec)
+        yield from self._settle(task, settlement, now)
+        return TaskStatus(settlement.changes["status"])
+
+    def mark_failure(self, task: Task[Any], message: object, code: str | None) -> Operation[None]:
+        """Perform :meth:`Queue.mark_failure`."""
+        check_popped(task)
+        check_code(code)
+        now = yield from self.now()
+        error = settle.describe_error(message, code, now, otherwise="failed")
+        yield from self._settle(task, settle.failed(now, error), now)
+
+    def release(self, task: Task[Any], *, front: bool) -> Operation[None]:
+        """Perform :meth:`Queue.release`."""
+        check_popped(task)
+        now = yield from self.now()
+        yield from self._settle(task, settle.released(task, now, front=front), now)
+
+    def touch(self, task: Task[PayloadT], extend: Duration | None) -> Operation[Task[PayloadT]]:
+        """Perform :meth:`Queue.touch`."""
+        lease = check_popped(task).lease
+        given = duration_argument("extend", extend)
+        now = yield from self.now()
+        expires_at = later(now, given if given is not None else self._lease_length(task))
+        yield from settle.touch(task, expires_at, now)
+        renewed = lease.model_copy(update={"expires_at": expires_at}) if lease else None
+        return task.model_copy(update={"lease": renewed, "updated_at": now})
+
+    def _lease_length(self, task: Task[Any]) -> timedelta:
+        own = task.visibility_timeout_sec
+        if own is not None:
+            with suppress(ValueError):  # Read by an id, it may be anything.
+                return to_positive_timedelta(own)
+        return self.settings.visibility_timeout
+
+    # Inspect and administer
+
+    def resolve_ids(self, task_ids: Iterable[Any]) -> Operation[list[Any]]:
+        """Check ids, and find out what those stand for that came as text, as they do in a URL."""
+        asked = [readings(check_id(one)) for one in task_ids]
+        return (yield from lookup.first_existing(asked, self.settings))
+
+    def get(self, task_id: Any) -> Operation[Task[PayloadT] | None]:
+        """Perform :meth:`Queue.get`."""
+        document = yield from lookup.find_first(readings(check_id(task_id)), self.settings)
+        return self.to_task(document) if document else None
+
+    def peek(
+        self,
+        limit: int,
+        status: TaskStatus | str | None,
+        queue: str | None,
+        *,
+        all_queues: bool = False,
+    ) -> Operation[list[Task[PayloadT]]]:
+        """Perform :meth:`Queue.peek`."""
+        chosen: str | list[str] = self.name if queue is None else check_name(queue)
+        if all_queues and queue is not None:
+            raise refused("queue", queue, "leave it out, or leave out all_queues")
+        if all_queues:
+            chosen = yield from diagnostics.every_queue(self.settings)
+        documents = yield from lookup.peek(
+            chosen,
+            status=None if status is None else check_status(status),
+            limit=check_count("limit", limit),
+            settings=self.settings,
+        )
+        return [self.to_task(document) for document in documents]
+
+    def stats(self, *, exact: bool) -> Operation[QueueStats]:
+        """Perform :meth:`Queue.stats`."""
+        now = yield from self.now()
+        bounds = self.count_bounds(exact=exact)
+        (found,) = yield from stats.queue_stats([self.name], now, self.settings, bounds=bounds)
+        return found
+
+    def workers(self) -> Operation[list[WorkerInfo]]:
+        """Perform :meth:`Queue.workers`."""
+        return (yield from workers.list_workers(self.collections.name))
+
+    def purge(
+        self, status: TaskStatus | str, older_than: Duration | None, *, dry_run: bool
+    ) -> Operation[int]:
+        """Perform :meth:`Queue.purge`."""
+        chosen = check_status(status)
+        if chosen is TaskStatus.PROCESSING:
+            raise InvalidArgument(
+                "status='processing' cannot be purged: workers hold these tasks",
+                argument="status",
+                value=status,
+            )
+        age = duration_argument("older_than", older_than)
+        now = yield from self.now()
+        before = None if age is None else now - age
+        return (
+            yield from administration.purge(
+                self.name,
+                status=chosen,
+                before=before,
+                now=now,
+                settings=self.settings,
+                dry_run=dry_run,
+            )
+        )
+
+    def cancel(self, task_id: Any) -> Operation[Task[PayloadT]]:
+        """Perform :meth:`Queue.cancel`."""
+        (wanted,) = yield from self.resolve_ids([task_id])
+        now = yield from self.now()
+        document = yield from administration.cancel(wanted, now, self.settings)
+        if self.settings.letters_apart:
+            yield from dlq_collection.move_out_by_id(wanted)
+        return self.to_task(document)
+
+    # Pause
+
+    def pause(self, reason: str | None) -> Operation[Pause]:
+        """Perform :meth:`Queue.pause`."""
+        if reason is not None and not isinstance(reason, str):
+            raise refused("reason", reason, "give a text")
+        now = yield from self.now()
+        pause = yield from pauses.pause(self.collections.name, self.name, reason=reason, now=now)
+        self.remember_paused(paused=True)
+        return pause
+
+    def resume(self) -> Operation[bool]:
+        """Perform :meth:`Queue.resume`."""
+        was_paused = yield from pauses.resume(self.collections.name, self.name)
+        self.remember_paused(paused=False)
+        return was_paused
+
+    def paused(self) -> Operation[Pause | None]:
+        """Perform :meth:`Queue.paused`."""
+        pause = yield from pauses.paused(self.collections.name, self.name)
+        self.remember_paused(paused=pause is not None)
+        return pause
+
+    def remember_paused(self, *, paused: bool) -> None:
+        """Take note of what was just read, so that the next claim need not read it again."""
+        self._known_pause = (paused, time.monotonic())
+
+    def _may_claim(self) -> Operation[bool]:
+        """Tell whether the queue is open, as of at most a second ago."""
+        known = self._known_pause
+        if known is not None and time.monotonic() - known[1] < REMEMBERED_SEC:
+            return not known[0]
+        return (yield from self.paused()) is None
+
+
+class SyncCore(QueueCore[PayloadT]):
+    """The core of a :class:`Queue`."""
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation on the queue's collections."""
+        result: T = self._driver.run(operation)
+        return result
+
+
+class AsyncCore(QueueCore[PayloadT]):
+    """The core of an :class:`AsyncQueue`."""
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run an operation on the queue's collections."""
+        result: T = await self._driver.run(operation)
+        return result
+
+
+CoreT_co = TypeVar("CoreT_co", bound=QueueCore[Any], covariant=True)
+
+
+class HasCore(Protocol[CoreT_co]):
+    """A queue, of either kind."""
+
+    @property
+    def _core(self) -> CoreT_co: ...
+
+
+def core_of(queue: HasCore[CoreT_co]) -> CoreT_co:
+    """Return the core of a queue: the one way for package code to reach its internals.
+
+    Raises:
+        InvalidArgument: It is not a queue.
+    """
+    core = getattr(queue, "_core", None)
+    if not isinstance(core, QueueCore):
+        raise refused("queue", queue, "give a Queue or an AsyncQueue")
+    return core  # type: ignore[return-value]
 
 
 def new_token() -> str:
@@ -579,85 +686,3 @@ def malformed(document: Document) -> str | None:
         except ValueError as exc:
             return f"visibility_timeout_sec={shorten(own_sec)} is not valid: {exc}"
     return None
-
-
-class Administration(QueueBase[PayloadT]):
-    """Inspect and administer."""
-
-    def identify(self, task_ids: Iterable[Any]) -> Operation[list[Any]]:
-        """Check ids, and find out what those stand for that came as text, as they do in a URL."""
-        asked = [readings(check_id(one)) for one in task_ids]
-        return (yield from lookup.first_existing(asked, self.settings))
-
-    def _get(self, task_id: Any) -> Operation[Task[PayloadT] | None]:
-        document = yield from lookup.find_first(readings(check_id(task_id)), self.settings)
-        return self.view(document) if document else None
-
-    def _peek(
-        self,
-        limit: int,
-        status: TaskStatus | str | None,
-        queue: str | None,
-        *,
-        all_queues: bool = False,
-    ) -> Operation[list[Task[PayloadT]]]:
-        chosen: str | list[str] = self.name if queue is None else check_name(queue)
-        if all_queues and queue is not None:
-            raise refused("queue", queue, "leave it out, or leave out all_queues")
-        if all_queues:
-            chosen = yield from diagnostics.every_queue(self.settings)
-        documents = yield from lookup.peek(
-            chosen,
-            status=None if status is None else check_status(status),
-            limit=check_count("limit", limit),
-            settings=self.settings,
-        )
-        return [self.view(document) for document in documents]
-
-    def _stats(self, *, exact: bool) -> Operation[QueueStats]:
-        now = yield from self._now()
-        bounds = self.count_bounds(exact=exact)
-        (found,) = yield from stats.queue_stats([self.name], now, self.settings, bounds=bounds)
-        return found
-
-    def _workers(self) -> Operation[list[WorkerInfo]]:
-        return (yield from workers.list_workers(self.collections.name))
-
-    def _purge(
-        self, status: TaskStatus | str, older_than: Duration | None, *, dry_run: bool
-    ) -> Operation[int]:
-        chosen = check_status(status)
-        if chosen is TaskStatus.PROCESSING:
-            raise InvalidArgument(
-                "status='processing' cannot be purged: workers hold these tasks",
-                argument="status",
-                value=status,
-            )
-        age = duration_argument("older_than", older_than)
-        now = yield from self._now()
-        before = None if age is None else now - age
-        return (
-            yield from administration.purge(
-                self.name,
-                status=chosen,
-                before=before,
-                now=now,
-                settings=self.settings,
-                dry_run=dry_run,
-            )
-        )
-
-    def _cancel(self, task_id: Any) -> Operation[Task[PayloadT]]:
-        (wanted,) = yield from self.identify([task_id])
-        now = yield from self._now()
-        document = yield from administration.cancel(wanted, now, self.settings)
-        if self.settings.letters_apart:
-            yield from dlq_collection.move_out_by_id(wanted)
-        return self.view(document)
-
-
-__all__ = ["QueueCore", "new_token", "worker_name"]
-
-
-class QueueCore(Producing[PayloadT], Delivery[PayloadT], Administration[PayloadT]):
-    """The operations of a queue."""

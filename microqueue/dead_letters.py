@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias
 
 from microqueue.arguments import check_count, refused
-from microqueue.core import QueueCore
+from microqueue.core import AsyncCore, QueueCore, SyncCore
 from microqueue.dlq import (
     DeadLetterFilter,
     DeadLetterPage,
@@ -23,27 +23,11 @@ from microqueue.operations.server_clock import read_clock
 from microqueue.payload import check_encodable
 from microqueue.task import PayloadT, Task, TaskId
 
-T = TypeVar("T")
-
 Chosen: TypeAlias = TaskId | Task[Any] | Iterable[TaskId | Task[Any]] | DeadLetterFilter
 """A task or its id, several of them, or a filter."""
 
 
-class Run(Protocol):
-    """Runs an operation: what a queue lends to its dead letters."""
-
-    def __call__(self, operation: Operation[T], /) -> T:
-        """Drive the operation to its result."""
-
-
-class AsyncRun(Protocol):
-    """Runs an operation, awaited."""
-
-    async def __call__(self, operation: Operation[T], /) -> T:
-        """Drive the operation to its result."""
-
-
-class _DeadLetterOperations(Generic[PayloadT]):
+class DeadLetterOperations(Generic[PayloadT]):
     """The operations, composed for a queue's settings, and its name or all queues."""
 
     def __init__(self, core: QueueCore[PayloadT], *, everywhere: bool = False) -> None:
@@ -56,9 +40,10 @@ class _DeadLetterOperations(Generic[PayloadT]):
             return self._core.name
         return (yield from diagnostics.every_queue(self._core.settings))
 
-    def _page(
+    def page(
         self, which: DeadLetterFilter, limit: int, cursor: str | None
     ) -> Operation[DeadLetterPage[PayloadT]]:
+        """Perform :meth:`DeadLetters.list`."""
         documents, next_cursor = yield from dead_letters.search_page(
             (yield from self._queues()),
             which,
@@ -66,10 +51,10 @@ class _DeadLetterOperations(Generic[PayloadT]):
             cursor=cursor,
             settings=self._core.settings,
         )
-        tasks = [self._core.view(document) for document in documents]
+        tasks = [self._core.to_task(document) for document in documents]
         return DeadLetterPage.model_construct(tasks=tasks, next_cursor=next_cursor)
 
-    def _replay(
+    def replay(
         self,
         which: Chosen,
         *,
@@ -80,6 +65,7 @@ class _DeadLetterOperations(Generic[PayloadT]):
         missing_ok: bool,
         spread: Duration | None = None,
     ) -> Operation[ReplayReport]:
+        """Perform :meth:`DeadLetters.replay`."""
         wait = duration_argument("delay", delay)
         period = duration_argument("spread", spread)
         at_most = None if limit is None else check_count("limit", limit)
@@ -101,9 +87,10 @@ class _DeadLetterOperations(Generic[PayloadT]):
         )
         return report.model_copy(update={"missing": missing})
 
-    def _edit_and_replay(
+    def edit_and_replay(
         self, task_id: TaskId, payload: Any, delay: Duration | None
     ) -> Operation[ReplayReport]:
+        """Perform :meth:`DeadLetters.edit_and_replay`."""
         wait = duration_argument("delay", delay)
         if not isinstance(payload, Mapping):
             raise refused("payload", payload, "give a dict")
@@ -123,19 +110,23 @@ class _DeadLetterOperations(Generic[PayloadT]):
             )
         )
 
-    def _missing(self, which: Chosen) -> Operation[list[TaskId]]:
+    def missing(self, which: Chosen) -> Operation[list[TaskId]]:
+        """Perform :meth:`DeadLetters.missing`."""
         _, missing = yield from self._choose(which, missing_ok=True)
         return missing
 
-    def _count(self, which: Chosen) -> Operation[int]:
+    def count(self, which: Chosen) -> Operation[int]:
+        """Perform :meth:`DeadLetters.count`."""
         queries, _ = yield from self._choose(which, missing_ok=True)
         return (yield from dead_letters.count_all(queries, self._core.settings))
 
-    def _groups(self, which: DeadLetterFilter) -> Operation[LetterGroups]:
+    def groups(self, which: DeadLetterFilter) -> Operation[LetterGroups]:
+        """Perform :meth:`DeadLetters.groups`."""
         queues = yield from self._queues()
         return (yield from dead_letters.groups(queues, which, self._core.settings))
 
-    def _discard(self, which: Chosen, limit: int | None, *, missing_ok: bool) -> Operation[int]:
+    def discard(self, which: Chosen, limit: int | None, *, missing_ok: bool) -> Operation[int]:
+        """Perform :meth:`DeadLetters.discard`."""
         at_most = None if limit is None else check_count("limit", limit)
         queries, _ = yield from self._choose(which, missing_ok=missing_ok)
         now, _ = yield from self._core.next_position()
@@ -143,7 +134,8 @@ class _DeadLetterOperations(Generic[PayloadT]):
             yield from replay.discard(queries, now=now, limit=at_most, settings=self._core.settings)
         )
 
-    def _stats(self, *, exact: bool) -> Operation[DeadLetterStats]:
+    def stats(self, *, exact: bool) -> Operation[DeadLetterStats]:
+        """Perform :meth:`DeadLetters.stats`."""
         core = self._core
         now = yield from read_clock(core.clock)
         bounds = core.count_bounds(exact=exact)
@@ -165,7 +157,7 @@ class _DeadLetterOperations(Generic[PayloadT]):
             which, str | bytes | Task | Mapping
         )
         chosen: Any = which if several else [which]
-        ids = yield from self._core.identify(
+        ids = yield from self._core.resolve_ids(
             one.id if isinstance(one, Task) else one for one in chosen
         )
         found = yield from lookup.whereabouts(ids, settings)
@@ -183,17 +175,17 @@ class _DeadLetterOperations(Generic[PayloadT]):
         return queue is not None and (self._everywhere or queue == self._core.name)
 
 
-class DeadLetters(_DeadLetterOperations[PayloadT]):
+class DeadLetters(Generic[PayloadT]):
     """The dead letters of a :class:`Queue`, or of several queues of its collection."""
 
-    def __init__(self, core: QueueCore[PayloadT], run: Run, *, everywhere: bool = False) -> None:
-        super().__init__(core, everywhere=everywhere)
-        self._run = run
+    def __init__(self, core: SyncCore[PayloadT], *, everywhere: bool = False) -> None:
+        self._core = core
+        self._operations = DeadLetterOperations(core, everywhere=everywhere)
 
     @property
     def all_queues(self) -> DeadLetters[PayloadT]:
         """The dead letters of all queues of the collection, with the same methods."""
-        return DeadLetters(self._core, self._run, everywhere=True)
+        return DeadLetters(self._core, everywhere=True)
 
     def list(
         self,
@@ -212,7 +204,7 @@ class DeadLetters(_DeadLetterOperations[PayloadT]):
         ``group`` is the message of one of :meth:`groups`.
         """
         which = DeadLetterFilter(code=code, text=text, group=group, since=since, until=until)
-        return self._run(self._page(which, limit, cursor))
+        return self._core.run(self._operations.page(which, limit, cursor))
 
     def replay(
         self,
@@ -237,8 +229,8 @@ class DeadLetters(_DeadLetterOperations[PayloadT]):
             TaskNotFound: The queue has no task with one of the ids; nothing was replayed. With
                 ``missing_ok`` the others are replayed, and the report names the ``missing``.
         """
-        return self._run(
-            self._replay(
+        return self._core.run(
+            self._operations.replay(
                 which,
                 reset_attempts=reset_attempts,
                 delay=delay,
@@ -257,19 +249,19 @@ class DeadLetters(_DeadLetterOperations[PayloadT]):
         Raises:
             TaskNotFound: The queue has no task with this id.
         """
-        return self._run(self._edit_and_replay(task_id, payload, delay))
+        return self._core.run(self._operations.edit_and_replay(task_id, payload, delay))
 
     def groups(self, which: DeadLetterFilter | None = None) -> LetterGroups:
         """Group the dead letters by error code and normalised message, the largest first."""
-        return self._run(self._groups(which or DeadLetterFilter()))
+        return self._core.run(self._operations.groups(which or DeadLetterFilter()))
 
     def count(self, which: Chosen) -> int:
         """Count the dead letters that were chosen, or that a filter matches."""
-        return self._run(self._count(which))
+        return self._core.run(self._operations.count(which))
 
     def missing(self, which: Chosen) -> Sequence[TaskId]:
         """Return those of the given ids that the queue has no task with, dead or not."""
-        return self._run(self._missing(which))
+        return self._core.run(self._operations.missing(which))
 
     def discard(self, which: Chosen, *, limit: int | None = None, missing_ok: bool = False) -> int:
         """Delete dead letters for good; return how many. Tasks that are not dead are left alone.
@@ -278,7 +270,7 @@ class DeadLetters(_DeadLetterOperations[PayloadT]):
             TaskNotFound: The queue has no task with one of the ids; nothing was deleted. With
                 ``missing_ok`` the others are deleted, so that the call is safe to repeat.
         """
-        return self._run(self._discard(which, limit, missing_ok=missing_ok))
+        return self._core.run(self._operations.discard(which, limit, missing_ok=missing_ok))
 
     def stats(self, *, exact: bool = False) -> DeadLetterStats:
         """Count the dead letters in all and by error code.
@@ -286,22 +278,20 @@ class DeadLetters(_DeadLetterOperations[PayloadT]):
         Above ``settings.count_limit`` the total is an estimate, and codes are counted among the
         newest letters; ``exact`` counts everything.
         """
-        return self._run(self._stats(exact=exact))
+        return self._core.run(self._operations.stats(exact=exact))
 
 
-class AsyncDeadLetters(_DeadLetterOperations[PayloadT]):
+class AsyncDeadLetters(Generic[PayloadT]):
     """The dead letters of an :class:`AsyncQueue`: as :class:`DeadLetters`, awaited."""
 
-    def __init__(
-        self, core: QueueCore[PayloadT], run: AsyncRun, *, everywhere: bool = False
-    ) -> None:
-        super().__init__(core, everywhere=everywhere)
-        self._run = run
+    def __init__(self, core: AsyncCore[PayloadT], *, everywhere: bool = False) -> None:
+        self._core = core
+        self._operations = DeadLetterOperations(core, everywhere=everywhere)
 
     @property
     def all_queues(self) -> AsyncDeadLetters[PayloadT]:
         """See :attr:`DeadLetters.all_queues`."""
-        return AsyncDeadLetters(self._core, self._run, everywhere=True)
+        return AsyncDeadLetters(self._core, everywhere=True)
 
     async def list(
         self,
@@ -316,7 +306,7 @@ class AsyncDeadLetters(_DeadLetterOperations[PayloadT]):
     ) -> DeadLetterPage[PayloadT]:
         """See :meth:`DeadLetters.list`."""
         which = DeadLetterFilter(code=code, text=text, group=group, since=since, until=until)
-        return await self._run(self._page(which, limit, cursor))
+        return await self._core.run(self._operations.page(which, limit, cursor))
 
     async def replay(
         self,
@@ -330,8 +320,8 @@ class AsyncDeadLetters(_DeadLetterOperations[PayloadT]):
         missing_ok: bool = False,
     ) -> ReplayReport:
         """See :meth:`DeadLetters.replay`."""
-        return await self._run(
-            self._replay(
+        return await self._core.run(
+            self._operations.replay(
                 which,
                 reset_attempts=reset_attempts,
                 delay=delay,
@@ -346,26 +336,26 @@ class AsyncDeadLetters(_DeadLetterOperations[PayloadT]):
         self, task_id: TaskId, payload: Any, *, delay: Duration | None = None
     ) -> ReplayReport:
         """See :meth:`DeadLetters.edit_and_replay`."""
-        return await self._run(self._edit_and_replay(task_id, payload, delay))
+        return await self._core.run(self._operations.edit_and_replay(task_id, payload, delay))
 
     async def groups(self, which: DeadLetterFilter | None = None) -> LetterGroups:
         """See :meth:`DeadLetters.groups`."""
-        return await self._run(self._groups(which or DeadLetterFilter()))
+        return await self._core.run(self._operations.groups(which or DeadLetterFilter()))
 
     async def count(self, which: Chosen) -> int:
         """See :meth:`DeadLetters.count`."""
-        return await self._run(self._count(which))
+        return await self._core.run(self._operations.count(which))
 
     async def missing(self, which: Chosen) -> Sequence[TaskId]:
         """See :meth:`DeadLetters.missing`."""
-        return await self._run(self._missing(which))
+        return await self._core.run(self._operations.missing(which))
 
     async def discard(
         self, which: Chosen, *, limit: int | None = None, missing_ok: bool = False
     ) -> int:
         """See :meth:`DeadLetters.discard`."""
-        return await self._run(self._discard(which, limit, missing_ok=missing_ok))
+        return await self._core.run(self._operations.discard(which, limit, missing_ok=missing_ok))
 
     async def stats(self, *, exact: bool = False) -> DeadLetterStats:
         """See :meth:`DeadLetters.stats`."""
-        return await self._run(self._stats(exact=exact))
+        return await self._core.run(self._operations.stats(exact=exact))

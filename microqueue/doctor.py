@@ -11,6 +11,7 @@ from typing import Any
 from pymongo import WriteConcern
 
 from microqueue.clock import as_utc
+from microqueue.core import core_of
 from microqueue.insights import read_report
 from microqueue.model import Model
 from microqueue.operations import diagnostics as operations
@@ -42,42 +43,42 @@ def examine(queue: Queue[Any]) -> list[Check]:
     Raises :class:`ServerUnavailable` if there is no server to look at.
     """
     sent = datetime.now(UTC), time.monotonic()
-    hello = queue.run(operations.hello())
+    hello = core_of(queue).run(operations.hello())
     took = timedelta(seconds=time.monotonic() - sent[1])
-    tasks = queue.collections.name
-    findings = queue.run(
+    tasks = core_of(queue).collections.name
+    findings = core_of(queue).run(
         operations.compare_indexes(indexes.task_indexes(queue.settings.retention), tasks)
     )
     checks = [
         describe_place(
-            queue.collections.client.nodes,
-            database=queue.collections.database.name,
+            core_of(queue).collections.client.nodes,
+            database=core_of(queue).collections.database.name,
             collection=tasks,
         ),
-        check_version(queue.run(operations.server_version())),
+        check_version(core_of(queue).run(operations.server_version())),
         check_topology(hello),
         check_clock(as_utc(hello["localTime"]), here=sent[0] + took / 2, uncertain=took / 2),
         check_indexes(findings, tasks, made_on_demand=queue.settings.ensure_indexes),
     ]
     told = queue.settings.model_fields_set
     kept_apart = queue.settings.letters_apart
-    if not kept_apart and queue.run(operations.has_letters_apart(tasks)):
+    if not kept_apart and core_of(queue).run(operations.has_letters_apart(tasks)):
         kept_apart = "dead_letters" not in told
         checks.append(check_dead_letters(tasks, told="dead_letters" in told))
     if kept_apart:
         wanted, name = indexes.dead_letter_indexes(), letters_collection(tasks)
-        there = queue.run(
+        there = core_of(queue).run(
             operations.compare_indexes(wanted, name, target=Target.DEAD_LETTERS),
         )
         checks.append(check_indexes(there, name, made_on_demand=queue.settings.ensure_indexes))
     if findings.existing:
-        checks.append(check_pop(queue.run(operations.explain_pop(queue.name, tasks))))
+        checks.append(check_pop(core_of(queue).run(operations.explain_pop(queue.name, tasks))))
         checks.append(check_retention(findings, told="retention" in told))
         now = queue.now()
-        last, _ = queue.run(maintenance.read_report(tasks))
-        overdue = queue.run(operations.count_overdue(now, most=MOST_COUNTED))
+        last, _ = core_of(queue).run(maintenance.read_report(tasks))
+        overdue = core_of(queue).run(operations.count_overdue(now, most=MOST_COUNTED))
         checks.append(check_sweeper(read_report(last), overdue=overdue, now=now))
-    checks.append(check_write_concern(queue.collections.tasks.write_concern))
+    checks.append(check_write_concern(core_of(queue).collections.tasks.write_concern))
     return checks
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from microqueue.arguments import check_count, check_names, refused
 from microqueue.async_queue import AsyncQueue
-from microqueue.core import QueueCore
+from microqueue.core import QueueCore, core_of
 from microqueue.dlq import DeadLetterFilter
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
@@ -217,7 +217,7 @@ Made: TypeAlias = Callable[[Document, datetime], Any] | None
 Enough: TypeAlias = Callable[[], bool]
 
 
-class _InsightOperations:
+class InsightOperations:
     """The operations, composed for a queue's collection and settings."""
 
     def __init__(self, core: QueueCore[Any]) -> None:
@@ -227,14 +227,15 @@ class _InsightOperations:
     def _now(self) -> Operation[datetime]:
         return (yield from read_clock(self._core.clock))
 
-    def _names(self) -> Operation[list[str]]:
+    def queue_names(self) -> Operation[list[str]]:
         """List all queues: those with tasks, those with dead letters only, and the given one."""
         names = yield from diagnostics.every_queue(self._core.settings)
         return sorted({self._core.name, *names})
 
-    def _overview(self, *, exact: bool) -> Operation[Overview]:
+    def overview(self, *, exact: bool) -> Operation[Overview]:
+        """Perform :meth:`Insights.overview`."""
         now = yield from self._now()
-        names = yield from self._names()
+        names = yield from self.queue_names()
         bounds = self._core.count_bounds(exact=exact)
         sampler = Sampler(bounds, now)
         counter = QueueCounter(names, now, self._core.settings, bounds=bounds, sampler=sampler)
@@ -244,7 +245,7 @@ class _InsightOperations:
         )
         running = yield from stats.running(None, now, limit=MOST_RUNNING)
         registered = yield from workers.list_workers(self._core.collections.name)
-        last, last_active = yield from self._sweeps()
+        last, last_active = yield from self.last_sweeps()
         found = yield from pauses.list_paused(self._core.collections.name)
         paused = {one.queue for one in found}
         names = sorted({*names, *paused})
@@ -261,37 +262,42 @@ class _InsightOperations:
             last_active_sweep=last_active,
         )
 
-    def _stats(self, queues: Iterable[str] | None, *, exact: bool) -> Operation[list[QueueStats]]:
+    def stats(self, queues: Iterable[str] | None, *, exact: bool) -> Operation[list[QueueStats]]:
+        """Perform :meth:`Insights.stats`."""
         names = None if queues is None else check_names("queues", queues)
         now = yield from self._now()
-        chosen = (yield from self._names()) if names is None else names
+        chosen = (yield from self.queue_names()) if names is None else names
         bounds = self._core.count_bounds(exact=exact)
         return (yield from queue_stats(chosen, now, self._core.settings, bounds=bounds))
 
-    def _running(
+    def running(
         self, queue: str | None, limit: int
     ) -> Operation[tuple[datetime, list[RunningTask]]]:
+        """Perform :meth:`Insights.running`."""
         now = yield from self._now()
         found = yield from stats.running(queue, now, limit=check_count("limit", limit))
         return now, found
 
-    def _latency(
+    def latency(
         self, since: Duration, queue: str | None, *, exact: bool
     ) -> Operation[list[Latency]]:
+        """Perform :meth:`Insights.latency`."""
         period = check_duration("since", since)
         now = yield from self._now()
         limit = self._core.count_bounds(exact=exact).limit
         return (yield from latency(now - period, queue, limit=limit))
 
-    def _sweeps(self) -> Operation[tuple[SweepReport | None, SweepReport | None]]:
+    def last_sweeps(self) -> Operation[tuple[SweepReport | None, SweepReport | None]]:
+        """Perform :meth:`Insights.last_sweeps`."""
         last, active = yield from maintenance.read_report(self._core.collections.name)
         return read_report(last), read_report(active)
 
-    def _tasks(
+    def tasks(
         self, which: TaskFilter, limit: int, cursor: str | None, shown: Shown, made: Made
     ) -> Operation[TaskPage]:
+        """Perform :meth:`Insights.tasks`."""
         now = yield from self._now()
-        queues = [] if which.queue is not None else (yield from self._names())
+        queues = [] if which.queue is not None else (yield from self.queue_names())
         found = yield from search.page(
             which,
             queues=queues,
@@ -304,7 +310,7 @@ class _InsightOperations:
         )
         return task_page(now, found)
 
-    def _letters(
+    def letters(
         self,
         queue: str | None,
         which: DeadLetterFilter,
@@ -315,9 +321,10 @@ class _InsightOperations:
         made: Made,
         enough: Enough,
     ) -> Operation[TaskPage]:
+        """Perform :meth:`Insights.letters`."""
         now = yield from self._now()
         found = yield from search.letters(
-            (yield from self._names()) if queue is None else queue,
+            (yield from self.queue_names()) if queue is None else queue,
             which,
             limit=check_count("limit", limit),
             cursor=cursor,
@@ -328,18 +335,19 @@ class _InsightOperations:
         )
         return task_page(now, found)
 
-    def _find(self, text: str) -> Operation[Document | None]:
+    def find(self, text: str) -> Operation[Document | None]:
+        """Perform :meth:`Insights.find`."""
         return (yield from lookup.find_first(candidate_ids(text), self._core.settings))
 
 
-class Insights(_InsightOperations):
+class Insights:
     """The views of a :class:`Queue`'s collection. Safe to share between threads."""
 
     def __init__(self, queue: Queue[Any]) -> None:
         if not isinstance(queue, Queue):
             raise refused("queue", queue, "give a Queue; for an AsyncQueue there is AsyncInsights")
-        super().__init__(queue)
-        self._run = queue.run
+        self._core = core_of(queue)
+        self._operations = InsightOperations(self._core)
 
     def overview(self, *, exact: bool = False) -> Overview:
         """Read how all queues, workers and the sweeper stand.
@@ -347,7 +355,7 @@ class Insights(_InsightOperations):
         Counts above ``settings.count_limit`` are estimates, which ``estimated`` names; ``exact``
         counts everything.
         """
-        return self._run(self._overview(exact=exact))
+        return self._core.run(self._operations.overview(exact=exact))
 
     def stats(
         self, queues: Iterable[str] | None = None, *, exact: bool = False
@@ -358,11 +366,11 @@ class Insights(_InsightOperations):
         each queue has its share of the limit, and what is larger is an estimate, which
         ``estimated`` names; ``exact`` counts everything.
         """
-        return self._run(self._stats(queues, exact=exact))
+        return self._core.run(self._operations.stats(queues, exact=exact))
 
     def running(self, queue: str | None = None, *, limit: int = 200) -> Sequence[RunningTask]:
         """Read the tasks that workers hold, those whose lease ends soonest first."""
-        return self._run(self._running(queue, limit))[1]
+        return self._core.run(self._operations.running(queue, limit))[1]
 
     def latency(
         self,
@@ -377,11 +385,11 @@ class Insights(_InsightOperations):
         newest ``settings.count_limit`` tasks of all queues; if there are more, the result is
         ``estimated``. ``exact`` takes all.
         """
-        return self._run(self._latency(since, queue, exact=exact))
+        return self._core.run(self._operations.latency(since, queue, exact=exact))
 
     def last_sweeps(self) -> tuple[SweepReport | None, SweepReport | None]:
         """Read the report of the last sweep, and of the last that moved something."""
-        return self._run(self._sweeps())
+        return self._core.run(self._operations.last_sweeps())
 
     def tasks(
         self,
@@ -397,7 +405,9 @@ class Insights(_InsightOperations):
         ``made`` makes of each document, and the server's time, what the page holds instead, so
         that large ones are held one after the other.
         """
-        return self._run(self._tasks(which or TaskFilter(), limit, cursor, shown, made))
+        return self._core.run(
+            self._operations.tasks(which or TaskFilter(), limit, cursor, shown, made)
+        )
 
     def letters(
         self,
@@ -417,39 +427,41 @@ class Insights(_InsightOperations):
         ``made`` is as in :meth:`tasks`; ``enough`` may end the page after any letter.
         """
         options: dict[str, Any] = {"shown": shown, "made": made, "enough": enough}
-        return self._run(self._letters(queue, which, limit=limit, cursor=cursor, **options))
+        return self._core.run(
+            self._operations.letters(queue, which, limit=limit, cursor=cursor, **options)
+        )
 
     def queue_names(self) -> list[str]:
         """List all queues: those with tasks, those with dead letters only, and the given one."""
-        return self._run(self._names())
+        return self._core.run(self._operations.queue_names())
 
     def find(self, text: str) -> Document | None:
         """Find a task by its id as people write it."""
-        return self._run(self._find(text))
+        return self._core.run(self._operations.find(text))
 
 
-class AsyncInsights(_InsightOperations):
+class AsyncInsights:
     """The views of an :class:`AsyncQueue`'s collection: as :class:`Insights`, awaited."""
 
     def __init__(self, queue: AsyncQueue[Any]) -> None:
         if not isinstance(queue, AsyncQueue):
             raise refused("queue", queue, "give an AsyncQueue; for a Queue there is Insights")
-        super().__init__(queue)
-        self._run = queue.run
+        self._core = core_of(queue)
+        self._operations = InsightOperations(self._core)
 
     async def overview(self, *, exact: bool = False) -> Overview:
         """See :meth:`Insights.overview`."""
-        return await self._run(self._overview(exact=exact))
+        return await self._core.run(self._operations.overview(exact=exact))
 
     async def stats(
         self, queues: Iterable[str] | None = None, *, exact: bool = False
     ) -> list[QueueStats]:
         """See :meth:`Insights.stats`."""
-        return await self._run(self._stats(queues, exact=exact))
+        return await self._core.run(self._operations.stats(queues, exact=exact))
 
     async def running(self, queue: str | None = None, *, limit: int = 200) -> Sequence[RunningTask]:
         """See :meth:`Insights.running`."""
-        return (await self._run(self._running(queue, limit)))[1]
+        return (await self._core.run(self._operations.running(queue, limit)))[1]
 
     async def latency(
         self,
@@ -459,11 +471,11 @@ class AsyncInsights(_InsightOperations):
         exact: bool = False,
     ) -> list[Latency]:
         """See :meth:`Insights.latency`."""
-        return await self._run(self._latency(since, queue, exact=exact))
+        return await self._core.run(self._operations.latency(since, queue, exact=exact))
 
     async def last_sweeps(self) -> tuple[SweepReport | None, SweepReport | None]:
         """See :meth:`Insights.last_sweeps`."""
-        return await self._run(self._sweeps())
+        return await self._core.run(self._operations.last_sweeps())
 
     async def tasks(
         self,
@@ -475,7 +487,9 @@ class AsyncInsights(_InsightOperations):
         made: Made = None,
     ) -> TaskPage:
         """See :meth:`Insights.tasks`."""
-        return await self._run(self._tasks(which or TaskFilter(), limit, cursor, shown, made))
+        return await self._core.run(
+            self._operations.tasks(which or TaskFilter(), limit, cursor, shown, made)
+        )
 
     async def letters(
         self,
@@ -490,12 +504,14 @@ class AsyncInsights(_InsightOperations):
     ) -> TaskPage:
         """See :meth:`Insights.letters`."""
         options: dict[str, Any] = {"shown": shown, "made": made, "enough": enough}
-        return await self._run(self._letters(queue, which, limit=limit, cursor=cursor, **options))
+        return await self._core.run(
+            self._operations.letters(queue, which, limit=limit, cursor=cursor, **options)
+        )
 
     async def queue_names(self) -> list[str]:
         """See :meth:`Insights.queue_names`."""
-        return await self._run(self._names())
+        return await self._core.run(self._operations.queue_names())
 
     async def find(self, text: str) -> Document | None:
         """See :meth:`Insights.find`."""
-        return await self._run(self._find(text))
+        return await self._core.run(self._operations.find(text))

@@ -26,6 +26,7 @@ except ImportError as exc:
     ) from exc
 
 from microqueue.arguments import refused
+from microqueue.core import core_of
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import MicroqueueError
 from microqueue.insights import Insights
@@ -201,7 +202,7 @@ class QueueCollector(Collector):
         """Put queues together that are read at once."""
         found: dict[Any, dict[str, Queue[Any]]] = {}
         for queue in self._queues:
-            place = queue.collections
+            place = core_of(queue).collections
             key = place.client, place.database.name, place.name, queue.settings.dead_letters
             found.setdefault(key, {})[queue.name] = queue
         return [list(queues.values()) for queues in found.values()]

@@ -5,31 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self
 
 from pymongo import MongoClient
 
-from microqueue.arguments import check_count, check_worker_id
+from microqueue.arguments import check_clock, check_count, check_settings, check_worker_id
 from microqueue.backoff import BackoffPolicy
 from microqueue.clock import Clock
-from microqueue.core import QueueCore
+from microqueue.core import SyncCore
 from microqueue.dead_letters import DeadLetters
 from microqueue.drivers.change_stream import SyncWakeup
-from microqueue.drivers.collections import is_async
+from microqueue.drivers.collections import Collections, is_async
+from microqueue.drivers.connection import Connection
 from microqueue.drivers.retry import CLOSE_SEC
 from microqueue.drivers.sync import SyncDriver, bounded
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, LeaseLost
 from microqueue.new_task import EnqueueReport, NewTask
-from microqueue.operations.call import Operation
 from microqueue.reports import Pause, QueueStats, WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, PayloadT, Task, TaskId, TaskStatus
 
-T = TypeVar("T")
 
-
-class Queue(QueueCore[PayloadT]):
+class Queue(Generic[PayloadT]):
     """A named queue in one MongoDB collection. Safe to share between threads.
 
     Takes a pymongo database, of which it uses the ``tasks`` collection, or a collection.
@@ -50,19 +48,41 @@ class Queue(QueueCore[PayloadT]):
                 f"{type(database_or_collection).__name__} is asynchronous; use AsyncQueue",
                 argument="database_or_collection",
             )
-        super().__init__(
-            database_or_collection,
+        settings, clock = check_settings(settings), check_clock(clock)
+        collections = Collections(database_or_collection)
+        self._core: SyncCore[PayloadT] = SyncCore(
+            SyncDriver(collections, settings=settings, on_retry=clock.forget),
+            collections,
             name,
             settings=settings,
             payload_model=payload_model,
             clock=clock,
         )
-        self._driver = SyncDriver(
-            self.collections,
-            settings=self.settings,
-            on_retry=self.clock.forget,
-        )
-        self.dead_letters: DeadLetters[PayloadT] = DeadLetters(self, self.run)
+        self._dead_letters = DeadLetters(self._core)
+        self._connection: Connection | None = None  # Of from_uri.
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self._core.place})"
+
+    @property
+    def name(self) -> str:
+        """The name of the queue."""
+        return self._core.name
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The settings of the queue."""
+        return self._core.settings
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the queue: the server's, unless another one was given."""
+        return self._core.clock
+
+    @property
+    def dead_letters(self) -> DeadLetters[PayloadT]:
+        """The failed tasks of the queue: list, replay, discard."""
+        return self._dead_letters
 
     @classmethod
     def from_uri(
@@ -81,16 +101,27 @@ class Queue(QueueCore[PayloadT]):
         The database is the URI's, else ``microqueue``. ``client_options`` go to ``MongoClient``.
         A server that is not there is an error after ``settings.server_timeout``, at first use.
         """
-        return cls._connect(
+        settings = check_settings(settings)
+        connection = Connection(
             MongoClient,
             uri,
-            name,
             settings=settings,
-            payload_model=payload_model,
-            clock=clock,
             collection=collection,
             client_options=client_options,
         )
+        try:
+            queue = cls(
+                connection.database_or_collection,
+                name,
+                settings=settings,
+                payload_model=payload_model,
+                clock=clock,
+            )
+        except Exception:
+            connection.abandon()
+            raise
+        queue._connection = connection
+        return queue
 
     def close(self) -> None:
         """Close the client, and the embedded server, if ``from_uri`` opened them."""
@@ -106,13 +137,9 @@ class Queue(QueueCore[PayloadT]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, operation: Operation[T]) -> T:
-        """Run an operation on this queue's collections."""
-        return self._driver.run(operation)
-
     def now(self) -> datetime:
         """Give the time that this queue goes by: the server's."""
-        return self.run(self._now())
+        return self._core.run(self._core.now())
 
     def ensure_indexes(self, *, adjust: bool = True) -> list[str]:
         """Create missing indexes, adjust the retention, and give the names of the new ones.
@@ -121,7 +148,7 @@ class Queue(QueueCore[PayloadT]):
         say. Safe to repeat. Raises :class:`IndexConflict` if an index of another shape is in
         the way.
         """
-        return self.run(self._ensure_indexes(adjust=adjust))
+        return self._core.run(self._core.ensure_indexes(adjust=adjust))
 
     # Produce
 
@@ -163,7 +190,7 @@ class Queue(QueueCore[PayloadT]):
             task_id=task_id,
             headers={} if headers is None else headers,
         )
-        return self.run(self._enqueue(new, session))
+        return self._core.run(self._core.enqueue(new, session))
 
     def enqueue_many(
         self, items: Iterable[PayloadT | NewTask[PayloadT]], *, session: Any = None, **options: Any
@@ -176,7 +203,7 @@ class Queue(QueueCore[PayloadT]):
         long, the first ``settings.batch_size`` or more may be stored: with ``task_id`` or
         ``dedupe_key`` in each item, the call can be made again.
         """
-        return self.run(self._enqueue_many(items, options, session))
+        return self._core.run(self._core.enqueue_many(items, options, session))
 
     # Claim
 
@@ -191,35 +218,41 @@ class Queue(QueueCore[PayloadT]):
         """
         limit = duration_argument("wait", wait)
         check_worker_id(worker_id)
-        task = self.run(self._pop(worker_id))
+        task = self._pop_now(worker_id)
         if task is not None or not limit:
             return task
         deadline = time.monotonic() + limit.total_seconds()
         poll_sec = self.settings.poll_interval.total_seconds()
-        with SyncWakeup(self.collections, [self.name], poll_interval_sec=poll_sec) as wakeup:
+        with SyncWakeup(self._core.collections, [self.name], poll_interval_sec=poll_sec) as wakeup:
             while True:
                 # Once more after the stream opened: a task may have come just before.
-                task = self.run(self._pop(worker_id))
+                task = self._pop_now(worker_id)
                 remaining = deadline - time.monotonic()
                 if task is not None or remaining <= 0:
                     return task
-                look_sec = self.run(self.next_look_sec())
-                wakeup.sleep(remaining if look_sec is None else min(remaining, look_sec))
+                poll_in_sec = self._core.run(self._core.next_poll_sec())
+                wakeup.sleep(remaining if poll_in_sec is None else min(remaining, poll_in_sec))
+
+    def _pop_now(self, worker_id: str | None) -> Task[PayloadT] | None:
+        tasks = self._core.run(self._core.pop(worker_id))
+        return tasks[0] if tasks else None
 
     def pop_many(self, limit: int, *, worker_id: str | None = None) -> list[Task[PayloadT]]:
         """Claim up to ``limit`` tasks at once, under one lease token, in queue order."""
-        return self.run(self._pop_many(check_count("limit", limit), check_worker_id(worker_id)))
+        return self._core.run(
+            self._core.pop_many(check_count("limit", limit), check_worker_id(worker_id))
+        )
 
     # Settle: each raises LeaseLost if the task is no longer this worker's. All are safe to
     # repeat: the same settlement under the same token is a quiet success.
 
     def mark_done(self, task: Task[Any], *, result: Any = None, session: Any = None) -> None:
         """Finish a task. With ``session``, in the caller's transaction: all of it, or nothing."""
-        self.run(self._mark_done(task, result, session))
+        self._core.run(self._core.mark_done(task, result, session))
 
     def mark_done_many(self, tasks: Iterable[Task[Any]]) -> list[LeaseLost]:
         """Finish many tasks with one write per batch popped; give those whose lease was lost."""
-        return self.run(self._mark_done_many(tasks))
+        return self._core.run(self._core.mark_done_many(tasks))
 
     def mark_retry(
         self,
@@ -233,25 +266,25 @@ class Queue(QueueCore[PayloadT]):
 
         ``error`` is a message or an exception. Gives the task's new status.
         """
-        return self.run(self._mark_retry(task, error, code, delay))
+        return self._core.run(self._core.mark_retry(task, error, code, delay))
 
     def mark_failure(self, task: Task[Any], message: object, *, code: str | None = None) -> None:
         """Make a task a dead letter at once, whatever attempts it has left."""
-        self.run(self._mark_failure(task, message, code))
+        self._core.run(self._core.mark_failure(task, message, code))
 
     def touch(self, task: Task[PayloadT], *, extend: Duration | None = None) -> Task[PayloadT]:
         """Renew the lease: it ends ``extend`` from now, or after its usual length."""
-        return self.run(self._touch(task, extend))
+        return self._core.run(self._core.touch(task, extend))
 
     def release(self, task: Task[Any], *, front: bool = False) -> None:
         """Hand a task back unharmed, its attempt refunded; ``front``: first in its priority."""
-        self.run(self._release(task, front=front))
+        self._core.run(self._core.release(task, front=front))
 
     # Inspect and administer
 
     def get(self, task_id: TaskId) -> Task[PayloadT] | None:
         """Read one task, of any queue in the collection."""
-        return self.run(self._get(task_id))
+        return self._core.run(self._core.get(task_id))
 
     def peek(
         self,
@@ -265,7 +298,7 @@ class Queue(QueueCore[PayloadT]):
 
         ``queue`` names another queue of the collection; ``all_queues`` reads them all.
         """
-        return self.run(self._peek(limit, status, queue, all_queues=all_queues))
+        return self._core.run(self._core.peek(limit, status, queue, all_queues=all_queues))
 
     def stats(self, *, exact: bool = False) -> QueueStats:
         """Count the tasks by status, with the age of the oldest ready one and the next due.
@@ -275,11 +308,11 @@ class Queue(QueueCore[PayloadT]):
         Args:
             exact: Count everything. With a million tasks that takes seconds.
         """
-        return self.run(self._stats(exact=exact))
+        return self._core.run(self._core.stats(exact=exact))
 
     def workers(self) -> list[WorkerInfo]:
         """List the workers that have registered and not ended, those of all queues."""
-        return self.run(self._workers())
+        return self._core.run(self._core.workers())
 
     def purge(
         self,
@@ -292,7 +325,7 @@ class Queue(QueueCore[PayloadT]):
 
         ``older_than`` spares what changed since; ``dry_run`` only counts.
         """
-        return self.run(self._purge(status, older_than, dry_run=dry_run))
+        return self._core.run(self._core.purge(status, older_than, dry_run=dry_run))
 
     def cancel(self, task_id: TaskId) -> Task[PayloadT]:
         """Fail a waiting or running task with code ``cancelled``.
@@ -301,7 +334,7 @@ class Queue(QueueCore[PayloadT]):
         lease were lost; what it returns is discarded. Raises :class:`TaskNotFound`, or
         :class:`WrongStatus` if the task is finished.
         """
-        return self.run(self._cancel(task_id))
+        return self._core.run(self._core.cancel(task_id))
 
     # Control
 
@@ -310,12 +343,12 @@ class Queue(QueueCore[PayloadT]):
 
         Takes effect within a second. What already runs goes on; tasks can still be added.
         """
-        return self.run(self._pause(reason))
+        return self._core.run(self._core.pause(reason))
 
     def resume(self) -> bool:
         """Deliver again; tell whether the queue was paused."""
-        return self.run(self._resume())
+        return self._core.run(self._core.resume())
 
     def paused(self) -> Pause | None:
         """Give the pause of this queue, if it is paused."""
-        return self.run(self._paused())
+        return self._core.run(self._core.paused())

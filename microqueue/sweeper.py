@@ -18,7 +18,7 @@ from pymongo.errors import ExecutionTimeout, NetworkTimeout, WTimeoutError
 
 from microqueue.arguments import check_names, check_several, refused
 from microqueue.async_queue import AsyncQueue
-from microqueue.core import QueueCore, worker_name
+from microqueue.core import QueueCore, core_of, worker_name
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import MicroqueueError, ServerUnavailable
 from microqueue.model import Model
@@ -213,7 +213,7 @@ class SweeperCore:
         self.sweeper_id = worker_name()
         self._lock_name = _lock_name(core.collections.name, self.jobs, self._queues)
 
-    def _job(self, name: str, progress: Progress | None = None) -> Operation[Counts]:
+    def job(self, name: str, progress: Progress | None = None) -> Operation[Counts]:
         """Run one job; return what it counted. ``progress`` has that even if it fails."""
         progress = progress or Progress()
         before = progress.counts.copy()
@@ -239,7 +239,8 @@ class SweeperCore:
             yield from dlq_collection.finish_abandoned(now, self._queues, progress)
             yield from dlq_collection.move_all_out(now, self._queues, progress)
 
-    def _acquire(self) -> Operation[tuple[datetime, bool]]:
+    def acquire(self) -> Operation[tuple[datetime, bool]]:
+        """Take the lock; return the time, and whether the lock was free."""
         now = yield from self._core.begin()
         return now, (yield from self._lock(now))
 
@@ -255,7 +256,7 @@ class SweeperCore:
             )
         )
 
-    def _progress(self, acquired_at: datetime) -> Progress:
+    def progress(self, acquired_at: datetime) -> Progress:
         """Begin a sweep that renews its lock between batches, and stops once another has it."""
         renewed_at = acquired_at
 
@@ -269,10 +270,11 @@ class SweeperCore:
 
         return Progress(keep_lock)
 
-    def _release(self) -> Operation[None]:
+    def release(self) -> Operation[None]:
+        """Release the lock."""
         yield from maintenance.release_lock(self._lock_name, token=self.sweeper_id)
 
-    def _store(self, report: SweepReport) -> Operation[None]:
+    def store(self, report: SweepReport) -> Operation[None]:
         """Keep the report for doctor, top and dashboard; a sweep that was skipped has none."""
         if not report.skipped:
             document = report.model_dump(exclude={"skipped", "buried_tasks"})
@@ -282,7 +284,8 @@ class SweeperCore:
             last = not report.taken_over
             yield from maintenance.store_report(place, document, active=report.active, last=last)
 
-    def _finish(self, report: SweepReport) -> SweepReport:
+    def finish(self, report: SweepReport) -> SweepReport:
+        """Log a report and pass it to ``on_report``."""
         hidden = {"sweeper_id", "at", "buried_tasks"}
         moved = {name: value for name, value in report.model_dump(exclude=hidden).items() if value}
         level = logging.INFO if report.ok else logging.ERROR
@@ -301,7 +304,7 @@ def _lock_name(collection: str, jobs: Sequence[str], queues: Sequence[str] | Non
     return f"{whole}:{json.dumps([list(jobs), queues and sorted(set(queues))])}"
 
 
-class Sweeper(SweeperCore):
+class Sweeper:
     """Runs the jobs over a :class:`Queue`'s collection.
 
     Args:
@@ -324,37 +327,44 @@ class Sweeper(SweeperCore):
     ) -> None:
         if not isinstance(queue, Queue):
             raise refused("queue", queue, "give a Queue; for an AsyncQueue there is AsyncSweeper")
-        super().__init__(queue, queues=queues, jobs=jobs, on_report=on_report, lock_ttl=lock_ttl)
-        self._run = queue.run
+        self._core = core_of(queue)
+        self._sweep = SweeperCore(
+            self._core, queues=queues, jobs=jobs, on_report=on_report, lock_ttl=lock_ttl
+        )
         self._stopping = threading.Event()
+
+    @property
+    def sweeper_id(self) -> str:
+        """The id that the sweeper's lock and reports carry."""
+        return self._sweep.sweeper_id
 
     def reclaim_stuck(self) -> int:
         """Take back tasks whose lease expired; give how many, the buried among them."""
-        return sum(self._run(self._job("reclaim_stuck")).values())
+        return sum(self._core.run(self._sweep.job("reclaim_stuck")).values())
 
     def reclaim_orphaned(self) -> int:
         """Take back tasks whose worker's heartbeat ended; give how many, the buried included."""
-        return sum(self._run(self._job("reclaim_orphaned")).values())
+        return sum(self._core.run(self._sweep.job("reclaim_orphaned")).values())
 
     def promote_due(self) -> int:
         """Make delayed tasks ready whose time has come; give how many."""
-        return self._run(self._job("promote_due"))["promoted"]
+        return self._core.run(self._sweep.job("promote_due"))["promoted"]
 
     def bury_exhausted(self) -> int:
         """Fail waiting tasks without attempts left; give how many."""
-        return self._run(self._job("bury_exhausted"))["buried"]
+        return self._core.run(self._sweep.job("bury_exhausted"))["buried"]
 
     def expire_undelivered(self) -> int:
         """Fail waiting tasks whose ``expires_at`` has passed; give how many."""
-        return self._run(self._job("expire_undelivered"))["expired"]
+        return self._core.run(self._sweep.job("expire_undelivered"))["expired"]
 
     def purge_finished(self) -> int:
         """Delete done tasks older than the retention; give how many."""
-        return self._run(self._job("purge_finished"))["purged"]
+        return self._core.run(self._sweep.job("purge_finished"))["purged"]
 
     def move_dead_letters(self) -> int:
         """Move failed tasks to ``tasks_dlq``, where the settings say so; give how many."""
-        return self._run(self._job("move_dead_letters"))["moved"]
+        return self._core.run(self._sweep.job("move_dead_letters"))["moved"]
 
     def run_once(self) -> SweepReport:
         """Run the jobs one after the other; one that fails does not stop the others.
@@ -362,16 +372,16 @@ class Sweeper(SweeperCore):
         A server that is away does, as it would fail them all. The lock is renewed between
         batches; a sweeper that stalled until another took the lock over stops at the next batch.
         """
-        now, acquired = self._run(self._acquire())
-        progress = self._progress(now)
-        tally = Tally(self.sweeper_id, now, progress)
+        now, acquired = self._core.run(self._sweep.acquire())
+        progress = self._sweep.progress(now)
+        tally = Tally(self._sweep.sweeper_id, now, progress)
         if not acquired:
-            return self._finish(tally.report(skipped=True))
+            return self._sweep.finish(tally.report(skipped=True))
         away = False
         try:
-            for job in self.jobs:
+            for job in self._sweep.jobs:
                 try:
-                    self._run(self._job(job, progress))
+                    self._core.run(self._sweep.job(job, progress))
                 except Exception as exc:  # noqa: BLE001 (one job must not stop the others)
                     tally.failed(job, exc)
                     if away := is_away(exc):
@@ -380,11 +390,11 @@ class Sweeper(SweeperCore):
                     break
         finally:
             if not away:  # Else the lock ends by itself.
-                self._run(self._release())
+                self._core.run(self._sweep.release())
         report = tally.report()
         if not away:
-            self._run(self._store(report))
-        return self._finish(report)
+            self._core.run(self._sweep.store(report))
+        return self._sweep.finish(report)
 
     def run_forever(self, every: Duration = 5) -> None:
         """Sweep until :meth:`stop`; an error in one sweep never ends the loop."""
@@ -402,7 +412,7 @@ class Sweeper(SweeperCore):
         self._stopping.set()
 
 
-class AsyncSweeper(SweeperCore):
+class AsyncSweeper:
     """Runs the jobs over an :class:`AsyncQueue`'s collection: as :class:`Sweeper`, awaited."""
 
     def __init__(
@@ -416,50 +426,57 @@ class AsyncSweeper(SweeperCore):
     ) -> None:
         if not isinstance(queue, AsyncQueue):
             raise refused("queue", queue, "give an AsyncQueue; for a Queue there is Sweeper")
-        super().__init__(queue, queues=queues, jobs=jobs, on_report=on_report, lock_ttl=lock_ttl)
-        self._run = queue.run
+        self._core = core_of(queue)
+        self._sweep = SweeperCore(
+            self._core, queues=queues, jobs=jobs, on_report=on_report, lock_ttl=lock_ttl
+        )
         self._stopping = asyncio.Event()
+
+    @property
+    def sweeper_id(self) -> str:
+        """The id that the sweeper's lock and reports carry."""
+        return self._sweep.sweeper_id
 
     async def reclaim_stuck(self) -> int:
         """See :meth:`Sweeper.reclaim_stuck`."""
-        return sum((await self._run(self._job("reclaim_stuck"))).values())
+        return sum((await self._core.run(self._sweep.job("reclaim_stuck"))).values())
 
     async def reclaim_orphaned(self) -> int:
         """See :meth:`Sweeper.reclaim_orphaned`."""
-        return sum((await self._run(self._job("reclaim_orphaned"))).values())
+        return sum((await self._core.run(self._sweep.job("reclaim_orphaned"))).values())
 
     async def promote_due(self) -> int:
         """See :meth:`Sweeper.promote_due`."""
-        return (await self._run(self._job("promote_due")))["promoted"]
+        return (await self._core.run(self._sweep.job("promote_due")))["promoted"]
 
     async def bury_exhausted(self) -> int:
         """See :meth:`Sweeper.bury_exhausted`."""
-        return (await self._run(self._job("bury_exhausted")))["buried"]
+        return (await self._core.run(self._sweep.job("bury_exhausted")))["buried"]
 
     async def expire_undelivered(self) -> int:
         """See :meth:`Sweeper.expire_undelivered`."""
-        return (await self._run(self._job("expire_undelivered")))["expired"]
+        return (await self._core.run(self._sweep.job("expire_undelivered")))["expired"]
 
     async def purge_finished(self) -> int:
         """See :meth:`Sweeper.purge_finished`."""
-        return (await self._run(self._job("purge_finished")))["purged"]
+        return (await self._core.run(self._sweep.job("purge_finished")))["purged"]
 
     async def move_dead_letters(self) -> int:
         """See :meth:`Sweeper.move_dead_letters`."""
-        return (await self._run(self._job("move_dead_letters")))["moved"]
+        return (await self._core.run(self._sweep.job("move_dead_letters")))["moved"]
 
     async def run_once(self) -> SweepReport:
         """See :meth:`Sweeper.run_once`."""
-        now, acquired = await self._run(self._acquire())
-        progress = self._progress(now)
-        tally = Tally(self.sweeper_id, now, progress)
+        now, acquired = await self._core.run(self._sweep.acquire())
+        progress = self._sweep.progress(now)
+        tally = Tally(self._sweep.sweeper_id, now, progress)
         if not acquired:
-            return self._finish(tally.report(skipped=True))
+            return self._sweep.finish(tally.report(skipped=True))
         away = False
         try:
-            for job in self.jobs:
+            for job in self._sweep.jobs:
                 try:
-                    await self._run(self._job(job, progress))
+                    await self._core.run(self._sweep.job(job, progress))
                 except Exception as exc:  # noqa: BLE001 (one job must not stop the others)
                     tally.failed(job, exc)
                     if away := is_away(exc):
@@ -468,11 +485,11 @@ class AsyncSweeper(SweeperCore):
                     break
         finally:
             if not away:  # Else the lock ends by itself.
-                await self._run(self._release())
+                await self._core.run(self._sweep.release())
         report = tally.report()
         if not away:
-            await self._run(self._store(report))
-        return self._finish(report)
+            await self._core.run(self._sweep.store(report))
+        return self._sweep.finish(report)
 
     async def run_forever(self, every: Duration = 5) -> None:
         """See :meth:`Sweeper.run_forever`; cancelling the coroutine ends it too."""

@@ -25,8 +25,9 @@ except ImportError as exc:
         "microqueue.tracing needs opentelemetry-api: pip install 'microqueue[tracing]'"
     ) from exc
 
-from microqueue.core import QueueCore
+from microqueue.async_queue import AsyncQueue
 from microqueue.operations.filters import claim_of
+from microqueue.queue import Queue
 from microqueue.task import Outcome, Task
 from microqueue.worker.hooks import LEASE_LOST, Hooks
 from microqueue.worker.outcomes import Snooze
@@ -43,7 +44,7 @@ def inject(headers: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 @contextmanager
 def producer_span(
-    queue: QueueCore[Any],
+    queue: Queue[Any] | AsyncQueue[Any],
     *,
     headers: Mapping[str, Any] | None = None,
     tracer_provider: TracerProvider | None = None,

@@ -39,6 +39,7 @@ from microqueue import (
     Task,
     TaskStatus,
 )
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.errors import EmbeddedServerError, InvalidArgument
 from microqueue.worker import Worker
@@ -104,7 +105,7 @@ def run_worker(uri: str, worker_id: str) -> None:
     """Ship orders until told to stop, or until the demo itself is gone."""
     logging.getLogger("microqueue").setLevel(logging.ERROR)  # Retries are part of the show.
     with Queue.from_uri(uri, QUEUE, settings=SETTINGS) as queue:
-        visits = queue.collections.database["visits"]
+        visits = core_of(queue).collections.database["visits"]
 
         def ship(order: dict[str, Any]) -> dict[str, Any]:
             time.sleep(order["seconds"])

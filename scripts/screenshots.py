@@ -13,6 +13,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, expect
 
 from microqueue import BackoffPolicy, Queue, QueueSettings, Sweeper
+from microqueue.core import core_of
 from microqueue.dashboard import dashboard
 from microqueue.embedded import EmbeddedServer
 from microqueue.testing import FakeClock
@@ -40,7 +41,7 @@ def main() -> None:
     )
     with EmbeddedServer.start() as server:
         orders: Any = Queue.from_uri(server.uri, name="orders", settings=settings, clock=clock)
-        mail: Any = Queue(orders.collections.tasks, "mail", settings=settings, clock=clock)
+        mail: Any = Queue(core_of(orders).collections.tasks, "mail", settings=settings, clock=clock)
         live_an_hour([(orders, 40), (mail, 12)], clock)
         with (
             at_work(orders, mail, clock=clock),
@@ -108,7 +109,7 @@ def at_work(*queues: Any, clock: FakeClock) -> Iterator[None]:
     while sum(queue.stats().processing for queue in queues) <= CONCURRENCY * len(queues):
         threading.Event().wait(0.05)
     clock.advance(16)  # One lease has ended, the others have not.
-    reports: Any = Queue(first.collections.tasks, "reports", clock=clock)
+    reports: Any = Queue(core_of(first).collections.tasks, "reports", clock=clock)
     reports.enqueue({"month": "May"})
     reports.pause()
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from microqueue.core import core_of
 from microqueue.operations.call import Operation
 from microqueue.operations.diagnostics import has_letters_apart
 from microqueue.queue import Queue
@@ -17,7 +18,8 @@ from microqueue.settings import QueueSettings
 
 def adopt(queue: Queue[Any]) -> None:
     """Let a queue keep its dead letters where they are kept, unless it was told where."""
-    queue.settings = adopted(queue.settings, queue.run, queue.collections.name)
+    core = core_of(queue)
+    core.settings = adopted(core.settings, core.run, core.collections.name)
 
 
 def adopted(

@@ -14,6 +14,7 @@ from microqueue.cli.dlq_detection import adopt
 from microqueue.cli.exit import stop_on_signals
 from microqueue.cli.options import DURATION
 from microqueue.cli.session import Session
+from microqueue.core import core_of
 from microqueue.doctor import Check, describe_expiry, examine
 from microqueue.errors import MicroqueueError
 from microqueue.operations.diagnostics import explain_pop, list_indexes
@@ -135,10 +136,10 @@ def indexes(
     """
     told: dict[str, Any] = {} if retention is None else {"retention": retention}
     with session.connect(**told) as queue:
-        former = _kept_sec(queue.run(list_indexes()))
+        former = _kept_sec(core_of(queue).run(list_indexes()))
         created = queue.ensure_indexes(adjust=bool(told))
-        found = queue.run(list_indexes())
-        used = queue.run(explain_pop(queue.name, queue.collections.name))
+        found = core_of(queue).run(list_indexes())
+        used = core_of(queue).run(explain_pop(queue.name, core_of(queue).collections.name))
     listed: list[dict[str, Any]] = [
         {
             "name": name,

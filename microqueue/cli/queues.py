@@ -19,6 +19,7 @@ from microqueue.cli.exit import stop_on_signals
 from microqueue.cli.options import DURATION, EXACT_HELP
 from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
+from microqueue.core import core_of
 from microqueue.dlq import DeadLetterStats
 from microqueue.insights import Insights
 from microqueue.operations.diagnostics import every_queue
@@ -156,8 +157,10 @@ class AllStats:
 
 
 def _read_all_stats(queue: Queue[Any], *, exact: bool) -> AllStats:
-    pauses = {one.queue: one for one in queue.run(list_paused(queue.collections.name))}
-    names = sorted({*queue.run(every_queue(queue.settings)), *pauses})
+    pauses = {
+        one.queue: one for one in core_of(queue).run(list_paused(core_of(queue).collections.name))
+    }
+    names = sorted({*core_of(queue).run(every_queue(queue.settings)), *pauses})
     return AllStats(
         at=queue.now(),
         queues=Insights(queue).stats(names, exact=exact) if names else [],

@@ -17,6 +17,7 @@ from microqueue.cli.dlq_detection import adopt
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
 from microqueue.cli.options import SharedOptions, with_shared_options
 from microqueue.cli.output import Output
+from microqueue.core import core_of
 from microqueue.dead_letters import DeadLetters
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.drivers.connection import URI_VARIABLE
@@ -57,7 +58,7 @@ class Session:
 
     def queues(self, queue: Queue[Any]) -> list[str]:
         """Return the names of the queues that are used: the given one, or all that exist."""
-        return queue.run(every_queue(queue.settings)) if self.all_queues else [queue.name]
+        return core_of(queue).run(every_queue(queue.settings)) if self.all_queues else [queue.name]
 
     def letters(self, queue: Queue[Any]) -> DeadLetters[Any]:
         """Return the dead letters of the given queue, or of all queues."""

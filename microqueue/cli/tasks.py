@@ -14,6 +14,7 @@ from microqueue.cli import formats, output, prompts, values
 from microqueue.cli.options import DURATION, INSTANT, AllQueues, Reveal
 from microqueue.cli.prompts import DryRun, Yes
 from microqueue.cli.session import Session
+from microqueue.core import core_of
 from microqueue.errors import DuplicateTask, InvalidArgument, TaskNotFound
 from microqueue.masking import TELLING_KEYS, Masker
 from microqueue.operations.diagnostics import queue_names
@@ -236,7 +237,7 @@ def shown(tasks: Iterable[Task[Any]], *, reveal: bool = False) -> list[Task[Any]
 
 def others(queue: Queue[Any]) -> str:
     """Say which other queues there are, to somebody who found this one empty."""
-    names = [name for name in queue.run(queue_names()) if name != queue.name]
+    names = [name for name in core_of(queue).run(queue_names()) if name != queue.name]
     return f" Other queues here: {', '.join(names)} (use -q)." if names else ""
 
 
@@ -383,7 +384,7 @@ def purge(
         if not (dry_run or yes):
             prompts.check_answerable()
         names = session.queues(queue)
-        collection, settings = queue.collections.tasks, queue.settings
+        collection, settings = core_of(queue).collections.tasks, queue.settings
         chosen: list[Queue[Any]] = [Queue(collection, one, settings=settings) for one in names]
 
         def purge_all(*, dry_run: bool = False) -> int:

@@ -21,6 +21,7 @@ from microqueue.cli.dlq_detection import adopt
 from microqueue.cli.exit import stop_on_signals
 from microqueue.cli.options import DURATION
 from microqueue.cli.session import Session
+from microqueue.core import core_of
 from microqueue.drivers.connection import URI_VARIABLE
 from microqueue.embedded import EmbeddedServer, default_directory
 from microqueue.errors import EmbeddedServerError, InvalidArgument, MicroqueueError
@@ -78,7 +79,7 @@ def up(
             page = _dashboard(session, queue, dashboard_port) if with_dashboard else None
             if page is not None:
                 stack.enter_context(page.running())
-            _announce(session, server, queue.run(server_version()), page)
+            _announce(session, server, core_of(queue).run(server_version()), page)
             tell = partial(maintenance.print_sweep, session, quiet=True, stream=True)
             sweeper = Sweeper(queue, on_report=tell)
             _sweep_until(stop, session, server, queue, sweeper, pause=pause)

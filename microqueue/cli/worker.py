@@ -24,7 +24,7 @@ from microqueue.cli.logs import LogLevel
 from microqueue.cli.options import DURATION
 from microqueue.cli.queues import resume_command
 from microqueue.cli.session import Session
-from microqueue.core import worker_name
+from microqueue.core import core_of, worker_name
 from microqueue.errors import MicroqueueError
 from microqueue.operations import workers
 from microqueue.operations.pauses import list_paused
@@ -210,7 +210,8 @@ def _run(job: Job) -> int:
         if router_for(function).coroutines():
             return asyncio.run(_run_async(job, function, first.settings, stop))
         others = [
-            Queue(first.collections.tasks, name, settings=first.settings) for name in job.names[1:]
+            Queue(core_of(first).collections.tasks, name, settings=first.settings)
+            for name in job.names[1:]
         ]
         threads = Worker([first, *others], function, hooks=job.hooks, **job.options)
         stop.pass_on_to(threads.stop)
@@ -232,7 +233,7 @@ def _prepare(queue: Queue[Any], who: str, stop: Stop, *, burst: bool) -> Sequenc
     def prepare() -> None:
         adopt(queue)
         queue.ensure_indexes(adjust=False)
-        pauses[:] = queue.run(list_paused(queue.collections.name))
+        pauses[:] = core_of(queue).run(list_paused(core_of(queue).collections.name))
 
     if burst:
         prepare()
@@ -260,7 +261,7 @@ async def _run_async(job: Job, function: Any, settings: QueueSettings, stop: Sto
             )
         )
         others = [
-            AsyncQueue[Any](first.collections.tasks, name, settings=settings)
+            AsyncQueue[Any](core_of(first).collections.tasks, name, settings=settings)
             for name in job.names[1:]
         ]
         coroutines = AsyncWorker([first, *others], function, hooks=job.hooks, **job.options)
@@ -308,7 +309,7 @@ def _supervise(
                 try:
                     # It stays on the list until the sweeper has looked once more: a claim of its
                     # last moment may reach the server only now.
-                    found = queue.run(
+                    found = core_of(queue).run(
                         workers.reclaim_from(
                             name, queue.now(), queue.settings, concurrency=concurrency
                         )

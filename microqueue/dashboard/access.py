@@ -14,6 +14,7 @@ import anyio.to_thread
 
 from microqueue.arguments import check_name
 from microqueue.async_queue import AsyncQueue
+from microqueue.core import core_of
 from microqueue.dead_letters import AsyncDeadLetters, DeadLetters
 from microqueue.drivers.asynchronous import settled
 from microqueue.insights import AsyncInsights, Insights, Overview
@@ -32,9 +33,10 @@ class Access:
     def __init__(self, queue: AnyQueue) -> None:
         # Payloads are shown and edited as they are stored, so the model is left out.
         self.blocking = isinstance(queue, Queue)
-        self.core = queue
+        self._queue = queue
         self.name = queue.name
-        self.collections = queue.collections
+        self.core = core_of(queue)
+        self.collections = self.core.collections
         self._queues: dict[str, AnyQueue] = {}
         self.insights: Insights | AsyncInsights = (
             Insights(queue) if isinstance(queue, Queue) else AsyncInsights(queue)
@@ -59,7 +61,7 @@ class Access:
 
     async def now(self) -> Any:
         """Give the server's time."""
-        return await self.call(self.core.now)
+        return await self.call(self._queue.now)
 
     def queue(self, name: str | None) -> AnyQueue:
         """Give one of the collection's queues, by name; payloads are left as they are stored."""

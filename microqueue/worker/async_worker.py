@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from microqueue.async_queue import AsyncQueue
-from microqueue.queue import Queue
+from microqueue.core import AsyncCore, SyncCore
 from microqueue.worker.completer import AsyncSettlementBuffer, PendingSettlement
 from microqueue.worker.core import WorkerCore
 from microqueue.worker.effects import Do, Step, perform_async
@@ -25,7 +25,7 @@ from microqueue.worker.waiting import AsyncWorkWaiter
 
 
 async def call_in_thread(
-    handler: Handler, held: InFlightTask, queue: Queue[Any], expect: Callable[[float], None]
+    handler: Handler, held: InFlightTask, queue: SyncCore[Any], expect: Callable[[float], None]
 ) -> Any:
     """Call the function in a thread; if it gives a coroutine, await that here."""
     # Nothing ends a thread: it is only told, and keeps its place until it returns.
@@ -45,7 +45,7 @@ async def call_in_thread(
 logger = logging.getLogger("microqueue.worker")
 
 
-class AsyncWorker(WorkerCore[AsyncQueue[Any]]):
+class AsyncWorker(WorkerCore[AsyncCore[Any]]):
     """Claims tasks in batches, awaits their handlers, and settles in batches.
 
     As :class:`Worker`, awaited. Plain functions are run in threads. A handler that blocks the loop

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from microqueue.core import QueueCore, new_token, worker_name
+from microqueue.core import HasCore, QueueCore, core_of, new_token, worker_name
 from microqueue.errors import AlreadyRunning, InvalidArgument, MicroqueueError
 from microqueue.operations import workers
 from microqueue.task import Claimed
@@ -43,7 +43,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
 
     def __init__(
         self,
-        queue: QueueT | Sequence[QueueT],
+        queue: HasCore[QueueT] | Sequence[HasCore[QueueT]],
         handler: Any,
         *,
         hooks: Sequence[Hooks],
@@ -52,7 +52,8 @@ class WorkerCore(Stopping, Generic[QueueT]):
     ) -> None:
         self.options = WorkerOptions(**options)
         self.worker_id = worker_id or worker_name()
-        self._queues: list[QueueT] = [queue] if isinstance(queue, QueueCore) else list(queue)
+        given = queue if isinstance(queue, Iterable) else [queue]
+        self._queues: list[QueueT] = [core_of(one) for one in given]
         if not self._queues:
             raise InvalidArgument("queue=[] is not valid: give at least one", argument="queue")
         self._router = router_for(handler)
@@ -199,7 +200,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
         """
         if (failed := self._unconfirmed.get(queue)) is not None:
             asked_at = lease_now()
-            found = yield from run_on(queue, queue.claim_again(failed, self.worker_id))
+            found = yield from run_on(queue, queue.recover_claim(failed, self.worker_id))
             del self._unconfirmed[queue]
             if found:
                 return self._take_in(queue, found, asked_at)
@@ -217,7 +218,7 @@ class WorkerCore(Stopping, Generic[QueueT]):
         seen = []
         for group in by_collection(self._queues):
             names = [one.name for one in group if one in opened]
-            seen.append(((yield from run_on(group[0], group[0].look(names))), group))
+            seen.append(((yield from run_on(group[0], group[0].poll(names))), group))
         return PollSummary.of(seen)
 
     def _leave(self, end_by: Callable[[], float]) -> Steps[None]:

@@ -71,7 +71,7 @@ class Context(_Context):
         A lease that ``extend`` made longer than usual stays so; a shorter one is renewed in time.
         """
         at = lease_now()
-        self._touched(self._queue.touch(self._held.task, extend=extend), at)
+        self._touched(self._queue.run(self._queue.touch(self._held.task, extend)), at)
 
 
 class AsyncContext(_Context):
@@ -80,7 +80,7 @@ class AsyncContext(_Context):
     async def touch(self, extend: Duration | None = None) -> None:
         """Renew the lease by hand, as :meth:`Context.touch` does."""
         at = lease_now()
-        self._touched(await self._queue.touch(self._held.task, extend=extend), at)
+        self._touched(await self._queue.run(self._queue.touch(self._held.task, extend)), at)
 
 
 CONTEXT = "context"

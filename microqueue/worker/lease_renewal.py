@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pymongo import MongoClient
 
-from microqueue.core import QueueCore
+from microqueue.core import QueueCore, SyncCore, core_of
 from microqueue.drivers.retry import CLOSE_SEC
 from microqueue.drivers.sync import bounded
 from microqueue.errors import MicroqueueError
@@ -110,7 +110,7 @@ _lock = threading.Lock()
 @contextmanager
 def open_lease_queue(
     queue: QueueCore[Any], *, heartbeat_sec: float = math.inf
-) -> Iterator[Queue[Any]]:
+) -> Iterator[SyncCore[Any]]:
     """Give a blocking queue on the same collection.
 
     Its calls are short, and must be through before a lease ends or the worker counts as dead. So
@@ -129,7 +129,7 @@ def open_lease_queue(
         brief = min(heartbeat_sec, settings.visibility_timeout.total_seconds() / 3)
         limit = min(settings.call_timeout, timedelta(seconds=max(brief, SHORTEST_CALL_SEC)))
         brisk = settings.model_copy(update={"call_timeout": limit})
-        yield Queue(source, queue.name, settings=brisk, clock=queue.clock)
+        yield core_of(Queue(source, queue.name, settings=brisk, clock=queue.clock))
     finally:
         with _lock:
             _users[key] -= 1
@@ -165,14 +165,14 @@ class Registration:
         self._started_at: datetime | None = None
         self.heartbeat_sec = options.heartbeat.total_seconds()
 
-    def beat(self, lease_queues: Mapping[Any, Queue[Any]]) -> None:
+    def beat(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
         """Say it for these queues, each by the blocking one that stands for it."""
         held = self._in_flight.snapshot()
         names = self._tasks()
         registered = None if names is None else sorted(names)[:MOST_NAMES]
         for group in by_collection(lease_queues):
             first = lease_queues[group[0]]
-            now = first.now()
+            now = first.run(first.now())
             self._started_at = self._started_at or now
             info = WorkerInfo(
                 id=self._worker_id,
@@ -191,7 +191,7 @@ class Registration:
             )
             first.run(workers.beat(info))
 
-    def leave(self, lease_queues: Mapping[Any, Queue[Any]]) -> None:
+    def leave(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
         """Say for these queues that it has ended, and holds nothing."""
         for group in by_collection(lease_queues):
             first = lease_queues[group[0]]
@@ -224,7 +224,7 @@ class LeaseRenewer(DueThread):
     def __init__(
         self,
         in_flight: InFlight,
-        lease_queues: Mapping[Any, Queue[Any]],
+        lease_queues: Mapping[Any, SyncCore[Any]],
         registration: Registration,
         *,
         on_lost: Callable[[InFlightTask], None],
@@ -286,12 +286,12 @@ class LeaseRenewer(DueThread):
             with self._undisturbed():
                 self._renew_group(queue, blocking, group)
 
-    def _renew_group(self, queue: Any, blocking: Queue[Any], group: list[InFlightTask]) -> None:
+    def _renew_group(self, queue: Any, blocking: SyncCore[Any], group: list[InFlightTask]) -> None:
         started = lease_now()
         lost = blocking.run(
             renew(
                 [one.task for one in group],
-                now=blocking.now(),
+                now=blocking.run(blocking.now()),
                 timeout=queue.settings.visibility_timeout,
             )
         )
@@ -327,7 +327,7 @@ class LeaseRenewer(DueThread):
             with self._undisturbed():
                 self._tell_taken(blocking, group)
 
-    def _tell_taken(self, blocking: Queue[Any], held: list[InFlightTask]) -> None:
+    def _tell_taken(self, blocking: SyncCore[Any], held: list[InFlightTask]) -> None:
         """Find out which were taken away, and how; what was settled meanwhile is gone, not lost."""
         taken = blocking.run(find_taken([one.claimed for one in held]))
         for one, how in zip(held, taken, strict=True):
@@ -337,7 +337,7 @@ class LeaseRenewer(DueThread):
 
     def _by_queue(
         self, held: Iterable[InFlightTask]
-    ) -> Iterator[tuple[Any, Queue[Any], list[InFlightTask]]]:
+    ) -> Iterator[tuple[Any, SyncCore[Any], list[InFlightTask]]]:
         groups: dict[Any, list[InFlightTask]] = defaultdict(list)
         for one in held:
             groups[one.queue].append(one)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
+from microqueue.core import SyncCore
 from microqueue.drivers import change_stream, mongomock
 from microqueue.drivers.change_stream import Listener
 from microqueue.errors import ServerUnavailable
-from microqueue.queue import Queue
 from microqueue.worker.shutdown import ENDING_SEC, SIGNAL_WAIT_SEC
 from microqueue.worker.threads import DaemonThread, run_in_thread
 
@@ -22,7 +22,7 @@ from microqueue.worker.threads import DaemonThread, run_in_thread
 class _WorkWaiter:
     """Joins the listener of each collection while it sleeps, on the blocking queues."""
 
-    def __init__(self, lease_queues: Mapping[Any, Queue[Any]]) -> None:
+    def __init__(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
         queues = list(lease_queues.values())
         self._in_memory = queues[0].collections.in_memory
         self._opened: list[tuple[Any, Listener]] = []
@@ -57,7 +57,7 @@ class _WorkWaiter:
 class WorkWaiter(_WorkWaiter):
     """For threads."""
 
-    def __init__(self, lease_queues: Mapping[Any, Queue[Any]]) -> None:
+    def __init__(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
         super().__init__(lease_queues)
         self._news = threading.Event()
 
@@ -90,7 +90,7 @@ class WorkWaiter(_WorkWaiter):
 class AsyncWorkWaiter(_WorkWaiter):
     """For coroutines; the listener has a thread of its own."""
 
-    def __init__(self, lease_queues: Mapping[Any, Queue[Any]]) -> None:
+    def __init__(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
         super().__init__(lease_queues)
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()

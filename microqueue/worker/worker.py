@@ -13,6 +13,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+from microqueue.core import SyncCore
 from microqueue.errors import InvalidArgument
 from microqueue.queue import Queue
 from microqueue.worker.completer import PendingSettlement, SettlementBuffer
@@ -94,7 +95,7 @@ class TaskBuffer:
 logger = logging.getLogger("microqueue.worker")
 
 
-class Worker(WorkerCore[Queue[Any]]):
+class Worker(WorkerCore[SyncCore[Any]]):
     """Claims tasks in batches, runs their handlers in threads, and settles in batches.
 
     ``handler`` is a function of the payload, or ``Tasks``. Of several queues, the first that

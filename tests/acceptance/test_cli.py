@@ -23,6 +23,7 @@ from microqueue import sweeper as sweeper_core
 from microqueue.cli import app as cli_app
 from microqueue.cli import formats, values
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
+from microqueue.core import core_of
 from microqueue.embedded import running
 from microqueue.operations.call import Operation
 from tests.acceptance.command_line import PROGRAM, Cli, bury
@@ -320,7 +321,7 @@ def test_dead_letter_is_shown_like_a_task(cli: Cli, queue: Queue[Any]) -> None:
 
 
 def test_replay_by_id_sends_letters_of_any_queue_back(cli: Cli, queue: Queue[Any]) -> None:
-    mails: Queue[Any] = Queue(queue.collections.tasks, "mails")
+    mails: Queue[Any] = Queue(core_of(queue).collections.tasks, "mails")
     ids = [bury(queue, task_id=7), bury(mails, task_id="mail")]
     other = bury(queue)
     report = cli.json("dlq", "replay", "7", "mail", "--delay", "1h")

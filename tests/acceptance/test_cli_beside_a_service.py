@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from microqueue import Queue, QueueSettings
 from microqueue.cli import app as cli_app
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 
 FOREVER_SEC = 2**31 - 1
@@ -92,7 +93,7 @@ def test_up_leaves_the_retention_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with EmbeddedServer.start(home) as server, Queue[Any].from_uri(server.uri) as queue:
         settings = QueueSettings(retention=None)
-        Queue[Any](queue.collections.tasks, settings=settings).ensure_indexes()
+        Queue[Any](core_of(queue).collections.tasks, settings=settings).ensure_indexes()
         command = ["up", "--directory", str(home), "--no-dashboard", "--every", "0.1", "--json"]
         process = subprocess.Popen(
             [sys.executable, "-m", "microqueue.cli", *command], stdout=subprocess.PIPE, text=True
@@ -100,7 +101,7 @@ def test_up_leaves_the_retention_alone(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())["reused"] is True
-            assert kept_sec(queue.collections.database) == FOREVER_SEC
+            assert kept_sec(core_of(queue).collections.database) == FOREVER_SEC
         finally:
             process.terminate()
             process.communicate(timeout=60)

@@ -16,6 +16,7 @@ import pytest
 import microqueue
 from microqueue import NewTask, Queue, QueueSettings
 from microqueue import sweeper as sweeper_core
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import maintenance
 from microqueue.operations.call import Operation
@@ -173,7 +174,7 @@ def test_quiet_sweeper_goes_on_in_silence(database_uri: str, stuck: Queue[Any]) 
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def has_idled() -> bool:
-        last, last_active = stuck.run(maintenance.read_report("tasks"))
+        last, last_active = core_of(stuck).run(maintenance.read_report("tasks"))
         return last_active is not None and last != last_active
 
     wait_for(has_idled)

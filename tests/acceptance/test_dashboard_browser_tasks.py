@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from microqueue import BackoffPolicy, Queue, QueueSettings
+from microqueue.core import core_of
 from microqueue.operations.workers import beat
 from microqueue.reports import WorkerInfo
 from microqueue.testing import FakeClock
@@ -30,7 +31,7 @@ def queue(microqueue_database: Any, microqueue_clock: FakeClock) -> Any:
 
 
 def test_payloads_errors_and_names_are_text_never_markup(visit: Visit, queue: Any) -> None:
-    nasty = Queue(queue.collections.tasks.database, "<b>bold</b>", clock=queue.clock)
+    nasty = Queue(core_of(queue).collections.tasks.database, "<b>bold</b>", clock=queue.clock)
     nasty.enqueue({NASTY: NASTY}, headers={"x": NASTY}, dedupe_key=NASTY)
     task: Any = nasty.pop(worker_id=NASTY)
     nasty.mark_failure(task, NASTY, code=NASTY)
@@ -211,7 +212,7 @@ def register(queue: Any, *names: str) -> None:
         id="w", collection="tasks", host="h", pid=1, queues=[queue.name], concurrency=1, running=0,
         handled=0, started_at=now, heartbeat_at=now, heartbeat_sec=3600, tasks=names,
     )  # fmt: skip
-    queue.run(beat(info))
+    core_of(queue).run(beat(info))
 
 
 def test_a_task_is_enqueued_by_its_name_with_headers(visit: Visit, queue: Any) -> None:

@@ -25,6 +25,7 @@ from pymongo import MongoClient
 
 import microqueue
 from microqueue import Outcome, Queue, Sweeper, TaskStatus
+from microqueue.core import core_of
 from microqueue.testing import FakeClock
 from microqueue.worker import supervisor as supervising
 from microqueue.worker.supervisor import LIFELINE_VARIABLE, NAME_VARIABLE, Supervisor
@@ -172,7 +173,7 @@ def queue(microqueue_database: Any) -> Queue[Any]:
 
 def holders(queue: Queue[Any]) -> Counter[str]:
     """Count the tasks that each worker holds."""
-    found = queue.collections.tasks.find({"status": "processing"}, {"worker_id": 1})
+    found = core_of(queue).collections.tasks.find({"status": "processing"}, {"worker_id": 1})
     return Counter(document["worker_id"] for document in found)
 
 
@@ -202,7 +203,7 @@ def assert_gone(program: Program, queue: Queue[Any]) -> None:
 def sweep_later(queue: Queue[Any]) -> None:
     """Sweep as if minutes had passed: a killed process is on the list until it was missed."""
     later = FakeClock(queue.now())
-    sweeper = Sweeper(Queue[Any](queue.collections.database, clock=later))
+    sweeper = Sweeper(Queue[Any](core_of(queue).collections.database, clock=later))
     for _ in range(2):
         later.advance(60)
         sweeper.reclaim_orphaned()
@@ -216,7 +217,9 @@ def test_killed_process_gives_its_tasks_back_at_once_and_is_replaced(
 ) -> None:
     start_two(program, queue, "--log-format", "json")
     victim, other = queue.workers()
-    held = list(queue.collections.tasks.find({"worker_id": victim.id, "status": "processing"}))
+    held = list(
+        core_of(queue).collections.tasks.find({"worker_id": victim.id, "status": "processing"})
+    )
     running = {number for pid, number in program.started() if pid == victim.pid}
     assert len(running) == 2
 
@@ -315,7 +318,7 @@ def slow_claims(
 
 def claims_under_way(queue: Queue[Any]) -> bool:
     """Tell whether the server is at a claim, which has touched no collection yet."""
-    tasks = queue.collections.tasks
+    tasks = core_of(queue).collections.tasks
     at_it = {"ns": f"{tasks.database.name}.$cmd", "active": True}
     found = tasks.database.client.admin.aggregate([{"$currentOp": {}}, {"$match": at_it}])
     commands = [one["command"] for one in found]

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from microqueue import Queue, QueueSettings, Sweeper
 from microqueue.cli import app as cli_app
+from microqueue.core import core_of
 from microqueue.operations.workers import beat
 from microqueue.reports import WorkerInfo
 
@@ -37,7 +38,7 @@ def queue(microqueue_database: Any, uri: str) -> Queue[Any]:
     dead = queue.pop()
     assert dead is not None
     queue.mark_failure(dead, "boom")
-    queue.run(beat(worker_info(queue, "host:1:abc", ["mail"])))
+    core_of(queue).run(beat(worker_info(queue, "host:1:abc", ["mail"])))
     return queue
 
 
@@ -103,15 +104,15 @@ def test_top_as_json_has_queues_rates_workers_and_what_runs(queue: Queue[Any]) -
 def other(queue: Queue[Any]) -> Queue[Any]:
     """A queue beside the one of mails, in which something runs, is done and has failed."""
     soonest = QueueSettings(visibility_timeout=20)
-    other: Queue[Any] = Queue(queue.collections.tasks, "other", settings=soonest)
+    other: Queue[Any] = Queue(core_of(queue).collections.tasks, "other", settings=soonest)
     other.enqueue_many([{"n": n} for n in range(3)])
     for settle in (other.mark_done, lambda task: other.mark_failure(task, "boom")):
         task = other.pop()
         assert task is not None
         settle(task)
     assert other.pop(worker_id="host:2:def") is not None
-    other.run(beat(worker_info(other, "host:2:def", ["other"])))
-    other.run(beat(worker_info(other, "host:3:ghi", ["mail", "other"])))
+    core_of(other).run(beat(worker_info(other, "host:2:def", ["other"])))
+    core_of(other).run(beat(worker_info(other, "host:3:ghi", ["mail", "other"])))
     return other
 
 

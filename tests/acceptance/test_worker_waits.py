@@ -16,6 +16,7 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
 from microqueue import AsyncQueue, Queue
+from microqueue.core import SyncCore
 from microqueue.embedded import EmbeddedServer
 from microqueue.errors import ServerUnavailable
 from microqueue.worker import AsyncWorker, Worker
@@ -219,15 +220,15 @@ def test_worker_that_is_stopped_while_it_registers_leaves_nothing_behind(
     microqueue_queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, answered = threading.Event(), threading.Event()
-    usual = Queue.run
+    usual = SyncCore.run
 
-    def run(queue: Queue[Any], operation: Any) -> Any:
+    def run(core: SyncCore[Any], operation: Any) -> Any:
         if threading.current_thread().name == "microqueue-start":
             asked.set()
             answered.wait(30)
-        return usual(queue, operation)
+        return usual(core, operation)
 
-    monkeypatch.setattr(Queue, "run", run)
+    monkeypatch.setattr(SyncCore, "run", run)
     worker = Worker(microqueue_queue, lambda _payload: None)
     thread = threading.Thread(target=worker.run)
     thread.start()
@@ -246,9 +247,9 @@ def test_errors_that_no_waiting_helps_are_raised(
     class Refused(Exception):
         pass
 
-    def run(_queue: Queue[Any], _operation: Any) -> Any:
+    def run(_core: SyncCore[Any], _operation: Any) -> Any:
         raise Refused
 
-    monkeypatch.setattr(Queue, "run", run)
+    monkeypatch.setattr(SyncCore, "run", run)
     with pytest.raises(Refused):
         Worker(microqueue_queue, lambda _payload: None).run()

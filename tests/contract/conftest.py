@@ -6,7 +6,7 @@ Tests of checks that happen before any I/O are marked ``one_driver`` and run onc
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import mongomock
@@ -16,6 +16,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, AsyncSweeper, Queue, QueueSettings, Sweeper
+from microqueue.drivers.asynchronous import settled
 from microqueue.embedded import EmbeddedServer
 from microqueue.testing import FakeClock
 
@@ -67,6 +68,19 @@ class Harness:
         if self.blocking:
             return Awaited(Sweeper(queue._blocking, **options))  # noqa: SLF001 (what it wraps)
         return AsyncSweeper(queue, **options)
+
+    def lock(self, sweeper: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """Return functions that take and release the lock of a sweeper."""
+        made = sweeper._blocking if self.blocking else sweeper  # noqa: SLF001 (what it wraps)
+        core, sweep = made._core, made._sweep  # noqa: SLF001 (to hold the lock)
+
+        async def acquire() -> None:
+            await settled(core.run(sweep.acquire()))
+
+        async def release() -> None:
+            await settled(core.run(sweep.release()))
+
+        return acquire, release
 
     async def stored(self, collection: str = "tasks") -> list[dict[str, Any]]:
         """Read the documents as they are stored, through the caller's own options."""

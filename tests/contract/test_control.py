@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from microqueue import InvalidArgument, core
-from microqueue.core import Delivery
+from microqueue.core import QueueCore
 
 
 async def test_paused_queue_takes_tasks_and_delivers_none(queue: Any) -> None:
@@ -76,14 +76,14 @@ async def test_waiting_for_a_paused_queue_costs_a_few_looks(
     harness.clock.advance(1)  # It is due, and nobody makes it ready.
     await queue.pause()
     asked = 0
-    usual = Delivery._pop  # noqa: SLF001 (to count the calls)
+    usual = QueueCore.pop
 
     def counted(self: Any, worker_id: str | None) -> Any:
         nonlocal asked
         asked += 1
         return usual(self, worker_id)
 
-    monkeypatch.setattr(Delivery, "_pop", counted)
+    monkeypatch.setattr(QueueCore, "pop", counted)
     assert await queue.pop(wait=0.3) is None
     assert asked < 25  # Every 20 ms in memory; without a pause it would be hundreds.
 

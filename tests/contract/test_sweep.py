@@ -196,15 +196,15 @@ async def test_only_the_chosen_jobs_run(harness: Harness) -> None:
 
 async def test_sweep_is_skipped_while_another_holds_the_lock(harness: Harness, queue: Any) -> None:
     first, second = harness.sweeper(queue), harness.sweeper(queue)
-    acquire, release = first._acquire, first._release  # noqa: SLF001 (to hold the lock)
-    await queue.run(await acquire() if harness.blocking else acquire())
+    acquire, release = harness.lock(first)
+    await acquire()
     assert (await second.run_once()).skipped
     assert not (await first.run_once()).skipped  # Its own lock; a finished sweep gives it back.
     assert not (await second.run_once()).skipped
-    await queue.run(await acquire() if harness.blocking else acquire())
+    await acquire()
     harness.clock.advance(5)  # The owner died; the lock ends by itself.
     assert not (await second.run_once()).skipped
-    await queue.run(await release() if harness.blocking else release())
+    await release()
 
 
 LIMITS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
@@ -227,8 +227,8 @@ async def test_sweepers_of_other_jobs_or_queues_do_not_wait_for_each_other(
     harness: Harness, queue: Any, held: Any, wanted: Any, skipped: bool
 ) -> None:
     first, second = harness.sweeper(queue, **held), harness.sweeper(queue, **wanted)
-    acquire = first._acquire  # noqa: SLF001 (to hold the lock)
-    await queue.run(await acquire() if harness.blocking else acquire())
+    acquire, _ = harness.lock(first)
+    await acquire()
     assert (await second.run_once()).skipped is skipped
 
 
@@ -287,7 +287,7 @@ async def test_sweep_ends_with_the_first_job_that_finds_the_server_away(
         asked.append(name)
         raise ServerUnavailable("nobody is there") from cause
 
-    monkeypatch.setattr(SweeperCore, "_job", job)
+    monkeypatch.setattr(SweeperCore, "job", job)
     report = await harness.sweeper(queue).run_once()
     assert asked == list(JOBS[:tried])
     assert report.errors == dict.fromkeys(asked, "nobody is there")
@@ -306,7 +306,7 @@ async def test_sweep_that_fails_is_told_in_a_line_and_followed_by_the_next(
             getattr(sweeper, "_blocking", sweeper).stop()
         raise ServerUnavailable("nobody is there")
 
-    monkeypatch.setattr(SweeperCore, "_acquire", acquire)
+    monkeypatch.setattr(SweeperCore, "acquire", acquire)
     await sweeper.run_forever(every=0.01)
     assert [record.getMessage() for record in caplog.records] == [
         "sweep failed; the next one is in 0.01 s: nobody is there"

@@ -20,8 +20,10 @@ from bson import ObjectId
 from pymongo.errors import PyMongoError
 
 from microqueue import DuplicateTask, LeaseLost, Queue, Task, TaskNotFound, WrongStatus
+from microqueue.core import core_of
 from microqueue.errors import OperationFailed
 from microqueue.operations.call import Call, Operation
+from tests.tapping import tap
 
 # TEST_EFFORT=20 looks 20 times as hard, with new examples each time, for as long as that takes.
 EFFORT = int(os.environ.get("TEST_EFFORT", "1"))
@@ -39,17 +41,17 @@ class _Captured(BaseException):
         self.operation = operation
 
 
-class _CapturingQueue(Queue[Any]):
-    def run(self, operation: Operation[Any]) -> NoReturn:
-        raise _Captured(operation)
+def _capture(_usual: Callable[..., Any], operation: Operation[Any]) -> NoReturn:
+    raise _Captured(operation)
 
 
 def operation_of(queue: Queue[Any], use: Callable[[Queue[Any]], object]) -> Operation[Any]:
     """Give the operation that a call of the API would run, without running it."""
     settings = queue.settings.model_copy(update={"ensure_indexes": False})
-    twin = _CapturingQueue(
-        queue.collections.tasks, queue.name, settings=settings, clock=queue.clock
+    twin = Queue[Any](
+        core_of(queue).collections.tasks, queue.name, settings=settings, clock=queue.clock
     )
+    tap(twin, _capture)
     try:
         use(twin)
     except _Captured as captured:
@@ -64,7 +66,7 @@ def perform(queue: Queue[Any], call: Call) -> Any:
         return (yield call)
 
     try:
-        return queue.run(single())
+        return core_of(queue).run(single())
     except OperationFailed as exc:
         if isinstance(exc.__cause__, PyMongoError):
             raise exc.__cause__ from None

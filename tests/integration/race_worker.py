@@ -21,6 +21,7 @@ from pymongo.errors import PyMongoError
 import microqueue
 from microqueue import LeaseLost, Queue, QueueSettings, Sweeper, Task
 from microqueue.operations.call import Call, Operation
+from tests.tapping import tap
 
 
 class Process:
@@ -174,8 +175,12 @@ class DoomedQueue(Queue[Any]):
     WRITES = frozenset({"insert_one", "update_one", "update_many", "replace_one", "delete_one"})
     writes_left: int | None = None
 
-    def run(self, operation: Operation[Any]) -> Any:
-        return super().run(self._watched(operation))
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        tap(self, self._run)
+
+    def _run(self, usual: Callable[..., Any], operation: Operation[Any]) -> Any:
+        return usual(self._watched(operation))
 
     def _watched(self, operation: Operation[Any]) -> Generator[Call, Any, Any]:
         try:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from microqueue import Queue, QueueSettings, Sweeper
+from microqueue.core import core_of
 from microqueue.operations import archive
 from microqueue.operations.call import Operation
 from tests.integration.model import Steps, perform
@@ -26,7 +27,7 @@ def test_a_letter_whose_mover_and_purge_were_both_killed_is_not_taken_to_live_on
     task = queue.pop()
     assert task is not None
     Steps(queue, lambda twin: twin.mark_failure(task, "broken")).until("delete_one")
-    tasks, letters = queue.collections.tasks, queue.collections.dead_letters
+    tasks, letters = core_of(queue).collections.tasks, core_of(queue).collections.dead_letters
     (letter,) = letters.find()
     assert tasks.count_documents({"status": "failed"}) == 1  # The mover died: it is in both.
 
@@ -36,7 +37,7 @@ def test_a_letter_whose_mover_and_purge_were_both_killed_is_not_taken_to_live_on
         call = purge.send(perform(queue, call))
     assert letters.count_documents({"retired_at": None}) == 0
 
-    assert queue.run(purging(letter)) == archive.Purged(deleted=0, superseded=[])
+    assert core_of(queue).run(purging(letter)) == archive.Purged(deleted=0, superseded=[])
     assert tasks.count_documents({}) == 0
     Sweeper(queue).move_dead_letters()
     assert letters.count_documents({"retired_at": None}) == 0

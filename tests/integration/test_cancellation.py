@@ -12,6 +12,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, ServerUnavailable
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 
 
@@ -63,7 +64,7 @@ async def test_pop_that_fails_while_it_is_cancelled_is_cancelled(
         await failing.wait()
         raise ServerUnavailable("gone")
 
-    monkeypatch.setattr(queue, "run", fail)
+    monkeypatch.setattr(core_of(queue), "run", fail)
     attempt = asyncio.create_task(queue.pop())
     await asked.wait()
     attempt.cancel()

@@ -15,6 +15,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import ReadPreference, WriteConcern
 
 from microqueue import InvalidArgument, Queue, TaskStatus
+from microqueue.core import core_of
 
 
 class DecimalCodec(TypeCodec):
@@ -87,16 +88,16 @@ def test_default_write_concern_becomes_majority_and_a_chosen_one_is_kept(
     microqueue_database: Any,
 ) -> None:
     default: Queue[Any] = Queue(microqueue_database)
-    assert default.collections.tasks.write_concern.document == {"w": "majority"}
+    assert core_of(default).collections.tasks.write_concern.document == {"w": "majority"}
     chosen = microqueue_database.tasks.with_options(write_concern=WriteConcern(w=1, j=True))
-    assert Queue(chosen).collections.tasks.write_concern.document == {"w": 1, "j": True}
+    assert core_of(Queue(chosen)).collections.tasks.write_concern.document == {"w": 1, "j": True}
 
 
 def test_reads_go_to_the_primary_whatever_the_callers_preference(microqueue_database: Any) -> None:
     collection = microqueue_database.tasks.with_options(read_preference=ReadPreference.SECONDARY)
     queue: Queue[Any] = Queue(collection)
     queue.enqueue({})
-    assert queue.collections.tasks.read_preference == ReadPreference.PRIMARY
+    assert core_of(queue).collections.tasks.read_preference == ReadPreference.PRIMARY
     assert queue.stats().ready == 1
 
 

@@ -13,6 +13,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 
 from microqueue import AsyncQueue, InvalidArgument, Queue, QueueSettings, ServerUnavailable
+from microqueue.core import core_of
 from microqueue.drivers.asynchronous import settled
 from microqueue.drivers.change_stream import AsyncWakeup
 from microqueue.embedded import EmbeddedServer, running
@@ -52,8 +53,8 @@ def test_timeouts_of_the_uri_win_over_the_settings() -> None:
     options = "serverselectiontimeoutms=200&connectTimeoutMS=200&appName=shop"
     uri = f"mongodb://127.0.0.1:{closed_port()}/?{options}"
     with Queue[Any].from_uri(uri, settings=settings) as queue:
-        assert queue.collections.client.options.pool_options.appname == "shop"
-        assert queue.collections.client.options.pool_options.connect_timeout == 0.2
+        assert core_of(queue).collections.client.options.pool_options.appname == "shop"
+        assert core_of(queue).collections.client.options.pool_options.connect_timeout == 0.2
         with pytest.raises(ServerUnavailable):
             queue.pop()
 
@@ -61,16 +62,16 @@ def test_timeouts_of_the_uri_win_over_the_settings() -> None:
 def test_own_clients_give_up_on_what_has_no_limit_of_its_own() -> None:
     settings = QueueSettings(long_call_timeout=7)
     with Queue[Any].from_uri("mongodb://127.0.0.1/", settings=settings, connect=False) as queue:
-        assert queue.collections.client.options.pool_options.socket_timeout == 7
+        assert core_of(queue).collections.client.options.pool_options.socket_timeout == 7
     uri = "mongodb://127.0.0.1/?socketTimeoutMS=300"
     with Queue[Any].from_uri(uri, settings=settings, connect=False) as queue:
-        assert queue.collections.client.options.pool_options.socket_timeout == 0.3
-        second = queue.collections.second_client()
+        assert core_of(queue).collections.client.options.pool_options.socket_timeout == 0.3
+        second = core_of(queue).collections.second_client()
         assert second is not None
         assert second.options.pool_options.socket_timeout == 0.3
         second.close()
     with MongoClient[Any]("mongodb://127.0.0.1/", connect=False) as client:
-        second = Queue[Any](client.test).collections.second_client()
+        second = core_of(Queue[Any](client.test)).collections.second_client()
         assert second is not None
         assert second.options.pool_options.socket_timeout == 60
         second.close()
@@ -215,7 +216,7 @@ async def test_task_that_comes_after_the_last_look_and_before_the_wait_ends_it(
 ) -> None:
     client = make(microqueue_server.uri)
     queue: AsyncQueue[Any] = AsyncQueue(client[microqueue_database.name])
-    wakeup = AsyncWakeup(queue.collections, [queue.name], poll_interval_sec=60)
+    wakeup = AsyncWakeup(core_of(queue).collections, [queue.name], poll_interval_sec=60)
     async with asyncio.timeout(40), wakeup:
         await queue.enqueue({"n": 1})
         await wakeup.sleep(60)

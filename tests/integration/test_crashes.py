@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from microqueue import BackoffPolicy, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
+from microqueue.core import core_of
 from microqueue.operations.call import Target
 from microqueue.operations.workers import beat
 from microqueue.reports import WorkerInfo
@@ -42,7 +43,7 @@ def registered(
     now = queue.now()
     info = WorkerInfo(
         id=worker_id,
-        collection=queue.collections.name,
+        collection=core_of(queue).collections.name,
         host="h",
         pid=1,
         queues=["default"],
@@ -53,11 +54,11 @@ def registered(
         heartbeat_at=now,
         heartbeat_sec=2,
     )
-    queue.run(beat(info))
+    core_of(queue).run(beat(info))
     if silent_sec:
         assert isinstance(queue.clock, FakeClock)
         missed = {"$set": {"missed_at": now}}
-        queue.collections.at(Target.WORKERS).update_one({"worker_id": worker_id}, missed)
+        core_of(queue).collections.at(Target.WORKERS).update_one({"worker_id": worker_id}, missed)
         queue.clock.advance(silent_sec)
 
 
@@ -163,7 +164,7 @@ def test_poison_is_buried_after_the_allowed_crashes(
 def test_what_surely_had_not_started_gets_its_attempt_back(microqueue_queue: Queue[Any]) -> None:
     queue = microqueue_queue
     tasks = queue.enqueue_many([{"n": n} for n in range(5)]).tasks
-    queue.collections.tasks.update_many({}, {"$set": {"redelivered": True}})
+    core_of(queue).collections.tasks.update_many({}, {"$set": {"redelivered": True}})
     queue.pop_many(5, worker_id="w")
     registered(queue, "w", silent_sec=6, concurrency=2)
     assert Sweeper(queue).reclaim_orphaned() == 5
@@ -181,7 +182,7 @@ def test_only_the_task_that_ran_alone_is_blamed_by_sweepers_of_any_queue(
     for queue in (a, b):
         queue.enqueue({})
         suspicious = {"redelivered": True, "crashes": 2}
-        queue.collections.tasks.update_many({"queue": "a"}, {"$set": suspicious})
+        core_of(queue).collections.tasks.update_many({"queue": "a"}, {"$set": suspicious})
         queue.pop(worker_id="w")
         microqueue_clock.advance(0.001)
     registered(a, "w", silent_sec=6, concurrency=2)

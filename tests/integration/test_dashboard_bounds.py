@@ -15,6 +15,7 @@ from pymongo.errors import ExecutionTimeout
 from pymongo.monitoring import CommandListener
 
 from microqueue import DeadLetterFilter, Queue, QueueSettings
+from microqueue.core import core_of
 from microqueue.dashboard.access import ReadCache
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import dead_letters, paging, search
@@ -51,7 +52,7 @@ def bury(site: Site, messages: list[str], code: str | None = "X") -> None:
     """Make dead letters, the newest last, quickly."""
     site.queue.enqueue_many([{"n": n} for n in range(len(messages))])
     for task in site.queue.pop_many(len(messages)):
-        site.queue.collections.tasks.update_one(
+        core_of(site.queue).collections.tasks.update_one(
             {"_id": task.id},
             {
                 "$set": {

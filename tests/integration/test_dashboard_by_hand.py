@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from microqueue import InvalidArgument, Queue
+from microqueue.core import core_of
 from microqueue.dashboard import dashboard
 from microqueue.operations import workers
 from microqueue.operations.workers import MOST_NAMES
@@ -94,7 +95,7 @@ def register(site: Site, *names: str, queue: str = "default", **fields: Any) -> 
             **fields,
         }
     )
-    site.queue.run(workers.beat(info))
+    core_of(site.queue).run(workers.beat(info))
 
 
 async def test_task_is_enqueued_by_its_name(site: Site) -> None:
@@ -226,7 +227,7 @@ def test_worker_registers_the_names_that_it_serves(
     try:
         wait_for(queue.workers, what="the worker's registration")
         (info,) = queue.workers()
-        (served,) = queue.run(workers.served_names("tasks", queue.now()))
+        (served,) = core_of(queue).run(workers.served_names("tasks", queue.now()))
     finally:
         worker.stop()
         thread.join()

@@ -16,6 +16,7 @@ from pymongo import MongoClient
 from pymongo.monitoring import CommandListener
 
 from microqueue import Queue, QueueSettings
+from microqueue.core import core_of
 from microqueue.dashboard import dashboard, feeds
 from microqueue.dashboard.access import ReadCache
 from microqueue.dashboard.server import DashboardServer
@@ -87,7 +88,7 @@ def browser(app: Any) -> httpx.AsyncClient:
 
 
 async def test_looking_writes_nothing(queue: Queue[Any], counting: Counting) -> None:
-    before = list(queue.collections.tasks.find(sort=[("_id", 1)]))
+    before = list(core_of(queue).collections.tasks.find(sort=[("_id", 1)]))
     counting.clear()
     async with browser(dashboard(queue)) as client:
         for path in PAGE:
@@ -97,7 +98,7 @@ async def test_looking_writes_nothing(queue: Queue[Any], counting: Counting) -> 
             assert (await client.get(path)).status_code == 200
     assert counting.commands, "nothing was counted"
     assert not WRITES & set(counting.commands), counting.commands
-    assert list(queue.collections.tasks.find(sort=[("_id", 1)])) == before
+    assert list(core_of(queue).collections.tasks.find(sort=[("_id", 1)])) == before
 
 
 @pytest.mark.parametrize("path", ["/overview", "/tasks?limit=50", "/dead-letters", "/audit"])
@@ -116,11 +117,12 @@ async def test_refresh_costs_the_same_however_many_look_on(
 def test_one_upstream_serves_all_viewers(queue: Queue[Any], counting: Counting) -> None:
     server = DashboardServer(queue, port=0, heartbeat_sec=0.1)
     other: Queue[Any] = Queue(
-        MongoClient(queue.collections.client.address[0], queue.collections.client.address[1])[
-            queue.collections.database.name
-        ]
+        MongoClient(
+            core_of(queue).collections.client.address[0],
+            core_of(queue).collections.client.address[1],
+        )[core_of(queue).collections.database.name]
     )
-    with other.collections.client, server.running(), ExitStack() as stack:
+    with core_of(other).collections.client, server.running(), ExitStack() as stack:
         viewers = [stack.enter_context(Listener(server.address)) for _ in range(5)]
         counting.clear()
         other.enqueue({})

@@ -16,6 +16,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient, MongoClient
 
 from microqueue import AsyncQueue, BackoffPolicy, DeadLetterFilter, Queue, QueueSettings, Sweeper
+from microqueue.core import core_of
 from microqueue.dashboard import events, feeds
 from microqueue.dashboard.access import Access, ReadCache
 from microqueue.dashboard.events import EventHub, Message, Subscriber
@@ -173,13 +174,13 @@ def test_viewer_hears_of_workers_and_pauses(queue: Queue[Any], live: str) -> Non
             id=name, collection="tasks", host="h", pid=1, queues=["default"], concurrency=1,
             running=0, handled=0, started_at=now, heartbeat_at=now, heartbeat_sec=heartbeat_sec,
         )  # fmt: skip
-        queue.run(beat(info))
+        core_of(queue).run(beat(info))
 
     with serving(queue) as (address, _), Listener(address) as viewer:
         register("stays", heartbeat_sec=60)
         register("dies", heartbeat_sec=0.1)
         viewer.wait_for(lambda: viewer.count("worker.started") == 2)
-        queue.run(leave("stays", "tasks"))
+        core_of(queue).run(leave("stays", "tasks"))
         viewer.wait_for_types("worker.left")
         assert viewer.of("worker.left")[0]["workers"] == ["stays"]
         time.sleep(1)  # Three heartbeats of a tenth of a second are missed, and seen to be.
@@ -492,7 +493,7 @@ async def test_asynchronous_queue_is_listened_to_as_well(
     client: Any = (AsyncMongoClient if driver == "pymongo" else AsyncIOMotorClient)(
         microqueue_server.uri
     )
-    name = queue.collections.database.name
+    name = core_of(queue).collections.database.name
     shown: AsyncQueue[Any] = AsyncQueue(client[name], settings=SETTINGS)
     hub = EventHub(Access(shown), DashboardOptions(), ReadCache(0.0))
     stream = hub.follow(None)
@@ -522,7 +523,7 @@ async def test_what_happens_between_opening_and_reading_is_told(
 ) -> None:
     make: Any = AsyncMongoClient if driver == "pymongo" else AsyncIOMotorClient
     client = make(microqueue_server.uri)
-    feed = ChangeFeed(Access(AsyncQueue(client[queue.collections.database.name])))
+    feed = ChangeFeed(Access(AsyncQueue(client[core_of(queue).collections.database.name])))
     await asyncio.to_thread(queue.enqueue, {}, task_id="before")
     assert await feed.open()
     await asyncio.to_thread(queue.enqueue, {}, task_id="between")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from microqueue import Queue
+from microqueue.core import core_of
 from microqueue.dlq import DeadLetterFilter
 from microqueue.operations import dead_letters
 from microqueue.operations.indexes import index_names
@@ -18,7 +19,7 @@ QUEUES = ("default", "billing", "mail")
 
 def bury(site: Site, queue: str, message: str = "boom", code: str = "Boom") -> Any:
     owner: Queue[Any] = Queue(
-        site.queue.collections.tasks, queue, settings=site.queue.settings, clock=site.clock
+        core_of(site.queue).collections.tasks, queue, settings=site.queue.settings, clock=site.clock
     )
     owner.enqueue({"queue": queue})
     task = owner.pop()

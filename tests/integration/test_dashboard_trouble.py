@@ -13,6 +13,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, Queue, QueueSettings
+from microqueue.core import core_of
 from microqueue.dashboard import events, feeds
 from microqueue.dashboard.access import Access, ReadCache
 from microqueue.dashboard.events import EventHub
@@ -48,7 +49,7 @@ def test_viewer_hears_of_tasks_whose_ids_are_odd(
 ) -> None:
     if live == "polling":
         monkeypatch.setattr(feeds.ChangeFeed, "open", never_open)
-    tasks = queue.collections.tasks
+    tasks = core_of(queue).collections.tasks
     with serving(queue) as (address, _), Listener(address) as viewer:
         for task_id in ODD_IDS:
             now = queue.now()
@@ -72,7 +73,7 @@ async def never_open(_feed: Any) -> bool:
 
 def test_viewer_hears_what_happens_after_the_database_was_dropped(queue: Queue[Any]) -> None:
     with serving(queue) as (address, context), Listener(address) as viewer:
-        queue.collections.client.drop_database(queue.collections.database.name)
+        core_of(queue).collections.client.drop_database(core_of(queue).collections.database.name)
         viewer.wait_for(lambda: ["reset"] in [one["types"] for one in viewer.of("refresh")])
         assert viewer.of("task.changed") == [], "of no task is it known that it changed"
         queue.enqueue({})
@@ -90,11 +91,13 @@ async def test_stream_that_has_ended_is_not_asked_for_ever(
         client = (AsyncMongoClient if driver == "pymongo" else AsyncIOMotorClient)(
             microqueue_server.uri
         )
-        shown = AsyncQueue(client[queue.collections.database.name])
+        shown = AsyncQueue(client[core_of(queue).collections.database.name])
     await asyncio.to_thread(queue.enqueue, {})
     feed = ChangeFeed(Access(shown))
     assert await feed.open()
-    await asyncio.to_thread(queue.collections.client.drop_database, queue.collections.database.name)
+    await asyncio.to_thread(
+        core_of(queue).collections.client.drop_database, core_of(queue).collections.database.name
+    )
     async with asyncio.timeout(40):
         with pytest.raises(feeds.FeedEnded):
             while True:

@@ -7,6 +7,7 @@ import pytest
 from pymongo import WriteConcern
 
 from microqueue import Queue, QueueSettings, Sweeper
+from microqueue.core import core_of
 from microqueue.doctor import (
     Check,
     check_clock,
@@ -142,7 +143,9 @@ def test_queue_that_nobody_has_swept_gets_an_advice_until_a_lease_expires(
 def test_lease_that_expires_in_any_queue_is_told(
     microqueue_queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
-    other: Queue[Any] = Queue(microqueue_queue.collections.tasks, "other", clock=microqueue_clock)
+    other: Queue[Any] = Queue(
+        core_of(microqueue_queue).collections.tasks, "other", clock=microqueue_clock
+    )
     other.enqueue({})
     other.pop()
     microqueue_clock.advance(3600)

@@ -13,6 +13,7 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from microqueue import Queue, QueueSettings
+from microqueue.core import core_of
 from microqueue.embedded import find_mongod
 from microqueue.embedded.probe import any_free_port
 from tests.waiting import wait_for
@@ -60,7 +61,7 @@ def test_killed_primary_costs_a_wait_and_no_task(
     settings = QueueSettings(server_timeout=0.5, retry_deadline=60)
     uri = f"mongodb://{hosts}/test?replicaSet=trio"
     with Queue[Any].from_uri(uri, settings=settings) as queue:
-        client = queue.collections.client
+        client = core_of(queue).collections.client
         wait_for(lambda: client.primary is not None, 60, ignoring=(PyMongoError,))
         queue.ensure_indexes()
         for n in range(5):

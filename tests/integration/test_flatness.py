@@ -10,6 +10,7 @@ import pytest
 from pymongo import MongoClient
 
 from microqueue import Queue, Sweeper
+from microqueue.core import core_of
 from microqueue.new_task import NewTask
 from microqueue.operations.enqueue import new_document
 from microqueue.settings import QueueSettings
@@ -64,7 +65,7 @@ HOT: dict[str, Callable[[Queue[Any]], Any]] = {
 
 @pytest.mark.parametrize("name", HOT)
 def test_examines_at_most_two_keys_whatever_the_backlog(large_queue: Queue[Any], name: str) -> None:
-    with profiled(large_queue.collections.database) as recorded:
+    with profiled(core_of(large_queue).collections.database) as recorded:
         HOT[name](large_queue)
     assert recorded, "the profiler saw nothing"
     plans = {str(entry.get("planSummary")) for entry in recorded}
@@ -74,7 +75,7 @@ def test_examines_at_most_two_keys_whatever_the_backlog(large_queue: Queue[Any],
 
 
 def test_batch_claim_examines_only_what_it_claims(large_queue: Queue[Any]) -> None:
-    with profiled(large_queue.collections.database) as recorded:
+    with profiled(core_of(large_queue).collections.database) as recorded:
         assert len(large_queue.pop_many(100)) == 100
     keys = {entry["op"]: entry["keysExamined"] for entry in recorded if entry["keysExamined"]}
     assert keys["query"] == 100
@@ -85,7 +86,7 @@ def test_batch_claim_examines_only_what_it_claims(large_queue: Queue[Any]) -> No
 def test_settling_finds_the_task_by_its_id(large_queue: Queue[Any]) -> None:
     task = large_queue.pop()
     assert task is not None
-    with profiled(large_queue.collections.database) as recorded:
+    with profiled(core_of(large_queue).collections.database) as recorded:
         large_queue.mark_done(task)
     assert [entry["planSummary"] for entry in recorded] == ["IDHACK"] or all(
         entry["keysExamined"] == 1 for entry in recorded
@@ -94,7 +95,7 @@ def test_settling_finds_the_task_by_its_id(large_queue: Queue[Any]) -> None:
 
 def test_duplicate_is_found_by_its_key(large_queue: Queue[Any]) -> None:
     large_queue.enqueue({}, dedupe_key="k", eta=datetime.now(UTC) + timedelta(days=1))
-    with profiled(large_queue.collections.database) as recorded:
+    with profiled(core_of(large_queue).collections.database) as recorded:
         report = large_queue.enqueue_many([{}], dedupe_key="k")
         assert len(report.duplicates) == 1
     assert "COLLSCAN" not in {str(entry.get("planSummary")) for entry in recorded}

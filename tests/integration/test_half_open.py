@@ -26,6 +26,7 @@ from microqueue import (
     TaskStatus,
 )
 from microqueue.clock import as_utc
+from microqueue.core import core_of
 from microqueue.drivers.asynchronous import settled
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import claim
@@ -90,7 +91,7 @@ class Caller:
 
     def hasten(self, settings: QueueSettings) -> None:
         """Give the calls from now on less time, on the same connections."""
-        self.queue = type(self.queue)(self.queue.collections.tasks, settings=settings)
+        self.queue = type(self.queue)(core_of(self.queue).collections.tasks, settings=settings)
         self.sweeper = type(self.sweeper)(self.queue)
 
     def close(self) -> None:
@@ -191,7 +192,7 @@ def test_several_dead_connections_cost_one_attempt(
         def sleep() -> Any:
             """Keep a connection busy, so that the next call opens another."""
             command = {"sleep": 1, "millis": 500, "lock": "none"}
-            return caller.queue.collections.client.admin.command(command)
+            return core_of(caller.queue).collections.client.admin.command(command)
 
         if kind in {"blocking", "from_uri"}:
             crowd = [threading.Thread(target=sleep) for _ in range(6)]
@@ -233,7 +234,7 @@ def test_claim_whose_reply_never_came_is_found_by_its_token(
         lease = Lease(token="t", worker_id="w", started_at=now, expires_at=later)
         assert proxy.drop_replies() > 0
         # The claim reaches the server, and is not repeated; the look for it is.
-        document = caller(lambda: caller.queue.run(claim.pop("default", lease)))
+        document = caller(lambda: core_of(caller.queue).run(claim.pop("default", lease)))
         assert (document["_id"], document["attempts"]) == (task.id, 1)
 
 

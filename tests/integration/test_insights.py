@@ -21,6 +21,7 @@ from microqueue import (
     QueueSettings,
     Sweeper,
 )
+from microqueue.core import core_of
 from microqueue.dashboard.payloads import Redactor
 from microqueue.embedded import EmbeddedServer
 from microqueue.insights import AsyncInsights, Insights, TaskFilter
@@ -140,7 +141,7 @@ def test_workers_are_shown_with_what_they_hold_and_whether_they_live(
 ) -> None:
     now = clock.now()
     for name in ("a", "b"):
-        mail.run(
+        core_of(mail).run(
             beat(
                 WorkerInfo(
                     id=name,
@@ -304,7 +305,7 @@ def test_tasks_are_filtered(
 
 def slow_server(monkeypatch: pytest.MonkeyPatch, queue: Queue[Any]) -> None:
     """Have every search with a limit of time run out of it."""
-    real = queue.collections.tasks.find
+    real = core_of(queue).collections.tasks.find
 
     def find(*arguments: Any, max_time_ms: int | None = None, **options: Any) -> Any:
         if max_time_ms is not None:
@@ -319,7 +320,7 @@ def slow_server(monkeypatch: pytest.MonkeyPatch, queue: Queue[Any]) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._tasks, name)
 
-    monkeypatch.setattr(queue.collections, "tasks", Slow(queue.collections.tasks))
+    monkeypatch.setattr(core_of(queue).collections, "tasks", Slow(core_of(queue).collections.tasks))
 
 
 def test_walk_that_takes_too_long_stops_and_goes_on_from_there(
@@ -579,7 +580,7 @@ async def test_async_insights_tell_the_same(
     popped(mail)
     Sweeper(mail).run_once()
     async with AsyncMongoClient[Any](microqueue_server.uri) as client:
-        database = client[mail.collections.database.name]
+        database = client[core_of(mail).collections.database.name]
         queue: AsyncQueue[Any] = AsyncQueue(database, "mail", settings=SETTINGS, clock=clock)
         there, here = AsyncInsights(queue), Insights(mail)
         assert await there.overview() == here.overview()
@@ -650,7 +651,7 @@ VIEWS: dict[str, tuple[Callable[[Insights], Any], int]] = {
 @pytest.mark.parametrize("name", VIEWS)
 def test_view_is_read_on_an_index(large: Queue[Any], name: str) -> None:
     view, most = VIEWS[name]
-    with profiled(large.collections.database) as recorded:
+    with profiled(core_of(large).collections.database) as recorded:
         view(Insights(large))
     assert recorded, "the profiler saw nothing"
     assert "COLLSCAN" not in {str(entry.get("planSummary")) for entry in recorded}
@@ -666,7 +667,7 @@ def test_second_page_costs_no_more_than_the_first(large: Queue[Any]) -> None:
     cursor = insights.tasks(limit=50).next_cursor
     for _ in range(20):
         cursor = insights.tasks(limit=50, cursor=cursor).next_cursor
-    with profiled(large.collections.database) as recorded:
+    with profiled(core_of(large).collections.database) as recorded:
         assert len(insights.tasks(limit=50, cursor=cursor).documents) == 50
     keys = sum(entry.get("keysExamined", 0) for entry in recorded)
     assert keys <= 200, [entry["planSummary"] for entry in recorded]

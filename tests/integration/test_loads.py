@@ -9,6 +9,7 @@ import pytest
 from pymongo.errors import PyMongoError
 
 from microqueue import NewTask, Queue
+from microqueue.core import core_of
 from microqueue.operations import bulk_load
 from microqueue.operations.call import Operation
 from microqueue.operations.enqueue import new_document
@@ -50,7 +51,7 @@ def test_a_load_that_is_given_up_takes_no_row_of_another_away(
 ) -> None:
     queue: Queue[Any] = Queue(microqueue_database, NAME)
     queue.ensure_indexes()
-    assert queue.run(loading(queue, "given up", keyed=keyed)) == (3, 0)
+    assert core_of(queue).run(loading(queue, "given up", keyed=keyed)) == (3, 0)
 
     def meddled() -> Operation[tuple[int, int]]:
         """Load the same rows, and have the other load given up before some call."""
@@ -59,7 +60,7 @@ def test_a_load_that_is_given_up_takes_no_row_of_another_away(
         try:
             while True:
                 if refused and call.method == before:
-                    queue.run(bulk_load.abandon([NAME], "given up"))
+                    core_of(queue).run(bulk_load.abandon([NAME], "given up"))
                     refused = False
                 try:
                     reply = yield call
@@ -71,10 +72,10 @@ def test_a_load_that_is_given_up_takes_no_row_of_another_away(
         except StopIteration as ended:
             return cast("tuple[int, int]", ended.value)
 
-    inserted, known = queue.run(meddled())
+    inserted, known = core_of(queue).run(meddled())
     assert inserted + known == 3
-    queue.run(bulk_load.abandon([NAME], "given up"))
-    assert queue.run(bulk_load.release([NAME], "other", NOW)) == 3
+    core_of(queue).run(bulk_load.abandon([NAME], "given up"))
+    assert core_of(queue).run(bulk_load.release([NAME], "other", NOW)) == 3
     assert sorted(task.payload["n"] for task in queue.pop_many(9)) == [0, 1, 2]
 
 
@@ -82,6 +83,6 @@ def test_rows_whose_keys_are_taken_stay_out(microqueue_database: Any) -> None:
     queue: Queue[Any] = Queue(microqueue_database, NAME)
     queue.enqueue({"n": 0}, dedupe_key="row-0")
     queue.enqueue({"n": 1}, dedupe_key="row-1")
-    assert queue.run(loading(queue, "load", keyed=False)) == (1, 2)
-    assert queue.run(loading(queue, "load", keyed=False)) == (1, 2)
-    assert queue.run(bulk_load.release([NAME], "load", NOW)) == 1
+    assert core_of(queue).run(loading(queue, "load", keyed=False)) == (1, 2)
+    assert core_of(queue).run(loading(queue, "load", keyed=False)) == (1, 2)
+    assert core_of(queue).run(bulk_load.release([NAME], "load", NOW)) == 1

@@ -27,6 +27,7 @@ from microqueue import (
     QueueSettings,
     ServerUnavailable,
 )
+from microqueue.core import core_of
 from microqueue.operations import dlq_collection, filters
 from tests.integration.model import Steps, perform
 from tests.integration.proxy import Proxy
@@ -103,7 +104,7 @@ def hurried(queue: Queue[Any]) -> Queue[Any]:
     """Give the same queue with little patience for what takes long now."""
     options = {"call_timeout": timedelta(seconds=0.3), "retry_deadline": timedelta(0)}
     settings = queue.settings.model_copy(update=options)
-    return Queue(queue.collections.tasks, queue.name, settings=settings)
+    return Queue(core_of(queue).collections.tasks, queue.name, settings=settings)
 
 
 def successor(kind: str, uri: str) -> Callable[[], Any]:
@@ -234,7 +235,7 @@ def test_a_dead_letter_that_only_the_primary_has_is_not_taken_from_the_tasks(
         queue.enqueue({}, task_id="letter")
         task = popped(queue)
         Steps(queue, lambda twin: twin.mark_failure(task, "no")).until("update_one").step()
-        (failed,) = queue.collections.tasks.find(filters.DEAD)
+        (failed,) = core_of(queue).collections.tasks.find(filters.DEAD)
         with trio.without_replication() as primary:
             letters = primary.client.test.tasks_dlq.with_options(write_concern=ONE)
             letters.insert_one({**failed, "version": 0})  # By a mover that was killed then.

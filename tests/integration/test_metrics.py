@@ -17,6 +17,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.monitoring import CommandListener
 
 from microqueue import AsyncQueue, BackoffPolicy, InvalidArgument, Queue, QueueSettings, Sweeper
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.metrics import PrometheusHooks, QueueCollector, SweepMetrics
 from microqueue.testing import FakeClock
@@ -39,7 +40,7 @@ def run(
 
     async def run_asyncio(handler: Any, **options: Any) -> None:
         async with AsyncMongoClient[Any](microqueue_server.uri) as client:
-            database = client[microqueue_queue.collections.database.name]
+            database = client[core_of(microqueue_queue).collections.database.name]
             queue: AsyncQueue[Any] = AsyncQueue(
                 database, settings=microqueue_queue.settings, clock=microqueue_queue.clock
             )

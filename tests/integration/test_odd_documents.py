@@ -11,6 +11,8 @@ from bson import Decimal128
 from bson.datetime_ms import DatetimeMS
 
 from microqueue import DeadLetterFilter, Queue, QueueSettings, Sweeper, TaskStatus
+from microqueue.core import core_of
+from microqueue.sweeper import SweeperCore
 from microqueue.testing import FakeClock
 from microqueue.worker import Worker
 
@@ -58,7 +60,7 @@ def make_odd(queue: Queue[Any], task_id: Any, name: str) -> None:
         update["$set"] = given
     if gone := {key: "" for key, value in changes.items() if value is MISSING}:
         update["$unset"] = gone
-    queue.collections.tasks.update_one({"_id": task_id}, update)
+    core_of(queue).collections.tasks.update_one({"_id": task_id}, update)
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -89,7 +91,7 @@ def test_task_whose_id_is_a_document_stops_nothing_but_itself(
 ) -> None:
     queue = microqueue_queue
     first, second, third = queue.enqueue_many([{"n": n} for n in range(3)]).tasks
-    tasks = queue.collections.tasks
+    tasks = core_of(queue).collections.tasks
     document = tasks.find_one_and_delete({"_id": second.id})
     tasks.insert_one({**document, "_id": {"of": ["another", "make"]}})
     microqueue_clock.advance(60)  # So that a claim trusts what it has read.
@@ -156,14 +158,14 @@ def test_one_failing_job_does_not_stop_the_others(
     assert isinstance(clock, FakeClock)
     clock.advance(timedelta(seconds=1))
     sweeper = Sweeper(microqueue_queue)
-    usual = sweeper._job  # noqa: SLF001 (to fail one of them)
+    usual = SweeperCore.job
 
-    def job(name: str, progress: Any) -> Any:
+    def job(core: SweeperCore, name: str, progress: Any) -> Any:
         if name == "reclaim_stuck":
             raise KeyError("a bug")
-        return usual(name, progress)
+        return usual(core, name, progress)
 
-    monkeypatch.setattr(sweeper, "_job", job)
+    monkeypatch.setattr(SweeperCore, "job", job)
     report = sweeper.run_once()
     assert report.promoted == 1
     assert not report.ok

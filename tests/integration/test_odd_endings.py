@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from microqueue import OperationFailed, Outcome, Queue, QueueSettings, Sweeper, Task, TaskStatus
+from microqueue.core import core_of
 from microqueue.testing import FakeClock
 from tests.integration.rig import Rig
 from tests.integration.test_crashes import registered
@@ -23,7 +24,7 @@ HISTORIES = pytest.mark.parametrize("history", [None, "x", {"a": 1}], ids=repr)
 
 
 def edit(queue: Queue[Any], task_id: Any, **changes: Any) -> None:
-    queue.collections.tasks.update_one({"_id": task_id}, {"$set": changes})
+    core_of(queue).collections.tasks.update_one({"_id": task_id}, {"$set": changes})
 
 
 def stored(queue: Queue[Any], task_id: Any) -> Task[Any]:
@@ -147,7 +148,7 @@ def test_lost_lease_of_a_broken_history_is_told(queue: Queue[Any]) -> None:
     tasks = queue.pop_many(3)
     edit(queue, tasks[1].id, history="x", lease_token="another's")
     assert [lost.task_id for lost in queue.mark_done_many(tasks)] == [tasks[1].id]
-    assert queue.collections.tasks.find_one({"_id": tasks[1].id})["history"] == "x"
+    assert core_of(queue).collections.tasks.find_one({"_id": tasks[1].id})["history"] == "x"
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -247,5 +248,5 @@ def test_task_that_cannot_even_be_buried_is_told_after_all_others_are_back(
 
 def refuses(queue: Queue[Any], documents: dict[str, Any]) -> None:
     """Give the collection a rule by which it refuses some documents."""
-    tasks = queue.collections.tasks
+    tasks = core_of(queue).collections.tasks
     tasks.database.command("collMod", tasks.name, validator={"$nor": [documents]})

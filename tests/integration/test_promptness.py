@@ -27,6 +27,7 @@ from pymongo.monitoring import (
 from pymongo.synchronous.collection import Collection
 
 from microqueue import AsyncQueue, Queue, TaskStatus
+from microqueue.core import core_of
 from microqueue.drivers import change_stream
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import AsyncWorker, Retry, Worker
@@ -384,7 +385,7 @@ def test_worker_on_a_standalone_server_polls(lone_crew: Crew) -> None:
 def test_burst_on_a_standalone_server_drains_the_queue(lone_crew: Crew) -> None:
     lone_crew.queue().enqueue_many([{"n": n} for n in range(300)])
     seen: list[int] = []
-    rig = Rig(lone_crew.kind, lone_crew.uri, lone_crew.queue().collections.database)
+    rig = Rig(lone_crew.kind, lone_crew.uri, core_of(lone_crew.queue()).collections.database)
     assert rig.run(lambda payload: seen.append(payload["n"])) == 300
     assert sorted(seen) == list(range(300))
 
@@ -395,7 +396,7 @@ def test_burst_on_a_standalone_server_drains_the_queue(lone_crew: Crew) -> None:
 def lateness(crew: Crew, task: Any) -> timedelta:
     """Wait for a delayed task's end; give how long after its due date it was claimed."""
     wait_for(lambda: crew.status(task) is TaskStatus.DONE)
-    stored = crew.queue().collections.tasks.find_one({"_id": task.id})
+    stored = core_of(crew.queue()).collections.tasks.find_one({"_id": task.id})
     late: timedelta = stored["started_at"] - task.next_retry_at
     return late
 

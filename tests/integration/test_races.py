@@ -33,6 +33,7 @@ from microqueue.testing import FakeClock
 from tests.integration.model import Steps
 from tests.integration.queues import popped
 from tests.integration.race_worker import Process
+from tests.tapping import tap
 
 T = TypeVar("T")
 
@@ -255,8 +256,12 @@ def test_a_sweeper_that_finds_the_lock_taken_is_skipped(
 
         others: ClassVar[list[SweepReport]] = []
 
-        def run(self, operation: Operation[T]) -> T:
-            result = super().run(operation)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            tap(self, self._run)
+
+        def _run(self, usual: Callable[..., T], operation: Operation[T]) -> T:
+            result = usual(operation)
             if not self.others:
                 self.others.append(Sweeper(stuck).run_once())
             return result
@@ -296,8 +301,12 @@ def test_a_sweeper_that_outlived_its_lock_does_not_free_the_next_ones(
 
         overtaken = False
 
-        def run(self, operation: Operation[T]) -> T:
-            result = super().run(operation)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            tap(self, self._run)
+
+        def _run(self, usual: Callable[..., T], operation: Operation[T]) -> T:
+            result = usual(operation)
             if not self.overtaken:
                 self.overtaken = True
                 microqueue_clock.advance(self.settings.lock_ttl)

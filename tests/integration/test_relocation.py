@@ -32,6 +32,7 @@ from microqueue import (
     Sweeper,
     TaskNotFound,
 )
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import dead_letters, replay, settle
 from microqueue.operations.call import Call
@@ -165,11 +166,17 @@ class World:
         return memory_queue(clock=clock, settings=COLLECTION, database=self.database)
 
     def save(self) -> Stored:
-        places = (self.queue.collections.tasks, self.queue.collections.dead_letters)
+        places = (
+            core_of(self.queue).collections.tasks,
+            core_of(self.queue).collections.dead_letters,
+        )
         return Stored(*(tuple(sorted(map(bson.encode, place.find()))) for place in places))
 
     def load(self, stored: Stored) -> None:
-        places = (self.queue.collections.tasks, self.queue.collections.dead_letters)
+        places = (
+            core_of(self.queue).collections.tasks,
+            core_of(self.queue).collections.dead_letters,
+        )
         for place, documents in zip(places, (stored.tasks, stored.dead), strict=True):
             place.delete_many({})
             if documents:
@@ -524,9 +531,9 @@ def test_batch_that_is_written_again_finds_its_dead_letters_wherever_they_are() 
     settlement = settle.failed(START, TaskError(message="no", at=START))
     others = [(task, settlement) for task in (*buried, stolen)]
     for _ in range(2):  # The reply of the first was lost, or a move after it failed.
-        lost = queue.run(settle_batch([], others, now=START, settings=COLLECTION))
+        lost = core_of(queue).run(settle_batch([], others, now=START, settings=COLLECTION))
         assert [one.task_id for one in lost] == [stolen.id]
-    assert queue.collections.tasks.count_documents({}) == 1
+    assert core_of(queue).collections.tasks.count_documents({}) == 1
     assert len(queue.dead_letters.list()) == 2
 
 

@@ -35,6 +35,7 @@ from microqueue import (
     Task,
     TaskNotFound,
 )
+from microqueue.core import core_of
 from microqueue.sweeper import JOBS
 from microqueue.testing import FakeClock, memory_database
 from tests.integration.model import (
@@ -518,7 +519,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_database_and_the_model_agree(self) -> None:
-        collections = self.any_queue.collections
+        collections = core_of(self.any_queue).collections
         stored = {document["_id"]: document for document in collections.tasks.find()}
         moved: dict[Any, dict[str, Any]] = {}
         if self.mode == "collection":

@@ -27,6 +27,7 @@ from microqueue import (
     Sweeper,
     SweepReport,
 )
+from microqueue.core import core_of
 from microqueue.dlq import DeadLetterFilter
 from microqueue.embedded import EmbeddedServer
 from microqueue.insights import Insights
@@ -36,6 +37,7 @@ from microqueue.testing import FakeClock
 from tests.integration.queues import popped
 from tests.integration.race_worker import Process
 from tests.integration.test_crashes import registered
+from tests.tapping import tap
 from tests.waiting import wait_for
 
 T = TypeVar("T")
@@ -70,8 +72,12 @@ class TappedQueue(Queue[Any]):
 
     before: Callable[[Call], object] | None = None
 
-    def run(self, operation: Operation[T]) -> T:
-        return super().run(tapped(operation, self._meet))
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        tap(self, self._run)
+
+    def _run(self, usual: Callable[..., T], operation: Operation[T]) -> T:
+        return usual(tapped(operation, self._meet))
 
     def _meet(self, call: Call) -> None:
         if self.before is not None:
@@ -107,14 +113,16 @@ def queue(microqueue_database: Any, microqueue_clock: FakeClock) -> TappedQueue:
 
 
 def tasks_of(queue: Queue[Any], **selection: Any) -> int:
-    count: int = queue.collections.tasks.count_documents(selection)
+    count: int = core_of(queue).collections.tasks.count_documents(selection)
     return count
 
 
 def snatch(queue: Queue[Any], selection: dict[str, Any], changes: dict[str, Any]) -> object:
     """Change one task behind the sweep's back, the first in the order of a sweep's batch."""
     order = [("next_retry_at", 1), ("lease_expires_at", 1), ("_id", 1)]
-    return queue.collections.tasks.find_one_and_update(selection, {"$set": changes}, sort=order)
+    return core_of(queue).collections.tasks.find_one_and_update(
+        selection, {"$set": changes}, sort=order
+    )
 
 
 # Every loop ends when nothing is left, although others take part of each batch.
@@ -126,7 +134,7 @@ def test_every_due_task_is_promoted_although_pops_share_the_batches(
     queue.enqueue_many([{}] * 12, delay=5)
     microqueue_clock.advance(5)
     other = Queue[Any](
-        queue.collections.tasks,
+        core_of(queue).collections.tasks,
         settings=QueueSettings(promote_limit=1),
         clock=microqueue_clock,
     )
@@ -146,7 +154,7 @@ def test_every_stuck_task_is_reclaimed_although_workers_settle_some(
     held = queue.pop_many(12)
     microqueue_clock.advance(30)
     settling = iter(held)
-    other = Queue[Any](queue.collections.tasks, clock=microqueue_clock)
+    other = Queue[Any](core_of(queue).collections.tasks, clock=microqueue_clock)
     # Two at a time, in the order of the sweep: a whole batch is gone, and the loop goes on.
     queue.before = Rival(lambda: other.mark_done_many([t for t, _ in zip(settling, "ab")]))  # noqa: B905
 
@@ -161,7 +169,7 @@ def test_every_orphan_is_reclaimed_although_some_are_settled(
     queue.enqueue_many([{}] * 12)
     held = queue.pop_many(12, worker_id="gone")
     registered(queue, "gone", silent_sec=6)
-    other = Queue[Any](queue.collections.tasks, clock=microqueue_clock)
+    other = Queue[Any](core_of(queue).collections.tasks, clock=microqueue_clock)
     settling = iter(held)
     queue.before = Rival(lambda: other.mark_done_many([t for t, _ in zip(settling, "ab")]))  # noqa: B905
 
@@ -186,7 +194,7 @@ def test_every_expired_task_is_buried_although_others_take_some(
 
 def test_every_exhausted_task_is_buried_although_others_take_some(queue: TappedQueue) -> None:
     queue.enqueue_many([{}] * 12, max_attempts=3)
-    queue.collections.tasks.update_many({}, {"$set": {"attempts": 3}})
+    core_of(queue).collections.tasks.update_many({}, {"$set": {"attempts": 3}})
     queue.before = Rival(lambda: snatch(queue, {"status": "pending"}, {"status": "done"}))
 
     count = Sweeper(queue).bury_exhausted()
@@ -202,7 +210,7 @@ def test_every_old_task_is_deleted_although_others_delete_some(
     queue.enqueue_many([{}] * 12)
     queue.mark_done_many(queue.pop_many(12))
     microqueue_clock.advance(timedelta(days=8))
-    raw = queue.collections.tasks
+    raw = core_of(queue).collections.tasks
     queue.before = Rival(lambda: raw.find_one_and_delete({"status": "done"}))
 
     count = Sweeper(queue).purge_finished() if how == "sweep" else queue.purge(status="done")
@@ -215,7 +223,7 @@ def test_purge_ends_although_producers_go_on(
     queue: TappedQueue, microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([{}] * 6)
-    other = Queue[Any](queue.collections.tasks, clock=microqueue_clock)
+    other = Queue[Any](core_of(queue).collections.tasks, clock=microqueue_clock)
 
     def produce() -> None:
         microqueue_clock.advance(0.5)
@@ -232,7 +240,11 @@ def test_every_letter_is_discarded_although_others_discard_a_whole_batch(
 ) -> None:
     apart = settings_with(queue, dead_letters=place)
     fail_all(apart, 12)
-    letters = apart.collections.tasks if place == "status" else apart.collections.dead_letters
+    letters = (
+        core_of(apart).collections.tasks
+        if place == "status"
+        else core_of(apart).collections.dead_letters
+    )
     last: list[Any] = []
 
     def before(call: Call) -> None:
@@ -256,7 +268,9 @@ def test_every_letter_is_replayed_although_others_replay_some(
 ) -> None:
     apart = settings_with(queue, dead_letters=place)
     fail_all(apart, 12)
-    other = Queue[Any](apart.collections.tasks, settings=apart.settings, clock=microqueue_clock)
+    other = Queue[Any](
+        core_of(apart).collections.tasks, settings=apart.settings, clock=microqueue_clock
+    )
     apart.before = Rival(lambda: other.dead_letters.replay(DeadLetterFilter(), limit=1))
 
     apart.dead_letters.replay(DeadLetterFilter())
@@ -271,7 +285,7 @@ def test_all_abandoned_replays_are_finished_however_many(
     apart = settings_with(queue, dead_letters="collection")
     fail_all(apart, 120)
     intent = {"at": microqueue_clock.now(), "changes": {"status": "pending", "next_retry_at": None}}
-    apart.collections.dead_letters.update_many({}, {"$set": {"replaying": intent}})
+    core_of(apart).collections.dead_letters.update_many({}, {"$set": {"replaying": intent}})
     microqueue_clock.advance(60)
 
     Sweeper(apart).move_dead_letters()
@@ -296,7 +310,7 @@ def test_all_letters_are_moved_out_although_others_move_some(
     Sweeper(apart).move_dead_letters()
 
     assert tasks_of(apart) == 0
-    assert apart.collections.dead_letters.count_documents({"status": "failed"}) == 120
+    assert core_of(apart).collections.dead_letters.count_documents({"status": "failed"}) == 120
 
 
 # No loop spins on what it cannot change.
@@ -311,14 +325,14 @@ def test_letter_that_cannot_come_back_does_not_hold_the_sweep(
     apart.enqueue({}, task_id="live", dedupe_key="key")
     # Edited manually: a letter that claims its dedupe key as a live task does.
     intent = {"at": microqueue_clock.now(), "changes": {"status": "pending"}}
-    apart.collections.dead_letters.update_one(
+    core_of(apart).collections.dead_letters.update_one(
         {"_id": "letter"}, {"$set": {"replaying": intent, "finished_at": None}}
     )
     microqueue_clock.advance(60)
     apart.before = Rival(lambda: None)
 
     assert Sweeper(apart).move_dead_letters() == 0
-    assert apart.collections.dead_letters.count_documents({"status": "failed"}) == 1
+    assert core_of(apart).collections.dead_letters.count_documents({"status": "failed"}) == 1
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -326,7 +340,7 @@ def test_task_whose_attempts_are_a_list_does_not_hold_the_line(
     queue: TappedQueue, batch: int
 ) -> None:
     queue.enqueue_many([NewTask(payload={}, task_id=name) for name in ("odd", "good")])
-    queue.collections.tasks.update_one({"_id": "odd"}, {"$set": {"attempts": [1]}})
+    core_of(queue).collections.tasks.update_one({"_id": "odd"}, {"$set": {"attempts": [1]}})
     queue.before = Rival(lambda: None)
     assert [task.id for task in queue.pop_many(batch)] == ["good"]
     odd = queue.get("odd")
@@ -343,7 +357,7 @@ def test_tasks_that_cannot_be_changed_hold_up_no_other(
     microqueue_clock.advance(1)
     queue.enqueue_many([{}] * 4)
     good = queue.pop_many(4)
-    tasks = queue.collections.tasks
+    tasks = core_of(queue).collections.tasks
     rule = {"$nor": [{"payload.odd": True}]}
     tasks.database.command("collMod", tasks.name, validator=rule)
     microqueue_clock.advance(30)
@@ -361,14 +375,16 @@ def test_a_worker_that_was_only_slow_does_not_hold_its_sweeper(
 ) -> None:
     queue.enqueue_many([{}] * 300)
     queue.pop_many(4, worker_id="slow")
-    other = Queue[Any](queue.collections.tasks, clock=microqueue_clock)
+    other = Queue[Any](core_of(queue).collections.tasks, clock=microqueue_clock)
 
     def claim_on() -> None:
         microqueue_clock.advance(0.4)
         other.pop_many(3, worker_id="slow")
 
     queue.before = Rival(claim_on)
-    found = queue.run(workers.reclaim_from("slow", queue.now(), queue.settings, concurrency=1))
+    found = core_of(queue).run(
+        workers.reclaim_from("slow", queue.now(), queue.settings, concurrency=1)
+    )
     assert found.counts.total() >= 4
     assert tasks_of(queue, status="processing", worker_id="slow") > 0
 
@@ -377,7 +393,7 @@ def test_a_worker_that_was_only_slow_does_not_hold_its_sweeper(
 
 
 def locks(queue: Queue[Any]) -> Any:
-    return queue.collections.database.microqueue_locks
+    return core_of(queue).collections.database.microqueue_locks
 
 
 def test_sweeper_killed_in_mid_sweep_delays_others_by_the_ttl_at_most(
@@ -414,7 +430,7 @@ def test_by_default_a_dead_sweeper_delays_others_by_ten_seconds_at_most(
     queue: TappedQueue, microqueue_clock: FakeClock
 ) -> None:
     dead = Sweeper(queue)
-    queue.run(dead._acquire())  # noqa: SLF001 (it dies with the lock)
+    core_of(queue).run(dead._sweep.acquire())  # noqa: SLF001 (it dies with the lock)
     microqueue_clock.advance(10)
     assert not Sweeper(queue).run_once().skipped
 
@@ -428,7 +444,9 @@ def test_lock_is_renewed_while_a_sweep_takes_longer(
     slow = settings_with(queue, **settings)
     slow.enqueue_many([{}] * 12, delay=1)
     microqueue_clock.advance(1)
-    other = Queue[Any](queue.collections.tasks, settings=slow.settings, clock=microqueue_clock)
+    other = Queue[Any](
+        core_of(queue).collections.tasks, settings=slow.settings, clock=microqueue_clock
+    )
     skipped: list[bool] = []
 
     def act() -> None:
@@ -449,14 +467,14 @@ def test_sweeper_that_lost_its_lock_stops_quietly_and_harms_nobody(
 ) -> None:
     queue.enqueue_many([{}] * 12, delay=1)
     microqueue_clock.advance(1)
-    heir = Queue[Any](queue.collections.tasks, clock=microqueue_clock)
+    heir = Queue[Any](core_of(queue).collections.tasks, clock=microqueue_clock)
     heirs: list[Sweeper] = []
 
     def act() -> None:
         if not heirs:  # It stalls for longer than its lock lives, and another takes over.
             microqueue_clock.advance(queue.settings.lock_ttl)
             heirs.append(Sweeper(heir))
-            assert heir.run(heirs[0]._acquire())[1]  # noqa: SLF001 (it is in mid-sweep)
+            assert core_of(heir).run(heirs[0]._sweep.acquire())[1]  # noqa: SLF001 (it is in mid-sweep)
 
     queue.before = Rival(act)
     report = Sweeper(queue).run_once()
@@ -473,21 +491,18 @@ async def test_async_sweeper_that_lost_its_lock_stops_quietly(
 ) -> None:
     queue.enqueue_many([{}] * 12, delay=1)
     microqueue_clock.advance(1)
-    heir = Sweeper(Queue[Any](queue.collections.tasks, clock=microqueue_clock), lock_ttl=2)
+    heir = Sweeper(Queue[Any](core_of(queue).collections.tasks, clock=microqueue_clock), lock_ttl=2)
 
     def act() -> None:
         microqueue_clock.advance(2)
-        queue.run(heir._acquire())  # noqa: SLF001 (it is in mid-sweep)
+        core_of(queue).run(heir._sweep.acquire())  # noqa: SLF001 (it is in mid-sweep)
 
     rival = Rival(act)
 
-    class Tapped(AsyncQueue[Any]):
-        async def run(self, operation: Operation[T]) -> T:
-            return await super().run(tapped(operation, rival))
-
     client: AsyncMongoClient[Any] = AsyncMongoClient(microqueue_server.uri)
-    database = client[queue.collections.database.name]
-    slow = Tapped(database, settings=queue.settings, clock=microqueue_clock)
+    database = client[core_of(queue).collections.database.name]
+    slow = AsyncQueue[Any](database, settings=queue.settings, clock=microqueue_clock)
+    tap(slow, lambda usual, operation: usual(tapped(operation, rival)))
     report = await AsyncSweeper(slow, lock_ttl=2).run_once()
     await client.close()
 
@@ -518,7 +533,7 @@ def bury_in_every_way(queue: Queue[Any], clock: FakeClock) -> dict[str, list[Any
         NewTask[Any](payload={}, task_id="killer"),
     ]
     queue.enqueue_many(tasks[1:])
-    queue.collections.tasks.update_one({"_id": "killer"}, {"$set": {"crashes": 2}})
+    core_of(queue).collections.tasks.update_one({"_id": "killer"}, {"$set": {"crashes": 2}})
     queue.pop_many(1, worker_id="gone")
     registered(queue, "gone", silent_sec=6)
     queue.enqueue_many(tasks[:1])
@@ -527,7 +542,7 @@ def bury_in_every_way(queue: Queue[Any], clock: FakeClock) -> dict[str, list[Any
         [NewTask[Any](payload={}, task_id=number, expires_in=1) for number in range(12)]
     )
     queue.enqueue({}, task_id="spent", max_attempts=3)
-    queue.collections.tasks.update_one({"_id": "spent"}, {"$set": {"attempts": 3}})
+    core_of(queue).collections.tasks.update_one({"_id": "spent"}, {"$set": {"attempts": 3}})
     clock.advance(30)
     return {
         "lease_expired": [stuck],
@@ -576,7 +591,7 @@ def test_only_what_this_sweep_buried_is_named(
 
     report = Sweeper(queue).run_once()
 
-    failed = {one["_id"] for one in queue.collections.tasks.find({"status": "failed"})}
+    failed = {one["_id"] for one in core_of(queue).collections.tasks.find({"status": "failed"})}
     assert report.expired == len(failed) < 4
     assert set(report.buried_tasks["expired"].ids) == failed
 
@@ -587,13 +602,13 @@ def test_only_what_was_reclaimed_and_buried_is_named(
     queue.enqueue_many([NewTask(payload={}, task_id=number, max_attempts=1) for number in range(4)])
     held = iter(queue.pop_many(4)[::2])
     microqueue_clock.advance(30)
-    other = Queue[Any](queue.collections.tasks, clock=microqueue_clock)
+    other = Queue[Any](core_of(queue).collections.tasks, clock=microqueue_clock)
     queue.before = Rival(lambda: other.mark_done(next(held)))
 
     report = Sweeper(queue, jobs=["reclaim_stuck"]).run_once()
 
     assert report.errors == {}
-    failed = {one["_id"] for one in queue.collections.tasks.find({"status": "failed"})}
+    failed = {one["_id"] for one in core_of(queue).collections.tasks.find({"status": "failed"})}
     assert report.buried == len(failed) < 4
     assert set(report.buried_tasks["lease_expired"].ids) == failed
 
@@ -631,7 +646,7 @@ def test_counts_of_a_job_that_fails_half_way_are_reported(
 
 def settings_with(queue: Queue[Any], **changes: Any) -> TappedQueue:
     settings = QueueSettings(**{**SMALL, **changes})
-    found = TappedQueue(queue.collections.tasks, settings=settings, clock=queue.clock)
+    found = TappedQueue(core_of(queue).collections.tasks, settings=settings, clock=queue.clock)
     found.ensure_indexes()
     return found
 

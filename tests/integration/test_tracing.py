@@ -16,6 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, BackoffPolicy, Queue
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.tracing import TracingHooks, inject, producer_span
 from microqueue.worker import AsyncWorker, Fail, Snooze, Tasks, Worker
@@ -62,7 +63,7 @@ class Rig:
 
     async def _run(self, handler: Any, **options: Any) -> None:
         async with AsyncMongoClient[Any](self._uri) as client:
-            database = client[self.queue.collections.database.name]
+            database = client[core_of(self.queue).collections.database.name]
             queue: AsyncQueue[Any] = AsyncQueue(database, clock=self.queue.clock)
             await AsyncWorker(queue, handler, hooks=[self.hooks], **options).run(burst=True)
 

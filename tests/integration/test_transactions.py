@@ -22,6 +22,7 @@ from microqueue import (
     Sweeper,
     TaskStatus,
 )
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.testing import FakeClock
 
@@ -33,7 +34,7 @@ class BusinessError(Exception):
 @pytest.fixture
 def queue(microqueue_queue: Queue[Any]) -> Queue[Any]:
     microqueue_queue.ensure_indexes()
-    microqueue_queue.collections.database.create_collection("orders")
+    core_of(microqueue_queue).collections.database.create_collection("orders")
     return microqueue_queue
 
 
@@ -136,7 +137,7 @@ def test_conflict_reaches_with_transaction_so_that_it_can_retry(
     def finish(session: Any) -> None:
         runs.append(1)
         # Read first: it fixes the snapshot, which the write outside then invalidates.
-        queue.collections.tasks.find_one({"_id": task.id}, session=session)
+        core_of(queue).collections.tasks.find_one({"_id": task.id}, session=session)
         if len(runs) == 1:
             queue.touch(task, extend=77)
         queue.mark_done(task, session=session)

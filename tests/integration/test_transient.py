@@ -20,6 +20,7 @@ from microqueue import (
     ServerUnavailable,
     TaskStatus,
 )
+from microqueue.core import core_of
 from microqueue.drivers.retry import translate
 from microqueue.embedded import EmbeddedServer
 
@@ -119,7 +120,7 @@ def test_without_a_deadline_nothing_is_repeated(
     victim: Queue[Any], microqueue_client: MongoClient[Any], commands: Commands
 ) -> None:
     settings = QueueSettings(retry_deadline=0)
-    queue: Queue[Any] = Queue(victim.collections.tasks, settings=settings)
+    queue: Queue[Any] = Queue(core_of(victim).collections.tasks, settings=settings)
     queue.now()
     queue.ensure_indexes()
     commands.names.clear()
@@ -165,8 +166,8 @@ class ReplyLost:
 
 
 def losing(queue: Queue[Any], method: str, *, performed: bool = True) -> ReplyLost:
-    lossy = ReplyLost(queue.collections.tasks, method, performed=performed)
-    queue.collections.tasks = lossy
+    lossy = ReplyLost(core_of(queue).collections.tasks, method, performed=performed)
+    core_of(queue).collections.tasks = lossy
     return lossy
 
 

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from pymongo import MongoClient
 
 from microqueue import InvalidArgument, Outcome, Queue, QueueSettings, TaskStatus
+from microqueue.core import core_of
 from microqueue.drivers import change_stream
 from microqueue.embedded import EmbeddedServer
 from microqueue.metrics import PrometheusHooks
@@ -71,13 +72,13 @@ def working(rig: Rig, handler: Callable[..., Any], **options: Any) -> Iterator[N
 
 
 def named(queue: Queue[Any], name: str) -> Queue[Any]:
-    return Queue(queue.collections.database, name, settings=queue.settings)
+    return Queue(core_of(queue).collections.database, name, settings=queue.settings)
 
 
 def claimed_last(queue: Queue[Any]) -> Any:
     """Tell when the latest claim was, by the server's clock."""
     started = {"queue": queue.name, "started_at": {"$type": "date"}}
-    found = queue.collections.tasks.find_one(started, sort=[("started_at", -1)])
+    found = core_of(queue).collections.tasks.find_one(started, sort=[("started_at", -1)])
     return found["started_at"] if found else None
 
 
@@ -101,7 +102,7 @@ def test_pause_reaches_a_busy_worker_and_resume_lets_it_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "microqueue.worker")
-    rig = Rig(kind, microqueue_server.uri, elsewhere.collections.database)
+    rig = Rig(kind, microqueue_server.uri, core_of(elsewhere).collections.database)
     rig.queue.enqueue_many([{}] * 4000)  # More than a worker could handle in the time given.
     handled = 0
 
@@ -320,7 +321,7 @@ def test_cancel_from_another_client_reaches_a_running_handler(
     elsewhere: Queue[Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rig = Rig(kind, microqueue_server.uri, elsewhere.collections.database)
+    rig = Rig(kind, microqueue_server.uri, core_of(elsewhere).collections.database)
     rig.settings = QueueSettings(dead_letters=place)
     caplog.set_level("INFO", "microqueue.worker")
     call, recorder = Call(handler), Recorder()

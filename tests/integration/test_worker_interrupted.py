@@ -10,6 +10,7 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, Queue
+from microqueue.core import core_of
 from microqueue.drivers import change_stream
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import AsyncWorker, Worker, lease_renewal, shutdown
@@ -69,14 +70,15 @@ async def test_run_that_is_cancelled_twice_claims_no_more(
     asked, answer = asyncio.Event(), asyncio.Event()
     async with AsyncMongoClient[Any](microqueue_server.uri) as client:
         queue = AsyncQueue[Any](client[microqueue_database.name])
-        usual = queue.run
+        core = core_of(queue)
+        usual = core.run
 
         async def slowly(operation: Any) -> Any:
             asked.set()
             await answer.wait()
             return await usual(operation)
 
-        monkeypatch.setattr(queue, "run", slowly)
+        monkeypatch.setattr(core, "run", slowly)
         handled: list[Any] = []
 
         async def handler(payload: Any) -> None:

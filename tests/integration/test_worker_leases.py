@@ -17,6 +17,7 @@ from bson.codec_options import CodecOptions
 from pymongo import MongoClient, WriteConcern
 
 from microqueue import BackoffPolicy, Queue, QueueSettings, Sweeper, TaskStatus
+from microqueue.core import SyncCore, core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import leases
 from microqueue.worker import Hooks, Worker, in_flight, lease_renewal
@@ -124,16 +125,16 @@ class Silent:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, collection: str) -> None:
         self.begun, self.asked, self.over = (threading.Event() for _ in range(3))
-        answer = Queue.run
+        answer = SyncCore.run
 
-        def run(queue: Queue[Any], operation: Any) -> Any:
+        def run(core: SyncCore[Any], operation: Any) -> Any:
             by_keeper = threading.current_thread().name == "microqueue-leases"
-            if by_keeper and queue.collections.name == collection and self.begun.is_set():
+            if by_keeper and core.collections.name == collection and self.begun.is_set():
                 self.asked.set()
                 self.over.wait(30)
-            return answer(queue, operation)
+            return answer(core, operation)
 
-        monkeypatch.setattr(Queue, "run", run)
+        monkeypatch.setattr(SyncCore, "run", run)
 
 
 def test_a_server_that_does_not_answer_delays_no_lease_on_another(
@@ -251,7 +252,7 @@ def test_leases_are_renewed_with_the_options_of_the_collection(
 
     assert Worker(queue, handler).run(burst=True) == 1
     assert len(ends) > 3
-    with open_lease_queue(queue) as lease_queue:
+    with open_lease_queue(core_of(queue)) as lease_queue:
         assert lease_queue.collections.tasks.write_concern == WriteConcern(1)
 
 
@@ -261,7 +262,7 @@ def test_leases_have_as_many_connections_as_they_need(
     uri = f"{microqueue_server.uri}&maxPoolSize=1"
     with (
         MongoClient[Any](uri, minpoolsize=1, waitQueueTimeoutMS=5) as client,
-        open_lease_queue(Queue(client[microqueue_database.name])) as lease_queue,
+        open_lease_queue(core_of(Queue[Any](client[microqueue_database.name]))) as lease_queue,
     ):
         pool = lease_queue.collections.client.options.pool_options
         assert not pool.max_pool_size

@@ -14,7 +14,7 @@ import pytest
 from mongomock_motor import AsyncMongoMockClient
 
 from microqueue import AsyncQueue, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
-from microqueue.core import Delivery
+from microqueue.core import QueueCore, core_of
 from microqueue.errors import AlreadyRunning, InvalidArgument, ServerUnavailable
 from microqueue.operations.call import Call
 from microqueue.operations.leases import renew
@@ -293,8 +293,8 @@ def test_cancelling_a_worker_holds_although_its_claim_fails(microqueue_database:
             await asyncio.sleep(0.2)
             raise ServerUnavailable("away")
 
-        plain_run = queue.run
-        queue.run = claim_slowly  # type: ignore[method-assign]  # To come in between.
+        plain_run = core_of(queue).run
+        core_of(queue).run = claim_slowly  # type: ignore[method-assign]  # To come in between.
         await queue.enqueue({})
         working = asyncio.create_task(AsyncWorker(queue, lambda _payload: None).run())
         await claiming.wait()
@@ -328,10 +328,10 @@ def test_one_write_renews_all_leases_of_the_same_length(microqueue_queue: Queue[
                 writes.append(call)
             reply = yield call
 
-    assert queue.run(counted()) == []
+    assert core_of(queue).run(counted()) == []
     assert len(writes) == 1
     queue.mark_done(tasks[0])
-    assert [task.id for task in queue.run(counted())] == [tasks[0].id]
+    assert [task.id for task in core_of(queue).run(counted())] == [tasks[0].id]
 
 
 def test_a_handler_that_computes_in_python_keeps_its_lease(
@@ -425,7 +425,9 @@ def test_one_claim_of_a_worker_is_no_larger_than_a_reply(microqueue_queue: Queue
     payload = {"large": b"x" * 4 * MEGABYTE}
     for _ in range(5):
         microqueue_queue.enqueue(payload)
-    claimed = microqueue_queue.run(microqueue_queue.claim_batch(5, one_reply=True))
+    claimed = core_of(microqueue_queue).run(
+        core_of(microqueue_queue).claim_batch(5, one_reply=True)
+    )
     assert len(claimed) in {3, 4}
     for one in claimed:
         microqueue_queue.release(one.task)
@@ -434,13 +436,13 @@ def test_one_claim_of_a_worker_is_no_larger_than_a_reply(microqueue_queue: Queue
 
 def test_a_worker_claims_no_more_than_a_reply(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    usual = Delivery.claim_batch
+    usual = QueueCore.claim_batch
 
     def claim_batch(*arguments: Any, **options: Any) -> Any:
         asked.append(options["one_reply"])
         return usual(*arguments, **options)
 
-    monkeypatch.setattr(Delivery, "claim_batch", claim_batch)
+    monkeypatch.setattr(QueueCore, "claim_batch", claim_batch)
     rig.queue.enqueue({})
     assert rig.run(lambda _payload: None) == 1
     assert set(asked) == {True}

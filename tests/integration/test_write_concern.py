@@ -27,6 +27,7 @@ from microqueue import (
     QueueSettings,
     ServerUnavailable,
 )
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import archive, bulk_load
 from microqueue.operations.enqueue import new_document
@@ -75,7 +76,7 @@ def failed_letter(queue: Queue[Any], **options: Any) -> dict[str, Any]:
     """Make a dead letter, and give it as it is stored."""
     task = queue.enqueue({}, **options)
     queue.mark_failure(popped(queue), "broken")
-    for collection in (queue.collections.tasks, queue.collections.dead_letters):
+    for collection in (core_of(queue).collections.tasks, core_of(queue).collections.dead_letters):
         if found := collection.find_one({"_id": task.id, "status": "failed"}):
             letter: dict[str, Any] = found
             return letter
@@ -120,13 +121,13 @@ def rows(queue: Queue[Any], token: str, hold: str | None = None) -> list[dict[st
 
 def add_rows(queue: Queue[Any], token: str, hold: str | None = None) -> Any:
     documents = rows(queue, token, hold)
-    return queue.run(bulk_load.insert_chunk(documents, settings=queue.settings, hold=hold))
+    return core_of(queue).run(bulk_load.insert_chunk(documents, settings=queue.settings, hold=hold))
 
 
 def send_back(queue: Queue[Any], letter: dict[str, Any]) -> Any:
     options: dict[str, Any] = {"run": "run", "queue": None, "position": 1}
     back = [Return(letter, NOW - timedelta(days=1))]
-    return queue.run(requeue(back, now=NOW, settings=queue.settings, **options))
+    return core_of(queue).run(requeue(back, now=NOW, settings=queue.settings, **options))
 
 
 CASES: dict[str, tuple[Callable[[Queue[Any]], Any], Callable[[Queue[Any], Any], Any]]] = {
@@ -194,11 +195,11 @@ CASES: dict[str, tuple[Callable[[Queue[Any]], Any], Callable[[Queue[Any], Any], 
     ),
     "archive purge": (
         failed_letter,
-        lambda queue, letter: queue.run(archive.purge([letter], now=NOW)),
+        lambda queue, letter: core_of(queue).run(archive.purge([letter], now=NOW)),
     ),
     "archive purge, it lives on": (
         relived,
-        lambda queue, letter: queue.run(archive.purge([letter], now=NOW)),
+        lambda queue, letter: core_of(queue).run(archive.purge([letter], now=NOW)),
     ),
 }
 
@@ -240,7 +241,10 @@ def test_nothing_is_reported_after_an_unacknowledged_write(
     queue.ensure_indexes()
     queue.now()
     for acknowledged in range(30):
-        for collection in (healthy.collections.tasks, healthy.collections.dead_letters):
+        for collection in (
+            core_of(healthy).collections.tasks,
+            core_of(healthy).collections.dead_letters,
+        ):
             collection.delete_many({})
         given = prepare(healthy)
         before = writes.count
@@ -291,7 +295,7 @@ async def test_async_calls_report_nothing_either(
 
 
 def test_a_unique_index_that_is_not_ours_is_named(microqueue_queue: Queue[Any]) -> None:
-    microqueue_queue.collections.tasks.create_index("payload.to", unique=True, name="mine")
+    core_of(microqueue_queue).collections.tasks.create_index("payload.to", unique=True, name="mine")
     microqueue_queue.enqueue({"to": "a"})
     for add in (
         lambda: microqueue_queue.enqueue({"to": "a"}),

@@ -11,6 +11,7 @@ from bson import Decimal128, ObjectId, Regex
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument, QueueSettings
+from microqueue.core import core_of
 from microqueue.spark.archive.job import archive
 from microqueue.spark.archive.reader import read_archive
 from microqueue.spark.progress import Step
@@ -38,9 +39,9 @@ def test_archived_tasks_leave_mongodb_and_are_read_back_as_they_were(
         "finished_at": past.begin,
         "attempts": 1,
     }
-    past.queue.collections.tasks.insert_one(odd)
+    core_of(past.queue).collections.tasks.insert_one(odd)
     finished = list(
-        past.queue.collections.tasks.find(
+        core_of(past.queue).collections.tasks.find(
             {"status": {"$in": ["done", "failed"]}}, sort=[("_id", 1)]
         )
     )

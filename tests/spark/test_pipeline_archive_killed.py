@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from microqueue.core import core_of
 from microqueue.spark.analytics.history import all_tasks
 from microqueue.spark.archive import purge
 from microqueue.spark.archive.job import archive
@@ -34,7 +35,7 @@ def filled(database: Any) -> tuple[Past, Past, list[bytes]]:
         past.enqueue(8)
         past.work(4)
         past.fail(["boom"] * 3)
-    finished = mail.queue.collections.tasks.find({"status": {"$ne": "pending"}})
+    finished = core_of(mail.queue).collections.tasks.find({"status": {"$ne": "pending"}})
     return mail, other, sorted(map(encoded, finished))
 
 
@@ -100,13 +101,13 @@ def test_an_archive_killed_at_any_step_loses_and_doubles_nothing(
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR, queues=["mail"], compact=False)
         mail.enqueue(2)
         mail.work(2)
-        new = mail.queue.collections.tasks.find({"queue": "mail", "status": "done"})
+        new = core_of(mail.queue).collections.tasks.find({"queue": "mail", "status": "done"})
         old = read_archive(spark, tmp_path).collect()
         finished = sorted(
             [*(row["document"] for row in old), *map(encoded, new)]
             + [
                 encoded(one)
-                for one in mail.queue.collections.tasks.find(
+                for one in core_of(mail.queue).collections.tasks.find(
                     {"queue": "other", "status": {"$ne": "pending"}}
                 )
             ]

@@ -12,6 +12,7 @@ import pytest
 from bson import DatetimeMS, ObjectId
 from pyspark.sql import DataFrame, SparkSession
 
+from microqueue.core import core_of
 from microqueue.spark.archive.job import archive
 from microqueue.spark.archive.purge import Purge
 from microqueue.spark.progress import Step
@@ -103,7 +104,7 @@ def test_what_columns_do_not_describe_is_purged_by_its_document(
     odd.append({**task, "_id": "late", "updated_at": DatetimeMS(2**60)})
     odd.append({**task, "_id": "never", "updated_at": None})
     odd.append({**task, "_id": "text", "created_at": "yesterday"})
-    past.queue.collections.tasks.insert_many(odd)
+    core_of(past.queue).collections.tasks.insert_many(odd)
     summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert (summary.archived, summary.deleted, summary.superseded) == (9, 9, 0)
     assert microqueue_database.tasks.count_documents({}) == 0

@@ -12,6 +12,7 @@ from bson.codec_options import CodecOptions
 from pyspark.sql import SparkSession
 
 from microqueue import MicroqueueError, QueueSettings, Sweeper
+from microqueue.core import core_of
 from microqueue.spark import storage
 from microqueue.spark.archive import direct, parquet
 from microqueue.spark.archive.compaction import compact
@@ -255,7 +256,7 @@ def test_a_letter_that_moved_after_an_archive_died_is_archived_once(
     past.enqueue(1)
     past.fail(["boom"])
     archive_until_purge(spark, tmp_path, database_uri, kept_by("status"))
-    past.queue.settings = kept_by("collection")
+    core_of(past.queue).settings = kept_by("collection")
     Sweeper(past.queue).move_dead_letters()
     for settings in (kept_by("status"), kept_by("collection")):
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR, settings=settings)

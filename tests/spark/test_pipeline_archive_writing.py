@@ -9,6 +9,7 @@ import pytest
 from bson import DatetimeMS
 from pyspark.sql import SparkSession
 
+from microqueue.core import core_of
 from microqueue.spark import whole_tasks
 from microqueue.spark.archive import direct, purge
 from microqueue.spark.archive.job import archive
@@ -35,7 +36,7 @@ def test_where_python_sees_no_disk_spark_writes_the_same_archive(
     past.enqueue(9)
     past.work(6)
     past.fail(["boom"] * 2)
-    tasks = past.queue.collections.tasks
+    tasks = core_of(past.queue).collections.tasks
     # A date that Spark cannot hold: the task is kept under a day of its own. It is also so old
     # that the server would delete it by itself, between the two runs.
     tasks.drop_index("finished")

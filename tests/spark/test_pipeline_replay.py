@@ -11,6 +11,7 @@ from bson.codec_options import CodecOptions
 from pyspark.sql import SparkSession
 
 from microqueue import InvalidArgument, MicroqueueError, Queue, QueueSettings
+from microqueue.core import core_of
 from microqueue.operations import runs as run_notes
 from microqueue.spark.archive.job import archive
 from microqueue.spark.archive.purge import Purge
@@ -55,7 +56,7 @@ def test_chosen_tasks_come_back_once_per_run_spread_over_the_period(
 
     sent = replay(spark, **options)
     assert (sent.archived, sent.letters, sent.skipped) == (3, 3, 0)
-    tasks = list(past.queue.collections.tasks.find({"queue": "again"}))
+    tasks = list(core_of(past.queue).collections.tasks.find({"queue": "again"}))
     assert {task["status"] for task in tasks} == {"pending"}
     etas = [task["next_retry_at"] for task in tasks]
     assert len(set(etas)) == 6
@@ -254,7 +255,7 @@ def test_letters_of_their_own_collection_come_back_once(
     past = Past(microqueue_database, ago=HOUR)
     past.enqueue(3)
     past.fail(["boom"])  # Nobody has moved it yet.
-    past.queue.settings = settings
+    core_of(past.queue).settings = settings
     past.fail(["boom"] * 2)
     assert microqueue_database.tasks_dlq.count_documents({}) == 2
     sent = replay(spark, where="queue = 'mail'", uri=database_uri, settings=settings)
@@ -307,6 +308,6 @@ def test_a_run_too_old_to_go_on_is_refused(
     past.queue.ensure_indexes()
     details = {"kind": "replay", "where": "true", "to": None, "over_sec": 0.0}
     details |= {"archive": None, "letters": True}
-    past.queue.run(run_notes.begin("replay:old", details, past.begin))
+    core_of(past.queue).run(run_notes.begin("replay:old", details, past.begin))
     with pytest.raises(MicroqueueError, match="cannot go on"):
         replay(spark, where="true", uri=database_uri, run="old")

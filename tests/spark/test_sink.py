@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
 
 from microqueue import InvalidArgument, Queue
+from microqueue.core import core_of
 from microqueue.spark import read_tasks, write_tasks
 
 TOTAL = 1_000
@@ -26,7 +27,7 @@ def orders(spark: SparkSession, total: int = TOTAL) -> DataFrame:
 
 
 def stored(queue: Queue[Any]) -> list[int]:
-    return sorted(task["payload"]["order"] for task in queue.collections.tasks.find())
+    return sorted(task["payload"]["order"] for task in core_of(queue).collections.tasks.find())
 
 
 def test_rows_go_in_and_come_out(spark: SparkSession, database_uri: str, make_queue: Any) -> None:
@@ -41,7 +42,7 @@ def test_rows_go_in_and_come_out(spark: SparkSession, database_uri: str, make_qu
     )
     assert (again.count(), rows.count()) == (10, 0)
     queue = make_queue("orders")
-    assert queue.collections.loads.count_documents({}) == 0
+    assert core_of(queue).collections.loads.count_documents({}) == 0
     assert len(queue.pop_many(20)) == 10
 
 
@@ -66,7 +67,7 @@ def test_parts_that_fail_and_are_repeated_and_a_rerun_give_exact_counts(
 @contextmanager
 def refusing(queue: Queue[Any]) -> Iterator[None]:
     """Let the server refuse one row of each part, until the rest of its chunk is stored."""
-    tasks = queue.collections.tasks
+    tasks = core_of(queue).collections.tasks
     database = tasks.database
     database.command("collMod", tasks.name, validator={"payload.order": {"$nin": [150, 850]}})
 

@@ -11,6 +11,7 @@ from bson import ObjectId
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from microqueue import InvalidArgument, InvalidPayload, Queue
+from microqueue.core import core_of
 from microqueue.spark.ids import key_id, key_ids
 from microqueue.spark.options import SinkOptions
 from microqueue.spark.write import columnar
@@ -72,7 +73,7 @@ def written(
 
 def comparable(queue: Queue[Any], *, keyed: bool) -> list[Any]:
     """Give what is stored, by position, in the order of its fields."""
-    found = list(queue.collections.tasks.find().sort("position"))
+    found = list(core_of(queue).collections.tasks.find().sort("position"))
     for start in range(0, 25, 10):
         places = [task["position"] for task in found[start : start + 10]]
         assert places == list(range(places[0], places[0] + len(places)))
@@ -100,7 +101,7 @@ def test_both_ways_store_the_same(
     assert (result.inserted, result.duplicates, result.queues) == (25, 0, {"orders"})
     assert chunks == 3
     one = comparable(queue, keyed=keyed)
-    queue.collections.tasks.drop()
+    core_of(queue).collections.tasks.drop()
     assert written(database_uri, table, monkeypatch, columns=False, **options) == (result, 0)
     assert comparable(queue, keyed=keyed) == one
 
@@ -143,7 +144,7 @@ def test_rows_that_are_not_alike_are_read_one_by_one(
     one = Sink(from_arrow_schema(table.schema), SinkOptions.of(options))
     assert one.write(table.to_batches()).inserted == 25
     assert seen.chunks == chunks
-    assert make_queue("orders").collections.tasks.count_documents({}) == 25
+    assert core_of(make_queue("orders")).collections.tasks.count_documents({}) == 25
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_ids_of_many_keys_are_those_of_each(
 ) -> None:
     table = pa.table({"order": keys})
     sink(database_uri, table, key="order").write(table.to_batches())
-    found = make_queue("orders").collections.tasks.find()
+    found = core_of(make_queue("orders")).collections.tasks.find()
     ids = [key_id("orders", str(key)) for key in keys]
     assert {task["_id"]: task["payload"]["order"] for task in found} == dict(
         zip(ids, keys, strict=True)

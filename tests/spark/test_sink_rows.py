@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 )
 
 from microqueue import InvalidArgument, InvalidPayload, Queue
+from microqueue.core import core_of
 from microqueue.spark import key_id
 from microqueue.spark.options import SinkOptions
 from microqueue.spark.write.sink import Sink, Written
@@ -69,7 +70,7 @@ ROWS = [{"order": n, "text": "x" * n} for n in range(25)]
 
 
 def stored(queue: Queue[Any]) -> list[Any]:
-    return sorted(task["payload"]["order"] for task in queue.collections.tasks.find())
+    return sorted(task["payload"]["order"] for task in core_of(queue).collections.tasks.find())
 
 
 def test_each_row_is_a_payload(database_uri: str, make_queue: Any) -> None:
@@ -104,7 +105,9 @@ def test_rows_with_one_key_are_one_task(
     rows = [{"order": n % 3, "text": str(n)} for n in range(9)]
     written = write(database_uri, rows, batch_rows=batch_rows)
     assert (written.inserted, written.duplicates) == (3, 6)
-    texts = [task["payload"]["text"] for task in make_queue("orders").collections.tasks.find()]
+    texts = [
+        task["payload"]["text"] for task in core_of(make_queue("orders")).collections.tasks.find()
+    ]
     assert sorted(texts) == ["0", "1", "2"]  # The first of each.
 
 
@@ -302,7 +305,7 @@ def test_a_model_sees_what_the_columns_hold(database_uri: str, make_queue: Any) 
     for schema, row in (as_row, as_column):
         batches, _ = frame([row], schema)
         sink(database_uri, schema, model="tests.spark.rows_model:Priced").write(batches)
-    kept = [task["payload"] for task in make_queue("orders").collections.tasks.find()]
+    kept = [task["payload"] for task in core_of(make_queue("orders")).collections.tasks.find()]
     assert kept == [{"price": "1.10", "names": {"1": "a"}, "day": "2026-01-01"}] * 2
 
 
@@ -368,8 +371,8 @@ def test_held_tasks_come_all_at_once_as_they_were_meant(database_uri: str, make_
         True,
         True,
     ]
-    assert queue.collections.tasks.count_documents({"held": {"$exists": True}}) == 0
-    report = queue.collections.loads.find_one({"_id": "report"})
+    assert core_of(queue).collections.tasks.count_documents({"held": {"$exists": True}}) == 0
+    report = core_of(queue).collections.loads.find_one({"_id": "report"})
     assert report == {"_id": "report", "inserted": 3, "duplicates": 0, "released": 3}
 
 

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
 from microqueue import InvalidArgument
+from microqueue.core import core_of
 from microqueue.operations import change_cursor
 from microqueue.operations.change_cursor import Changes, Followed, Mark
 from microqueue.spark.options import SelectionOptions
@@ -123,9 +124,9 @@ def test_a_stream_into_a_queue_enqueues_each_row_once_across_a_crash(
     queue = make_queue("orders")
     assert 0 < queue.stats().ready < 300
     run("tests.spark.faults:Order")
-    orders = sorted(task["payload"]["order"] for task in queue.collections.tasks.find())
+    orders = sorted(task["payload"]["order"] for task in core_of(queue).collections.tasks.find())
     assert orders == list(range(300))
-    reports = {one["_id"]: one for one in queue.collections.loads.find()}
+    reports = {one["_id"]: one for one in core_of(queue).collections.loads.find()}
     assert set(reports) == {"night-0", "night-1", "night-2"}
     assert sum(one["inserted"] + one["duplicates"] for one in reports.values()) == 300
 
@@ -233,11 +234,13 @@ def test_a_batch_read_takes_no_options_of_streams(spark: SparkSession, database_
 def test_following_what_is_finished_runs_on_indexes(make_queue: Any) -> None:
     queue = make_queue()
     queue.ensure_indexes()
-    queue.collections.tasks.insert_many([task(n, n) for n in range(500)])
-    queue.collections.tasks.insert_many([task(f"f{n}", n, status="failed") for n in range(500)])
+    core_of(queue).collections.tasks.insert_many([task(n, n) for n in range(500)])
+    core_of(queue).collections.tasks.insert_many(
+        [task(f"f{n}", n, status="failed") for n in range(500)]
+    )
     changes = Changes(Mark(AT + timedelta(seconds=490)), Mark.behind(AT + timedelta(seconds=600)))
     followed = Followed(queues=["mail"], statuses=["done", "failed"], query={})
-    found = queue.collections.tasks.find(change_cursor.between(followed, changes))
+    found = core_of(queue).collections.tasks.find(change_cursor.between(followed, changes))
     stats = found.explain()["executionStats"]
     assert stats["nReturned"] == 20
     assert stats["totalDocsExamined"] <= 40

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, BackoffPolicy, InvalidArgument, InvalidPayload, Queue, TaskStatus
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.testing import memory_queue
 from microqueue.worker import AsyncContext, AsyncWorker, Context, Tasks, Worker
@@ -352,7 +353,7 @@ def test_each_task_is_run_by_the_function_of_its_name(
 
 
 def swap_headers(queue: Queue[Any], headers: dict[str, Any]) -> None:
-    queue.collections.database.tasks.update_one({}, {"$set": {"headers": headers}})
+    core_of(queue).collections.database.tasks.update_one({}, {"$set": {"headers": headers}})
 
 
 @pytest.mark.parametrize(
@@ -412,7 +413,9 @@ def test_payload_that_no_longer_fits_is_a_dead_letter_at_once(
         pytest.fail("it must not run")
 
     task = send.enqueue(microqueue_queue, n=1)
-    microqueue_queue.collections.database.tasks.update_one({}, {"$set": {"payload": payload}})
+    core_of(microqueue_queue).collections.database.tasks.update_one(
+        {}, {"$set": {"payload": payload}}
+    )
     Worker(microqueue_queue, tasks).run(burst=True)
     found = stored(microqueue_queue, task)
     assert (found.status, found.attempts, found.error.code) == ("failed", 1, "invalid_payload")
@@ -497,7 +500,7 @@ async def test_coroutines_and_functions_run_in_one_async_worker(
     await later.enqueue(async_queue, n=1)
     await now.enqueue(async_queue, n=2)
     bad = await later.enqueue(async_queue, n=3)
-    await async_queue.collections.database.tasks.update_one(
+    await core_of(async_queue).collections.database.tasks.update_one(
         {"_id": bad.id}, {"$set": {"payload": {"n": "x"}}}
     )
     await AsyncWorker(async_queue, tasks, concurrency=1).run(burst=True)

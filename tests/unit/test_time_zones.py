@@ -12,6 +12,7 @@ import pytest
 from bson import ObjectId
 
 from microqueue.clock import round_up
+from microqueue.core import core_of
 from microqueue.operations.archive import purge
 from microqueue.testing import memory_queue
 
@@ -50,8 +51,8 @@ def test_a_purge_knows_a_task_of_a_repeated_hour_that_lived_on(
     assert [document["updated_at"] for document in documents] == [instant]
     queue = memory_queue()
     lives_on = {"_id": task_id, "created_at": instant, "status": "pending"}
-    queue.collections.tasks.insert_one(lives_on)
-    assert queue.run(purge(documents, now=REPEATED)).superseded == documents
+    core_of(queue).collections.tasks.insert_one(lives_on)
+    assert core_of(queue).run(purge(documents, now=REPEATED)).superseded == documents
 
 
 def test_pipelines_without_a_server_tell_the_time_in_utc() -> None:
