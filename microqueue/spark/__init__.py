@@ -1,4 +1,4 @@
-"""The queue as a Spark source and sink.
+"""Read and write a queue with Spark.
 
 from microqueue.spark import read_tasks, session
 
@@ -9,7 +9,7 @@ read_tasks(spark, queue="mail", status="done").groupBy("worker_id").count().show
 from __future__ import annotations
 
 try:
-    import pyspark  # noqa: F401 (only to say what is missing)
+    import pyspark  # noqa: F401 (only to name what is missing)
 except ImportError as exc:
     raise ImportError("Spark is not installed: pip install 'microqueue[spark]'") from exc
 

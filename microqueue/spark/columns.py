@@ -1,7 +1,7 @@
-"""The columns that the source offers, and which of them a read gives.
+"""The columns of the source, and which of them a read returns.
 
-Each is a field of the task's document under its own name; only ``id`` differs: it is ``_id``
-as text, and ``id_type`` tells what it was.
+Each column is the field of the task's document with the same name, except that ``id`` is ``_id``
+as text, ``id_type`` is the type of ``_id``, and ``drifted`` counts values of the wrong type.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BACKOFF = StructType(
     ]
 )
 
-PLAIN: dict[str, DataType] = {
+DEFAULT_COLUMNS: dict[str, DataType] = {
     "id": StringType(),
     "queue": StringType(),
     "status": StringType(),
@@ -76,9 +76,9 @@ PLAIN: dict[str, DataType] = {
     "error": ERROR,
     "drifted": IntegerType(),
 }
-"""What a read gives that names no columns: cheap, and enough for most questions."""
+"""The columns of a read that does not name any: those that are cheap to read."""
 
-ON_REQUEST: dict[str, DataType] = {
+OPTIONAL_COLUMNS: dict[str, DataType] = {
     "id_type": StringType(),
     "position": LongType(),
     "lease_token": StringType(),
@@ -89,49 +89,53 @@ ON_REQUEST: dict[str, DataType] = {
     "result": StringType(),
     "payload": StringType(),
 }
-"""What a read gives when it is named; the last three as JSON text."""
+"""Columns that are read only if they are named. The last three are JSON text."""
 
-KNOWN = {**PLAIN, **ON_REQUEST}
+ALL_COLUMNS = {**DEFAULT_COLUMNS, **OPTIONAL_COLUMNS}
 
 JSON_COLUMNS = frozenset({"headers", "result", "payload"})
-COMPUTED = frozenset({"id", "id_type", "drifted"})
-REQUIRED = frozenset(
+COMPUTED_COLUMNS = frozenset({"id", "id_type", "drifted"})
+REQUIRED_COLUMNS = frozenset(
     {"queue", "status", "priority", "attempts", "max_attempts", "created_at", "updated_at"}
 )
-"""What every task has: one of these that is missing counts as drift."""
+"""Fields that every task has. A missing one counts as drift."""
 
-DEFAULTS: dict[str, Any] = {"redelivered": False, "replays": 0, "crashes": 0}
-"""What a task has that does not say."""
+DEFAULT_VALUES: dict[str, Any] = {"redelivered": False, "replays": 0, "crashes": 0}
+"""Values of fields that a document may lack."""
 
-EVERY = "*"
+ALL = "*"
 PAYLOAD_OFF = "off"
 PAYLOAD_JSON = "json"
 
 
-def chosen_columns(columns: Sequence[str] | None, payload: str | None) -> list[str]:
-    """Give the names of the columns of a read; ``*`` stands for all of them."""
+def select_columns(columns: Sequence[str] | None, payload: str | None) -> list[str]:
+    """Return the names of the columns to read; ``*`` selects all.
+
+    Raises:
+        InvalidArgument: A name is unknown or repeated, or there is none.
+    """
     if columns is None:
-        chosen = list(PLAIN)
-    elif list(columns) == [EVERY]:
-        chosen = [name for name in KNOWN if name != "payload" or payload != PAYLOAD_OFF]
+        selected = list(DEFAULT_COLUMNS)
+    elif list(columns) == [ALL]:
+        selected = [name for name in ALL_COLUMNS if name != "payload" or payload != PAYLOAD_OFF]
     else:
-        chosen = list(columns)
-    unknown = [name for name in chosen if name not in KNOWN]
-    if unknown or not chosen:
-        raise refused("columns", ",".join(chosen), f"give some of {', '.join(KNOWN)}")
-    if len(set(chosen)) < len(chosen):
-        raise refused("columns", ",".join(chosen), "name each column once")
-    if payload is None or payload == PAYLOAD_OFF or "payload" in chosen:
-        return chosen
-    return [*chosen, "payload"]
+        selected = list(columns)
+    unknown = [name for name in selected if name not in ALL_COLUMNS]
+    if unknown or not selected:
+        raise refused("columns", ",".join(selected), f"give some of {', '.join(ALL_COLUMNS)}")
+    if len(set(selected)) < len(selected):
+        raise refused("columns", ",".join(selected), "name each column once")
+    if payload is None or payload == PAYLOAD_OFF or "payload" in selected:
+        return selected
+    return [*selected, "payload"]
 
 
 def ddl(columns: Sequence[str], payload: str | None) -> str:
-    """Write the schema of a read as Spark's DDL, which a typed payload comes in, too."""
+    """Return the schema of a read as Spark DDL, which is also how a payload schema is given."""
     typed = payload not in {None, PAYLOAD_OFF, PAYLOAD_JSON}
     return ", ".join(
         f"`{name}` struct<{payload}>"
         if name == "payload" and typed
-        else f"`{name}` {KNOWN[name].simpleString()}"
+        else f"`{name}` {ALL_COLUMNS[name].simpleString()}"
         for name in columns
     )

@@ -1,4 +1,4 @@
-"""Read tasks as a DataFrame."""
+"""Read tasks as a DataFrame, and write a DataFrame as tasks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ from microqueue.spark.options import SelectionOptions, SinkOptions, TimeField, r
 FORMAT = "microqueue"
 
 
+class LoadReport(Model):
+    """The result of a write."""
+
+    inserted: int
+    """Tasks that this write added."""
+    duplicates: int
+    """Rows whose task existed already."""
+    released: int | None = None
+    """With ``hold``: tasks that became visible to workers at the end of the write."""
+
+
 def read_tasks(
     spark: SparkSession,
     *,
@@ -39,69 +50,54 @@ def read_tasks(
     mode: str | None = None,
     read_preference: str | None = None,
 ) -> DataFrame:
-    """Load tasks, freshly at each call: what is asked here is all that MongoDB sends.
+    """Return tasks as a DataFrame. MongoDB sends only what these options select.
 
-    ``since`` (included) and ``until`` (not included) are about ``time``, by default
-    ``created_at``. ``payload`` is ``"json"`` for text, or a schema such as
-    ``"to string, urgent boolean"``; without it, payloads stay in MongoDB. ``mode="strict"``
-    refuses a value of another type than its column's, which is else null and counted in the
-    column ``drifted``. The other options are as in docs/spark.md.
+    Each use of the DataFrame reads MongoDB again.
+
+    Args:
+        spark: The session.
+        uri: The MongoDB server. Default: ``MICROQUEUE_URI``, or the running embedded server.
+        database: The database. Default: the one in the URI.
+        collection: The collection of tasks. Default: ``tasks``.
+        queue: One queue or several. Default: all.
+        status: One status or several. Default: all.
+        since: The first instant, inclusive.
+        until: The last instant, exclusive.
+        time: The field that ``since`` and ``until`` apply to. Default: ``created_at``.
+        query: An additional MongoDB query, as a dict or as Extended JSON.
+        columns: The columns to read; ``"*"`` for all. Default: those that are cheap to read.
+        payload: ``"json"`` for payloads as text, or a schema such as
+            ``"to string, urgent boolean"``. Default: payloads are not read.
+        partitions: The number of parts. Default: chosen by the number of matching tasks.
+        mode: ``"permissive"`` (the default) reads a value of the wrong type as null and counts it
+            in the column ``drifted``; ``"strict"`` raises an error.
+        read_preference: The MongoDB read preference. Default: that of the URI.
+
+    Returns:
+        The DataFrame. ``docs/spark.md`` describes its columns.
+
+    Raises:
+        InvalidArgument: An option is not valid. Checked before any Spark job starts.
     """
     given: dict[str, Any] = {
         "uri": resolve_uri(uri),
         "database": database,
         "collection": collection,
-        "queue": join_names(queue),
-        "status": join_names(status),
+        "queue": _join_names(queue),
+        "status": _join_names(status),
         "since": _iso(since),
         "until": _iso(until),
         "time": time,
         "query": to_canonical_json(query) if isinstance(query, Mapping) else query,
-        "columns": join_names(columns),
+        "columns": _join_names(columns),
         "payload": _ddl_fields(payload) if isinstance(payload, StructType) else payload,
         "partitions": partitions,
         "mode": mode,
         "read_preference": read_preference,
     }
-    options = {name: str(value) for name, value in given.items() if value is not None}
-    SelectionOptions.of(options)  # Refused here, what is wrong costs no job.
+    options = _as_text(given)
+    SelectionOptions.of(options)  # Fail before a Spark job starts.
     return spark.read.format(FORMAT).options(**options).load()
-
-
-def join_names(names: str | Iterable[str] | None) -> str | None:
-    """Write several names as one option: as JSON, for a name may have a comma."""
-    return names if names is None or isinstance(names, str) else json.dumps(list(names))
-
-
-def _iso(instant: datetime | str | None) -> str | None:
-    return instant.isoformat() if isinstance(instant, datetime) else instant
-
-
-def _ddl_fields(schema: StructType, between: str = " ") -> str:
-    return ", ".join(
-        f"`{field.name.replace('`', '``')}`{between}{_ddl_type(field.dataType)}"
-        for field in schema.fields
-    )
-
-
-def _ddl_type(kind: DataType) -> str:
-    """Write a type with its names quoted, which ``simpleString`` leaves as they are."""
-    if isinstance(kind, StructType):
-        return f"struct<{_ddl_fields(kind, ':')}>"
-    if isinstance(kind, ArrayType):
-        return f"array<{_ddl_type(kind.elementType)}>"
-    if isinstance(kind, MapType):
-        return f"map<{_ddl_type(kind.keyType)},{_ddl_type(kind.valueType)}>"
-    return kind.simpleString()
-
-
-class LoadReport(Model):
-    """What a write did: tasks that are new, and rows whose task was there already."""
-
-    inserted: int
-    duplicates: int
-    released: int | None = None
-    """Of a held load: how many tasks workers could see at the end, at once."""
 
 
 def write_tasks(
@@ -118,37 +114,88 @@ def write_tasks(
     batch_rows: int | None = None,
     **task_options: Any,
 ) -> LoadReport:
-    """Add a task for each row, once, however often Spark repeats parts or you repeat this.
+    """Add one task per row, exactly once, even if Spark retries parts or you run it again.
 
-    With a column ``payload`` (a struct, a map or JSON text), the columns named after the options
-    of a task (``priority``, ``delay``, ``eta``, ``dedupe_key``, ...) are that; without one, each
-    row is a payload. ``key`` names the columns that make a row what it is; ``task_options`` hold
-    for rows that do not say otherwise. With ``hold``, workers see all tasks at the end, or, when
-    the write fails, none.
+    If the frame has a column ``payload`` (a struct, a map or JSON text), that is the payload, and
+    columns named after enqueue options (``priority``, ``delay``, ``eta``, ``dedupe_key``, ...) set
+    those options. Otherwise each whole row is a payload.
+
+    Args:
+        frame: The rows.
+        uri: The MongoDB server. Default: ``MICROQUEUE_URI``, or the running embedded server.
+        database: The database. Default: the one in the URI.
+        collection: The collection of tasks. Default: ``tasks``.
+        queue: The queue of all rows. Default: the column ``queue``.
+        key: The columns that identify a row. Rows with the same key are the same task.
+        keyless: Write without a key. Parts that Spark retries are then written twice.
+        hold: Make the tasks visible to workers all at once at the end of the write, or, if the
+            write fails, not at all.
+        model: A pydantic model that validates each payload, as ``module:Class``.
+        batch_rows: Rows per insert. Default: 5,000.
+        **task_options: Enqueue options for rows that do not set their own: ``priority``,
+            ``max_attempts``, ``delay``, ``expires_in``, ``visibility_timeout``.
+
+    Returns:
+        How many tasks were added, and how many existed already.
+
+    Raises:
+        InvalidArgument: An option is not valid. Checked before any Spark job starts.
     """
-    name = uuid4().hex
+    load = uuid4().hex
     given: dict[str, Any] = {
         "uri": resolve_uri(uri),
         "database": database,
         "collection": collection,
         "queue": queue,
-        "key": join_names(key),
+        "key": _join_names(key),
         "keyless": keyless or None,
         "hold": hold or None,
         "model": model,
         "batch_rows": batch_rows,
-        "load": name,
-        **{option: _in_seconds(value) for option, value in task_options.items()},
+        "load": load,
+        **{name: _in_seconds(value) for name, value in task_options.items()},
     }
-    options = {option: str(value) for option, value in given.items() if value is not None}
-    checked = SinkOptions.of(options)  # Refused here, what is wrong costs no job.
+    options = _as_text(given)
+    checked = SinkOptions.of(options)  # Fail before a Spark job starts.
     frame.write.format(FORMAT).options(**options).mode("append").save()
-    with Location(checked) as place:
-        report = place.run(bulk_load.take_report(name))
+    with Location(checked) as location:
+        report = location.run(bulk_load.take_report(load))
     if report is None:
-        raise OperationFailed(f"load {name!r} left no report; the tasks are written")
-    return LoadReport(**{field: report.get(field) for field in LoadReport.model_fields})
+        raise OperationFailed(f"the tasks of load {load!r} are written, but its report is missing")
+    return LoadReport(**{name: report.get(name) for name in LoadReport.model_fields})
+
+
+def _as_text(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options that are set, as the strings that Spark accepts."""
+    return {name: str(value) for name, value in options.items() if value is not None}
+
+
+def _join_names(names: str | Iterable[str] | None) -> str | None:
+    """Return several names as one option: as JSON, because a name may contain a comma."""
+    return names if names is None or isinstance(names, str) else json.dumps(list(names))
+
+
+def _iso(instant: datetime | str | None) -> str | None:
+    return instant.isoformat() if isinstance(instant, datetime) else instant
 
 
 def _in_seconds(value: Any) -> Any:
     return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def _ddl_fields(schema: StructType, separator: str = " ") -> str:
+    return ", ".join(
+        f"`{field.name.replace('`', '``')}`{separator}{_ddl_type(field.dataType)}"
+        for field in schema.fields
+    )
+
+
+def _ddl_type(kind: DataType) -> str:
+    """Return a type as DDL with quoted field names, which ``simpleString`` does not quote."""
+    if isinstance(kind, StructType):
+        return f"struct<{_ddl_fields(kind, ':')}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{_ddl_type(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{_ddl_type(kind.keyType)},{_ddl_type(kind.valueType)}>"
+    return kind.simpleString()

@@ -1,4 +1,4 @@
-"""Ids as text for Spark, and back; and the id that a key gives a task."""
+"""Convert task ids to text and back, and derive the id of a task from its key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BINARY_UUID = "uuid"
 
 
 def id_type(task_id: Any) -> str | None:
-    """Name the type of an id; nothing for one that microqueue does not make."""
+    """Return the name of an id's type; None for a type that microqueue does not create."""
     if isinstance(task_id, ObjectId):
         return OBJECT_ID
     if isinstance(task_id, str):
@@ -29,7 +29,15 @@ def id_type(task_id: Any) -> str | None:
 
 
 def typed_id(text: str, kind: str) -> Any:
-    """Give the ``_id`` that the columns ``id`` and ``id_type`` stand for."""
+    """Return the ``_id`` for values of the columns ``id`` and ``id_type``.
+
+    Args:
+        text: The column ``id``.
+        kind: The column ``id_type``: ``objectId``, ``string``, ``int`` or ``uuid``.
+
+    Raises:
+        InvalidArgument: ``kind`` is none of these.
+    """
     match kind:
         case "objectId":
             return ObjectId(text)
@@ -43,28 +51,33 @@ def typed_id(text: str, kind: str) -> Any:
 
 
 def key_id(queue: str, key: str) -> ObjectId:
-    """Give the id of the task that the sink makes of a key: the same one, whenever it is asked.
+    """Return the id of the task that the sink creates for a key. It is always the same.
 
-    It is a hash of both, so that no name and key together look like another pair. Of a
-    thousand million tasks, two share one with a chance of one in a hundred thousand million.
+    It is a 96-bit hash of queue and key. Among 10^9 tasks, two collide with a probability of
+    about 10^-11.
+
+    Args:
+        queue: The queue's name.
+        key: The key as text; for a key of several columns, their values as a JSON array.
     """
-    return ObjectId(hashlib.blake2b(_named(queue) + key.encode(), digest_size=12).digest())
+    return ObjectId(hashlib.blake2b(_queue_prefix(queue) + key.encode(), digest_size=12).digest())
 
 
 def key_ids(queue: str, keys: Iterable[str]) -> Iterator[ObjectId]:
-    """Give the ids of many keys of one queue."""
+    """Return the ids for several keys of one queue."""
     return map(ObjectId, key_digests(queue, (key.encode() for key in keys)))
 
 
 def key_digests(queue: str, keys: Iterable[bytes]) -> Iterator[bytes]:
-    """Give the bytes of the ids of many keys, which are text as it is encoded."""
-    begun = hashlib.blake2b(_named(queue), digest_size=12)
+    """Return the ids as bytes for several keys, which are UTF-8."""
+    prefix = hashlib.blake2b(_queue_prefix(queue), digest_size=12)
     for key in keys:
-        hasher = begun.copy()
+        hasher = prefix.copy()
         hasher.update(key)
         yield hasher.digest()
 
 
-def _named(queue: str) -> bytes:
+def _queue_prefix(queue: str) -> bytes:
+    """Return the queue's name with its length, so that no two pairs of queue and key are equal."""
     name = queue.encode()
     return len(name).to_bytes(4) + name

@@ -1,4 +1,4 @@
-"""Connect to the place of an option set, once per process, and run operations there."""
+"""Connect to a collection of tasks, once per process, and run operations on it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class ReadCollections(Collections):
-    """The collections of a queue, read from where the caller wants: reports may be late."""
+    """The collections of a queue, with the caller's read preference instead of the primary."""
 
     def _options(self, source: Any) -> dict[str, Any]:
         return {**super()._options(source), "read_preference": source.read_preference}
 
 
 class Location:
-    """A collection of tasks, and a driver that runs operations on it."""
+    """A collection of tasks and the driver that runs operations on it."""
 
     def __init__(self, options: LocationOptions) -> None:
         self.settings = QueueSettings.from_environment()
@@ -47,7 +47,7 @@ class Location:
         self._driver = SyncDriver(self.collections, settings=self.settings, on_retry=lambda: None)
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation here."""
+        """Run an operation on this collection."""
         return self._driver.run(operation)
 
     def close(self) -> None:
@@ -65,17 +65,20 @@ _locations: dict[LocationOptions, Location] = {}
 
 
 def location_of(options: LocationOptions) -> Location:
-    """Give the place of these options. Spark keeps its Python processes, which keep clients."""
-    where = LocationOptions(
+    """Return the location of these options, with a client that this process keeps.
+
+    Spark reuses its Python processes, so later tasks reuse the client.
+    """
+    location = LocationOptions(
         **{name: getattr(options, name) for name in LocationOptions.model_fields}
     )
-    if where not in _locations:
-        _locations[where] = Location(where)
-    return _locations[where]
+    if location not in _locations:
+        _locations[location] = Location(location)
+    return _locations[location]
 
 
 def close_locations() -> None:
-    """Close every client that this process keeps."""
+    """Close all clients that this process keeps."""
     while _locations:
         _locations.popitem()[1].close()
 

@@ -1,7 +1,7 @@
-"""The options of reads and writes: checked in the driver, before anything is asked of MongoDB.
+"""The options of reads and writes, validated on the Spark driver before any call to MongoDB.
 
-Spark gives every option as text. Here they become frozen models: what a DataFrame was made
-with never changes under it, however often it is used.
+Spark passes every option as text. Here they become frozen models, so the options of a DataFrame
+never change, however often it is used.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from microqueue.embedded import default_directory, running
 from microqueue.errors import InvalidArgument
 from microqueue.extended_json import from_json
 from microqueue.model import Model
-from microqueue.spark.columns import PAYLOAD_OFF, chosen_columns
+from microqueue.spark.columns import PAYLOAD_OFF, select_columns
 
 SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
-"""What Spark itself puts among the options."""
+"""Options that Spark adds itself."""
 
 
 def _names(value: Any) -> Any:
-    """Read a list as text: names between commas, or a list in JSON."""
+    """Parse a list of names: comma-separated, or a JSON array."""
     if isinstance(value, str):
         with suppress(ValueError):
             if isinstance(found := json.loads(value), list):
@@ -40,7 +40,7 @@ def _names(value: Any) -> Any:
 
 
 def _instant(value: Any) -> Any:
-    """Read an instant as ISO 8601; without a timezone it would be anybody's guess."""
+    """Parse an ISO 8601 instant, which must have a timezone."""
     if not isinstance(value, str):
         return value
     try:
@@ -66,17 +66,17 @@ TimeField = Literal["created_at", "updated_at", "finished_at", "started_at", "ne
 
 
 class LocationOptions(Model):
-    """Where the tasks are."""
+    """The collection of tasks to read or write."""
 
     uri: str
     database: str | None = None
     collection: str = DEFAULT_COLLECTION
     read_preference: ReadPreference | None = None
-    """Else that of the URI. Reports that may be a second late need not slow the primary."""
+    """Default: that of the URI. A secondary takes load off the primary and may lag behind it."""
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Self:
-        """Read Spark's options; one that is not known is refused, in case it is a typing error."""
+        """Validate Spark's options. An unknown option is an error, because it may be a typo."""
         values: dict[str, Any] = {
             name.lower(): value
             for name, value in given.items()
@@ -92,20 +92,20 @@ class LocationOptions(Model):
 
 
 class SinkOptions(LocationOptions):
-    """How rows become tasks. What is given here holds for rows that do not say otherwise."""
+    """How rows become tasks. Enqueue options apply to rows that do not set their own."""
 
     queue: str | None = None
-    """The queue of all rows; else the column ``queue`` says it."""
+    """The queue of all rows. Default: the column ``queue``."""
     key: Names = ()
-    """The columns that make a row what it is: written again, it is the same task."""
+    """The columns that identify a row. Rows with the same key are the same task."""
     keyless: bool = False
-    """Write without a key: a task that Spark repeats is then written twice."""
+    """Write without a key. Rows that Spark retries are then written twice."""
     hold: bool = False
-    """Let workers see all of it, once everything is written, or nothing."""
+    """Make all tasks visible to workers at the end of the write, or none if it fails."""
     model: str | None = None
-    """A pydantic model that checks each payload, as ``module:Class``."""
+    """A pydantic model that validates each payload, as ``module:Class``."""
     load: str | None = Field(default=None, min_length=1, max_length=200)
-    """The name under which the report is left in ``microqueue_loads``."""
+    """The name under which the report is stored in ``microqueue_loads``."""
     batch_rows: int = Field(default=5_000, ge=1, le=100_000)
     priority: int | None = None
     max_attempts: int | None = None
@@ -122,32 +122,32 @@ class SinkOptions(LocationOptions):
     def _keyed(self) -> Self:
         if not self.key and not self.keyless:
             raise ValueError(
-                "name the columns of a key, so that a row written again is the same task; "
-                "keyless=true does without, and Spark's retries then write rows twice"
+                "set key to the columns that identify a row, so that a retried row is the same "
+                "task; or set keyless=true, and Spark's retries write rows twice"
             )
         if self.key and self.keyless:
-            raise ValueError("key and keyless=true contradict each other")
+            raise ValueError("key and keyless=true exclude each other")
         if self.keyless and self.hold:
-            raise ValueError("a load that is held needs a key: it must know its rows again")
+            raise ValueError("hold=true needs a key, to recognise rows that were written before")
         return self
 
     @property
     def task_options(self) -> dict[str, Any]:
-        """The options of every task that has none of its own."""
+        """The enqueue options for rows that do not set their own."""
         names = ("priority", "max_attempts", "delay", "expires_in", "visibility_timeout")
         given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None}
 
 
 class SelectionOptions(LocationOptions):
-    """Which tasks are read, and what of them."""
+    """Which tasks are read, and which columns."""
 
     queue: Names | None = None
     status: Names | None = None
     since: Instant | None = None
     until: Instant | None = None
     time: TimeField = "created_at"
-    """The field that ``since`` (included) and ``until`` (not included) speak of."""
+    """The field that ``since`` (inclusive) and ``until`` (exclusive) apply to."""
     query: str | None = None
     columns: Names | None = None
     payload: str | None = None
@@ -155,9 +155,9 @@ class SelectionOptions(LocationOptions):
     partitions: int | None = Field(default=None, ge=1, le=100_000)
     batch_rows: int = Field(default=20_000, ge=1, le=1_000_000)
     lag: Seconds | None = None
-    """Streams only: how old a change must be, so that none comes late; 3 s unless given."""
+    """Streams only: the minimum age of a change, so that none is missed. Default: 3 s."""
     max_rows: int | None = Field(default=None, ge=1)
-    """Streams only: how many tasks one micro-batch takes at most."""
+    """Streams only: the maximum number of tasks per micro-batch."""
 
     @field_validator("queue")
     @classmethod
@@ -173,46 +173,46 @@ class SelectionOptions(LocationOptions):
     @classmethod
     def _query_is_a_document(cls, query: str | None) -> str | None:
         if query is not None:
-            read_query(query)
+            parse_query(query)
         return query
 
     @model_validator(mode="after")
     def _columns_exist(self) -> Self:
-        chosen_columns(self.columns, self.payload)
+        select_columns(self.columns, self.payload)
         if self.payload == PAYLOAD_OFF and self.columns and "payload" in self.columns:
-            raise ValueError("payload=off and a column payload contradict each other")
+            raise ValueError("payload=off and the column payload exclude each other")
         return self
 
     @property
-    def chosen(self) -> list[str]:
-        """The names of the columns, in their order."""
-        return chosen_columns(self.columns, self.payload)
+    def selected_columns(self) -> list[str]:
+        """The names of the columns to read, in order."""
+        return select_columns(self.columns, self.payload)
 
     @property
-    def document(self) -> dict[str, Any]:
-        """The expert's query."""
-        return {} if self.query is None else read_query(self.query)
+    def query_document(self) -> dict[str, Any]:
+        """The option ``query`` as a document."""
+        return {} if self.query is None else parse_query(self.query)
 
 
-def read_query(text: str) -> dict[str, Any]:
-    """Read a MongoDB query from extended JSON."""
+def parse_query(text: str) -> dict[str, Any]:
+    """Parse a MongoDB query from Extended JSON."""
     try:
         query = from_json(text)
     except (ValueError, TypeError) as exc:
-        raise ValueError(f"give a MongoDB query as extended JSON: {exc}") from exc
+        raise ValueError(f"give a MongoDB query as Extended JSON: {exc}") from exc
     if not isinstance(query, dict):
-        raise ValueError("give a MongoDB query as extended JSON: an object")  # noqa: TRY004 (pydantic reads ValueError)
+        raise ValueError("give a MongoDB query as Extended JSON: an object")  # noqa: TRY004 (pydantic expects it)
     return query
 
 
 def resolve_uri(uri: str | None) -> str:
-    """Give the address for all executors: that given, the environment's, or the server's here."""
+    """Return the URI for all executors: ``uri``, ``MICROQUEUE_URI``, or the embedded server."""
     check_uri(uri)
     address = uri or os.environ.get(URI_VARIABLE) or running(default_directory())
     if not address:
         raise InvalidArgument(
-            "no MongoDB to use: give the option uri, or set MICROQUEUE_URI, "
-            "or start one with `microqueue up`",
+            "no MongoDB server is configured: give the option uri, set MICROQUEUE_URI, "
+            "or start a server with `microqueue up`",
             argument="uri",
         )
     return address

@@ -1,4 +1,4 @@
-"""A Spark session with the microqueue format in it."""
+"""Create a Spark session that knows the format ``microqueue``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from microqueue.errors import JavaNotFound
 
-QUIET = {
+DEFAULT_CONFIG = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
@@ -27,10 +27,17 @@ def session(
     name: str = "microqueue",
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Give the session that runs already, else a new one on ``master``, with the format in it.
+    """Return the active Spark session, or a new one, with the format ``microqueue`` registered.
 
-    Without a master it is that of ``spark-submit``, else ``local[*]``. ``config`` goes over
-    what is set here: no web page, no progress bar, no warnings, times in UTC.
+    Args:
+        master: The Spark master of a new session. Default: that of ``spark-submit``, or
+            ``local[*]``.
+        name: The application's name.
+        config: Spark settings. They override the defaults here: no web UI, no progress bar, no
+            warnings, session timezone UTC.
+
+    Raises:
+        JavaNotFound: There is no Java to start Spark with.
     """
     running = SparkSession.getActiveSession()
     if running is not None:
@@ -38,20 +45,20 @@ def session(
     require_java()
     submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted and (master is None or master.startswith("local")):
-        # Else Spark looks the machine's own name up, which may not be known anywhere.
+        # Otherwise Spark resolves the host name, which may be in no DNS.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # Else the workers run whatever ``python3`` is, which may lack what this one has.
+        # Otherwise executors run ``python3`` of the PATH, which may lack our packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     if master is not None or not submitted:
         builder = builder.master(master or "local[*]")
-    for key, value in {**QUIET, **(config or {})}.items():
+    for key, value in {**DEFAULT_CONFIG, **(config or {})}.items():
         builder = builder.config(key, value)
     return register(builder.getOrCreate())
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the format ``microqueue`` known to a session, and give the session back."""
+    """Register the format ``microqueue`` with a session, and return the session."""
     from microqueue.spark.source import MicroqueueSource  # noqa: PLC0415 (pyarrow is slow to load)
 
     spark.dataSource.register(MicroqueueSource)
@@ -59,7 +66,7 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 def require_java() -> None:
-    """Say in one sentence what is missing, where Spark would show a page of errors."""
+    """Raise ``JavaNotFound`` if there is no Java, instead of a page of errors from Spark."""
     home = os.environ.get("JAVA_HOME")
     found = (Path(home) / "bin" / "java").exists() if home else shutil.which("java") is not None
     if not found:

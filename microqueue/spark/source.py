@@ -1,4 +1,4 @@
-"""The data source that Spark knows as ``microqueue``."""
+"""The Spark data source ``microqueue``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from microqueue.arguments import refused
-from microqueue.spark.columns import COMPUTED, KNOWN, ddl
+from microqueue.spark.columns import ALL_COLUMNS, COMPUTED_COLUMNS, ddl
 from microqueue.spark.options import SelectionOptions, SinkOptions
 from microqueue.spark.value_conversion import reader_of
 
 
 class MicroqueueSource(DataSource):
-    """Tasks as rows. The options are explained in docs/spark.md."""
+    """Tasks as rows. ``docs/spark.md`` describes the options."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -28,58 +28,58 @@ class MicroqueueSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Give the name for ``format``."""
+        """Return the name for ``format``."""
         return "microqueue"
 
     def schema(self) -> str:
-        """Give the columns that the options choose, as Spark's DDL."""
+        """Return the columns that the options select, as Spark DDL."""
         options = SelectionOptions.of(self._given)
-        return ddl(options.chosen, options.payload)
+        return ddl(options.selected_columns, options.payload)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make the reader of a batch."""
+        """Return the reader for a batch."""
         from microqueue.spark.read.batch import TaskReader  # noqa: PLC0415 (pyarrow is slow to load)
 
-        return TaskReader(_checked(schema), SelectionOptions.of(self._given))
+        return TaskReader(_check_schema(schema), SelectionOptions.of(self._given))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (the name is Spark's)
-        """Make the reader of a stream."""
+        """Return the reader for a stream."""
         try:
             from microqueue.spark.read.stream import TaskStreamReader  # noqa: PLC0415 (as above)
         except ImportError as exc:
-            raise ImportError("streams of microqueue need PySpark 4.2 or newer") from exc
+            raise ImportError("streams need PySpark 4.2 or newer") from exc
 
-        return TaskStreamReader(_checked(schema), SelectionOptions.of(self._given))
+        return TaskStreamReader(_check_schema(schema), SelectionOptions.of(self._given))
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 (Spark gives it so)
-        """Make the writer of a DataFrame."""
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 (Spark's signature)
+        """Return the writer for a DataFrame."""
         from microqueue.spark.write.sink import TaskWriter  # noqa: PLC0415 (pyarrow is slow to load)
 
-        _refuse(overwrite=overwrite)
+        _check_append(overwrite=overwrite)
         return TaskWriter(schema, SinkOptions.of(self._given))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802 (as above)
-        """Make the writer of a stream."""
+        """Return the writer for a stream."""
         from microqueue.spark.write.sink import TaskStreamWriter  # noqa: PLC0415 (as above)
 
-        _refuse(overwrite=overwrite)
+        _check_append(overwrite=overwrite)
         return TaskStreamWriter(schema, SinkOptions.of(self._given))
 
 
-def _refuse(*, overwrite: bool) -> None:
+def _check_append(*, overwrite: bool) -> None:
     if overwrite:
-        raise refused("mode", "overwrite", "a queue is never overwritten; use append")
+        raise refused("mode", "overwrite", "a queue cannot be overwritten; use append")
 
 
-def _checked(schema: StructType) -> StructType:
-    """Refuse a schema of the caller's own that no task could fill."""
+def _check_schema(schema: StructType) -> StructType:
+    """Return the schema; raise ``InvalidArgument`` if tasks cannot be read with it."""
     for field in schema.fields:
-        if field.name not in KNOWN:
-            raise refused("schema", field.name, f"columns are {', '.join(KNOWN)}")
-        if field.name in COMPUTED and field.dataType != KNOWN[field.name]:
-            kind = KNOWN[field.name].simpleString()
+        if field.name not in ALL_COLUMNS:
+            raise refused("schema", field.name, f"the columns are {', '.join(ALL_COLUMNS)}")
+        if field.name in COMPUTED_COLUMNS and field.dataType != ALL_COLUMNS[field.name]:
+            kind = ALL_COLUMNS[field.name].simpleString()
             raise refused(
-                "schema", f"{field.name} {field.dataType.simpleString()}", f"it is {kind}"
+                "schema", f"{field.name} {field.dataType.simpleString()}", f"its type is {kind}"
             )
-        reader_of(field.dataType, field.name)  # Refused here, it costs no job.
+        reader_of(field.dataType, field.name)  # Fail before a Spark job starts.
     return schema

@@ -1,7 +1,7 @@
-"""Convert single values of BSON into a column's type, exactly or not at all.
+"""Convert single values between BSON and Spark's types, in both directions.
 
-This is how nested columns are read, and every batch in which something does not fit:
-nothing is rounded, cut or guessed. What does not fit is null, and noted.
+Reading is exact: no value is rounded, truncated or guessed. A value that does not fit its column
+becomes null and is recorded as drift.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from microqueue.errors import InvalidArgument, SchemaDrift
 from microqueue.model import shorten
 
 LARGEST_EXACT = 2**53
-"""Up to here a double holds every integer."""
+"""A double holds every integer up to this one."""
 
 FLOAT = struct.Struct("<f")
 
@@ -56,7 +56,7 @@ INTEGER_BITS: dict[type[DataType], int] = {
 
 
 class Drift:
-    """What did not fit in one task; with ``strict``, the first such thing is an error."""
+    """Counts the values of one task that do not fit their columns; raises if ``strict``."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
@@ -64,23 +64,34 @@ class Drift:
         self.count = 0
 
     def begin(self, task_id: Any) -> None:
-        """Start on the next task."""
+        """Start the next task."""
         self.task_id, self.count = task_id, 0
 
-    def note(self, path: str, reason: str) -> None:
-        """Count a value that does not fit."""
+    def record(self, path: str, reason: str) -> None:
+        """Count a value that does not fit.
+
+        Raises:
+            SchemaDrift: The read is strict.
+        """
         if self._strict:
             raise SchemaDrift(task_id=self.task_id, column=path, reason=reason)
         self.count += 1
 
 
 Reader: TypeAlias = Callable[[Any, Drift], Any]
+"""Converts a value from BSON, and records it if it does not fit."""
 
 
 def reader_of(kind: DataType, path: str, *, closed: bool = False) -> Reader:
-    """Make the function that reads a value of one type.
+    """Return the function that converts BSON values to a Spark type.
 
-    In a ``closed`` struct, each field must be there, and no other.
+    Args:
+        kind: The type.
+        path: The column, or the path of a field in it, for errors.
+        closed: Whether structs must have exactly the fields of the type.
+
+    Raises:
+        InvalidArgument: BSON has no such type.
     """
     if isinstance(kind, StructType):
         return _struct_reader(kind, path, closed=closed)
@@ -88,14 +99,14 @@ def reader_of(kind: DataType, path: str, *, closed: bool = False) -> Reader:
         return _array_reader(kind, path, closed=closed)
     if isinstance(kind, MapType):
         return _map_reader(kind, path, closed=closed)
-    exact = _scalar_reader(kind, path)
+    convert = _scalar_reader(kind, path)
 
     def read(value: Any, drift: Drift) -> Any:
         if value is None:
             return None
-        converted = exact(value)
+        converted = convert(value)
         if converted is None:
-            drift.note(path, f"is {_shown(value)}, and should be {kind.simpleString()}")
+            drift.record(path, f"is {_shown(value)} instead of {kind.simpleString()}")
         return converted
 
     return read
@@ -111,13 +122,13 @@ def _struct_reader(kind: StructType, path: str, *, closed: bool) -> Reader:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            drift.note(path, f"is {_shown(value)}, and should be a document")
+            drift.record(path, f"is {_shown(value)} instead of a document")
             return None
         if closed and value.keys() != fields.keys():
             for name in fields.keys() - value.keys():
-                drift.note(f"{path}.{name}", "is missing")
+                drift.record(f"{path}.{name}", "is missing")
             for name in value.keys() - fields.keys():
-                drift.note(f"{path}.{name}", "is not in the schema")
+                drift.record(f"{path}.{name}", "is not in the schema")
         return {name: convert(value.get(name), drift) for name, convert in fields.items()}
 
     return read
@@ -130,7 +141,7 @@ def _array_reader(kind: ArrayType, path: str, *, closed: bool) -> Reader:
         if value is None:
             return None
         if not isinstance(value, list):
-            drift.note(path, f"is {_shown(value)}, and should be an array")
+            drift.record(path, f"is {_shown(value)} instead of an array")
             return None
         return [convert(item, drift) for item in value]
 
@@ -139,14 +150,14 @@ def _array_reader(kind: ArrayType, path: str, *, closed: bool) -> Reader:
 
 def _map_reader(kind: MapType, path: str, *, closed: bool) -> Reader:
     if not isinstance(kind.keyType, StringType):
-        raise _unreadable(kind, path, "keys of a map in MongoDB are strings")
+        raise _unreadable(kind, path, "map keys in MongoDB are strings")
     convert = reader_of(kind.valueType, f"{path}.*", closed=closed)
 
     def read(value: Any, drift: Drift) -> Any:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            drift.note(path, f"is {_shown(value)}, and should be a document")
+            drift.record(path, f"is {_shown(value)} instead of a document")
             return None
         return [(key, convert(item, drift)) for key, item in value.items()]
 
@@ -154,7 +165,7 @@ def _map_reader(kind: MapType, path: str, *, closed: bool) -> Reader:
 
 
 def _scalar_reader(kind: DataType, path: str) -> Callable[[Any], Any]:
-    """Choose what converts a value that is not null, and gives null for one that does not fit."""
+    """Return the function that converts a value, or returns None for one that does not fit."""
     if type(kind) in INTEGER_BITS:
         limit = 2 ** (INTEGER_BITS[type(kind)] - 1)
         return lambda value: _exact_integer(value, limit)
@@ -162,14 +173,14 @@ def _scalar_reader(kind: DataType, path: str) -> Callable[[Any], Any]:
         return lambda value: _exact_decimal(value, kind)
     found = _SCALARS.get(type(kind))
     if found is None:
-        raise _unreadable(kind, path, "MongoDB has no such type; name what is stored, and cast it")
+        raise _unreadable(kind, path, "MongoDB has no such type; read the stored type and cast it")
     return found
 
 
 def _unreadable(kind: DataType, path: str, reason: str) -> InvalidArgument:
     if path.split(".", maxsplit=1)[0] != "payload":
         return refused("schema", f"{path} {kind.simpleString()}", reason)
-    return refused("payload", f"{path} {kind.simpleString()}", f"{reason}; or read payload=json")
+    return refused("payload", f"{path} {kind.simpleString()}", f"{reason}; or use payload=json")
 
 
 def _exact_text(value: Any) -> str | None:
@@ -182,7 +193,7 @@ def _id_text(value: Any) -> str | None:
 
 def _exact_integer(value: Any, limit: int) -> int | None:
     if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT:
-        value = int(value)  # The mongo shell writes whole numbers so.
+        value = int(value)  # The mongo shell stores whole numbers as doubles.
     fits = isinstance(value, int) and not isinstance(value, bool) and -limit <= value < limit
     return value if fits else None
 
@@ -205,7 +216,7 @@ def _exact_float(value: Any) -> float | None:
 
 
 def _wall_clock(value: Any) -> datetime | None:
-    """Read an instant as the clock showed it in UTC, which is how one without a zone is stored."""
+    """Return an instant as UTC without a timezone, which is how the sink stores such values."""
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) else None
 
 
@@ -237,6 +248,8 @@ def _shown(value: Any) -> str:
     return f"{shorten(value, 80)} ({type(value).__name__})"
 
 
+# From Spark to BSON.
+
 UNCONVERTED = (
     StringType,
     IntegralType,
@@ -253,15 +266,22 @@ Converter = Callable[[Any], Any]
 
 
 def check_names(path: str, kind: StructType) -> None:
-    """Refuse columns, or fields of one, with the same name: one would take the other's place."""
+    """Raise ``InvalidArgument`` if two columns, or two fields of a struct, have the same name."""
     if twice := [name for name, count in Counter(kind.names).items() if count > 1]:
-        raise refused(path, ", ".join(twice), "there are several of that name; rename all but one")
+        raise refused(path, ", ".join(twice), "several have this name; rename all but one")
 
 
 def converter_of(path: str, kind: DataType, *, for_model: bool = False) -> Converter | None:
-    """Make what turns Arrow's values of a type into BSON's; nothing where they are the same.
+    """Return the function that converts Arrow's values to BSON's; None if they are the same.
 
-    For a model they become Python's: it may ask for a date, a decimal, or keys that are numbers.
+    Args:
+        path: The column, or the path of a field in it, for errors.
+        kind: The type.
+        for_model: Convert to Python's types instead, because a pydantic model may have dates,
+            decimals, or maps with keys that are not strings.
+
+    Raises:
+        InvalidArgument: BSON has no such type.
     """
     if isinstance(kind, StructType):
         check_names(path, kind)
@@ -292,7 +312,7 @@ def converter_of(path: str, kind: DataType, *, for_model: bool = False) -> Conve
 
 
 def convert_fields(value: dict[str, Any], fields: dict[str, Converter]) -> dict[str, Any]:
-    """Turn those fields of a row, or of a struct, that have a converter."""
+    """Return a row or struct with the converters of its fields applied."""
     return {name: fields[name](item) if name in fields else item for name, item in value.items()}
 
 
@@ -300,7 +320,7 @@ def _to_decimal128(path: str, value: Decimal) -> Decimal128:
     try:
         return Decimal128(value)
     except DecimalException as exc:
-        raise refused(path, value, "MongoDB's decimals have 34 digits; round it") from exc
+        raise refused(path, value, "MongoDB's decimals have at most 34 digits; round it") from exc
 
 
 def _skipping_null(convert: Converter) -> Converter:

@@ -35,7 +35,7 @@ from microqueue.extended_json import to_json
 from microqueue.operations import export
 from microqueue.operations.call import Document
 from microqueue.operations.export import IdRange
-from microqueue.spark.columns import KNOWN
+from microqueue.spark.columns import ALL_COLUMNS
 from microqueue.spark.ids import id_type
 from microqueue.spark.location import location_of
 from microqueue.spark.options import LocationOptions
@@ -46,11 +46,10 @@ from microqueue.spark.read.lossy_types import (
     MILLISECONDS,
     REFERENCE,
     LossyBatch,
-    PyMongoArrowContext,
-    Schema,
     check_dates,
     check_integers,
     may_have_other_type,
+    to_table,
 )
 from microqueue.spark.read.raw_batches import unpack_once
 from microqueue.spark.value_conversion import Drift, reader_of
@@ -63,9 +62,12 @@ LEFT_OUT = frozenset({"drifted", "headers", "result", "payload", "position", "ba
 LEFT_OUT |= {"lease_token", "lease_expires_at", "expires_at"}
 """What nobody asks of many tasks at once, and each costs; the document has it all."""
 
-COLUMNS = [name for name in KNOWN if name not in LEFT_OUT]
+COLUMNS = [name for name in ALL_COLUMNS if name not in LEFT_OUT]
 SCHEMA = StructType(
-    [*(StructField(name, KNOWN[name]) for name in COLUMNS), StructField("document", BinaryType())]
+    [
+        *(StructField(name, ALL_COLUMNS[name]) for name in COLUMNS),
+        StructField("document", BinaryType()),
+    ]
 )
 ARROW_SCHEMA: pa.Schema = to_arrow_schema(SCHEMA, timezone="UTC")
 IDENTITY = ("id", "id_type")
@@ -201,9 +203,7 @@ def fast_columns(raw: bytes) -> dict[str, pa.Array]:
         for field in ARROW_SCHEMA
         if field.name not in {*IDENTITY, "document"}
     }
-    context = PyMongoArrowContext(Schema(wanted), codec_options=CODEC)
-    context.process_bson_stream(raw)
-    table = context.finish()
+    table = to_table(raw, wanted, CODEC)
     columns = {name: _whole(table.column(name)) for name in wanted}
     for column in columns.values():
         _check_values(column)

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from microqueue import QueueSettings
 from microqueue.spark.options import SinkOptions
 from microqueue.spark.write import columnar
-from microqueue.spark.write.documents import ChunkMaker, Stamp
+from microqueue.spark.write.documents import ChunkBuilder, Stamp
 
 CODEC: Any = CodecOptions(tz_aware=True, uuid_representation=4)
 STAMP = Stamp(datetime(2026, 1, 1, tzinfo=UTC), 1_700_000_000_000_000, "load:0")
@@ -54,15 +54,15 @@ def tables(draw: Any) -> pa.Table:
 
 def both_ways(table: pa.Table, **options: str) -> tuple[list[bytes], list[bytes]]:
     given = SinkOptions.of({"uri": "mongodb://nowhere", "queue": "orders", "key": "key", **options})
-    maker = ChunkMaker(
+    builder = ChunkBuilder(
         from_arrow_schema(table.schema), given, settings=QueueSettings(), load="load"
     )
-    by_columns = maker.make(table, STAMP, CODEC)
+    by_columns = builder.build(table, STAMP, CODEC)
     assert isinstance(by_columns.documents, columnar.ColumnarDocuments)
     assert by_columns.stored is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columnar, "columnar_documents", lambda *_, **__: None)
-        by_rows = maker.make(table, STAMP, CODEC)
+        by_rows = builder.build(table, STAMP, CODEC)
     written = [bson.encode(one, codec_options=CODEC) for one in by_rows.documents]
     return [one.raw for one in by_columns.stored], written
 

@@ -27,8 +27,8 @@ from pyspark.sql.types import StructField, StructType
 
 from microqueue.drivers.collections import codec_options_for
 from microqueue.errors import SchemaDrift
+from microqueue.spark.columns import ALL_COLUMNS, COMPUTED_COLUMNS, DEFAULT_VALUES, JSON_COLUMNS
 from microqueue.spark import whole_tasks
-from microqueue.spark.columns import COMPUTED, DEFAULTS, JSON_COLUMNS, KNOWN
 from microqueue.spark.read.convert import BatchConverter
 from microqueue.spark.read.lossy_types import LossyBatch
 
@@ -45,8 +45,8 @@ TASK: dict[str, Any] = {
     "created_at": AT,
     "updated_at": AT,
 }
-NAMES = [name for name in KNOWN if name not in COMPUTED | JSON_COLUMNS]
-SCHEMA = StructType([StructField(name, KNOWN[name]) for name in [*NAMES, "drifted"]])
+NAMES = [name for name in ALL_COLUMNS if name not in COMPUTED_COLUMNS | JSON_COLUMNS]
+SCHEMA = StructType([StructField(name, ALL_COLUMNS[name]) for name in [*NAMES, "drifted"]])
 ABSENT = object()
 
 PLAIN: list[Any] = [ABSENT, None, True, False, "x", "", "5", b"b", Binary(b"q", 5)]
@@ -88,9 +88,9 @@ def test_both_ways_give_the_same_row_and_count_the_same(name: str) -> None:
     converter = BatchConverter(SCHEMA, CODEC, strict=False)
     differ, quick = [], 0
     for raw in [*(stored(name, value) for value in VALUES), *old_types(name)]:
-        exact = converter.exactly(raw).to_pylist()
+        exact = converter.convert_values(raw).to_pylist()
         try:
-            found = converter.quickly(raw).to_pylist()
+            found = converter.convert_columns(raw).to_pylist()
         except LossyBatch:
             continue
         quick += 1
@@ -134,13 +134,13 @@ def test_strict_sees_it(name: str, value: Any) -> None:
         list(BatchConverter(SCHEMA, CODEC, strict=True).convert(stored(name, value)))
 
 
-@pytest.mark.parametrize("name", list(DEFAULTS))
+@pytest.mark.parametrize("name", list(DEFAULT_VALUES))
 @pytest.mark.parametrize("value", [ABSENT, None])
 def test_null_is_as_good_as_absent(name: str, value: Any) -> None:
     converter = BatchConverter(SCHEMA, CODEC, strict=True)
-    for read in (converter.quickly, converter.exactly):
+    for read in (converter.convert_columns, converter.convert_values):
         (row,) = read(stored(name, value)).to_pylist()
-        assert row[name] == DEFAULTS[name]
+        assert row[name] == DEFAULT_VALUES[name]
 
 
 def test_ordinary_values_stay_on_the_quick_way() -> None:
@@ -149,4 +149,4 @@ def test_ordinary_values_stay_on_the_quick_way() -> None:
     tasks = [TASK, {**TASK, **odd}, {**TASK, "worker_id": None, "backoff_sec": 3}]
     raw = b"".join(bson.encode(task) for task in tasks)
     converter = BatchConverter(SCHEMA, CODEC, strict=True)
-    assert converter.quickly(raw).to_pylist() == converter.exactly(raw).to_pylist()
+    assert converter.convert_columns(raw).to_pylist() == converter.convert_values(raw).to_pylist()

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 from microqueue.drivers.collections import codec_options_for
 from microqueue.errors import InvalidArgument, SchemaDrift
 from microqueue.spark import read_tasks, write_tasks
-from microqueue.spark.columns import KNOWN
+from microqueue.spark.columns import ALL_COLUMNS
 from microqueue.spark.read.convert import BatchConverter, by_id_type
 from microqueue.spark.source import MicroqueueSource
 
@@ -57,7 +57,7 @@ NAMES = ["id", *GOOD, "drifted"]
 
 
 def schema_of(*names: str, payload: StructType | None = None) -> StructType:
-    fields = [StructField(name, KNOWN[name]) for name in names]
+    fields = [StructField(name, ALL_COLUMNS[name]) for name in names]
     return StructType([*fields, StructField("payload", payload)] if payload else fields)
 
 

@@ -1,1 +1,1 @@
-"""Read tasks into Spark: batches and streams, from raw BSON to Arrow."""
+"""Read tasks into Spark, as batches and as streams."""

@@ -1,9 +1,9 @@
-"""Turn batches of raw BSON into Arrow batches of Spark's types.
+"""Convert batches of raw BSON to Arrow batches of Spark's types.
 
-Flat columns go through pymongoarrow. It takes some liberties: a fraction in an integer
-column is cut off, text in place of a sub-document and NaN anywhere are null. So what it could
-have changed is looked for, and a batch with anything odd in it is read again by ``exact``, value
-by value. Both ways give the same rows.
+Flat columns go through pymongoarrow. It silently truncates a fraction in an integer column, and
+reads NaN, or text in place of a sub-document, as null. A batch with any value that it could have
+changed (see ``lossy_types``) is converted again value by value (see ``value_conversion``). Both
+ways return the same rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from pyspark.sql.types import (
 
 from microqueue.extended_json import to_json
 from microqueue.spark import ids
-from microqueue.spark.columns import COMPUTED, DEFAULTS, ERROR, JSON_COLUMNS, REQUIRED
+from microqueue.spark.columns import (
+    COMPUTED_COLUMNS,
+    DEFAULT_VALUES,
+    ERROR,
+    JSON_COLUMNS,
+    REQUIRED_COLUMNS,
+)
 from microqueue.spark.read.lossy_types import (
     BSON_BOOLEAN,
     BSON_DOCUMENT,
@@ -39,22 +45,21 @@ from microqueue.spark.read.lossy_types import (
     BSON_OBJECT_ID,
     BSON_STRING,
     MILLISECONDS,
+    OBJECT_ID_TYPE,
     REFERENCE,
     LossyBatch,
-    ObjectIdType,
-    PyMongoArrowContext,
-    Schema,
     check_dates,
     check_integers,
     field_header,
     may_have_lost_nan,
     may_have_other_type,
+    to_table,
 )
 from microqueue.spark.value_conversion import Drift, Reader, reader_of
 
 MICROSECONDS = pa.timestamp("us", tz="UTC")
 
-# Integers are read as doubles: a fraction then shows.
+# Integers are read as doubles, so that a fraction is noticed.
 FLAT: dict[DataType, pa.DataType] = {
     StringType(): pa.string(),
     BooleanType(): pa.bool_(),
@@ -65,10 +70,10 @@ FLAT: dict[DataType, pa.DataType] = {
     ERROR: pa.struct({"message": pa.string(), "code": pa.string(), "at": MILLISECONDS}),
 }
 
-ID_TYPE_AT = 4  # Behind the document's length: MongoDB keeps _id in front.
+ID_TYPE_AT = 4  # After the document's length: MongoDB stores _id first.
 FAST_IDS = {
     BSON_STRING: (pa.string(), ids.STRING),
-    BSON_OBJECT_ID: (ObjectIdType(), ids.OBJECT_ID),
+    BSON_OBJECT_ID: (OBJECT_ID_TYPE, ids.OBJECT_ID),
 }
 
 
@@ -83,29 +88,35 @@ class BatchConverter:
         self._arrow = to_arrow_schema(schema, timezone="UTC")
         self._codec_options = codec_options
         self._drift = Drift(strict=strict)
-        stored = [name for name in self._names if name not in COMPUTED]
+        stored = [name for name in self._names if name not in COMPUTED_COLUMNS]
         self._flat = [
             name for name in stored if self._types[name] in FLAT and name not in JSON_COLUMNS
         ]
-        self._nested = {name: self._reader(name) for name in stored if name not in self._flat}
-        self._exact = {name: self._reader(name) for name in stored}
+        self._nested_readers = {
+            name: self._reader(name) for name in stored if name not in self._flat
+        }
+        self._readers = {name: self._reader(name) for name in stored}
 
     @property
     def fields(self) -> list[str]:
-        """The fields of the document that are needed."""
-        return ["_id", *(name for name in self._names if name not in COMPUTED)]
+        """The fields of the document to read."""
+        return ["_id", *(name for name in self._names if name not in COMPUTED_COLUMNS)]
 
     def convert(self, raw: bytes) -> Iterator[pa.RecordBatch]:
-        """Give the rows of one batch from the server."""
+        """Yield the rows of one batch from the server."""
         try:
-            yield self.quickly(raw)
+            yield self.convert_columns(raw)
         except LossyBatch:
             groups = by_id_type(raw)
             for part in groups:
                 try:
-                    yield self.exactly(part) if len(groups) == 1 else self.quickly(part)
+                    yield (
+                        self.convert_values(part)
+                        if len(groups) == 1
+                        else self.convert_columns(part)
+                    )
                 except LossyBatch:
-                    yield self.exactly(part)
+                    yield self.convert_values(part)
 
     def _reader(self, name: str) -> Reader:
         kind = self._types[name]
@@ -115,20 +126,20 @@ class BatchConverter:
             return _null_if_empty(reader_of(kind, name))
         return reader_of(kind, name, closed=name == "payload")
 
-    # The quick way
+    def convert_columns(self, raw: bytes) -> pa.RecordBatch:
+        """Convert whole columns with pymongoarrow.
 
-    def quickly(self, raw: bytes) -> pa.RecordBatch:
-        """Read whole columns, or raise ``Unfit``."""
+        Raises:
+            LossyBatch: pymongoarrow could change a value.
+        """
         id_kind = FAST_IDS.get(raw[ID_TYPE_AT])
-        if id_kind is None or self._looks_odd(raw):
+        if id_kind is None or self._may_be_lossy(raw):
             raise LossyBatch
         kinds = {"_id": id_kind[0], **{name: FLAT[self._types[name]] for name in self._flat}}
-        context = PyMongoArrowContext(Schema(kinds))
         try:
-            context.process_bson_stream(raw)
-            table = context.finish()
+            table = to_table(raw, kinds)
             columns = {
-                name: self._fitted(name, table.column(name).combine_chunks()) for name in self._flat
+                name: self._cast(name, table.column(name).combine_chunks()) for name in self._flat
             }
             if any(may_have_lost_nan(raw, name, table.column(name)) for name in self._flat):
                 raise LossyBatch
@@ -138,13 +149,13 @@ class BatchConverter:
         columns["id_type"] = pa.repeat(id_kind[1], table.num_rows)
         if "id" in self._types:
             columns["id"] = _id_texts(table.column("_id").combine_chunks())
-        if self._nested:
-            nested, drifted = self._read_exactly(raw, self._nested)
+        if self._nested_readers:
+            nested, drifted = self._read_values(raw, self._nested_readers)
             columns |= {**nested, "drifted": pa.array(drifted, pa.int32())}
         return self._batch(columns)
 
-    def _looks_odd(self, raw: bytes) -> bool:
-        """Look for types that pymongoarrow would accept in silence. May be wrong to say yes."""
+    def _may_be_lossy(self, raw: bytes) -> bool:
+        """Return whether there may be types that pymongoarrow would silently accept."""
         for name in self._flat:
             kind = self._types[name]
             if kind == ERROR and (
@@ -156,9 +167,10 @@ class BatchConverter:
                 return True
         return False
 
-    def _fitted(self, name: str, array: pa.Array) -> pa.Array:
+    def _cast(self, name: str, array: pa.Array) -> pa.Array:
+        """Return a column in its final type, or raise ``LossyBatch``."""
         kind = self._types[name]
-        if name in REQUIRED and array.null_count:
+        if name in REQUIRED_COLUMNS and array.null_count:
             raise LossyBatch
         if kind == ERROR:
             children = [
@@ -173,36 +185,36 @@ class BatchConverter:
             return _microseconds(array)
         if pa.types.is_floating(array.type):
             check_integers(array)
-        fitted = array.cast(self._arrow.field(name).type)
-        return pc.fill_null(fitted, DEFAULTS[name]) if name in DEFAULTS else fitted
+        column = array.cast(self._arrow.field(name).type)
+        return pc.fill_null(column, DEFAULT_VALUES[name]) if name in DEFAULT_VALUES else column
 
-    # The exact way
-
-    def exactly(self, raw: bytes) -> pa.RecordBatch:
-        """Read value by value, whatever there is."""
-        columns, drifted = self._read_exactly(raw, self._exact)
+    def convert_values(self, raw: bytes) -> pa.RecordBatch:
+        """Convert value by value: slower, for any input."""
+        columns, drifted = self._read_values(raw, self._readers)
         found = [document["_id"] for document in self._documents(raw)]
         columns["id"] = pa.array([str(task_id) for task_id in found], pa.string())
         columns["id_type"] = pa.array([ids.id_type(task_id) for task_id in found], pa.string())
         columns["drifted"] = pa.array(drifted, pa.int32())
         return self._batch(columns)
 
-    def _read_exactly(
+    def _read_values(
         self, raw: bytes, readers: dict[str, Reader]
     ) -> tuple[dict[str, pa.Array], list[int]]:
         drift = self._drift
         values: dict[str, list[Any]] = {name: [] for name in readers}
         drifted = []
-        required = [name for name in readers if name in REQUIRED]
+        required = [name for name in readers if name in REQUIRED_COLUMNS]
         for document in self._documents(raw):
             drift.begin(document["_id"])
             for name, read in readers.items():
                 value = document.get(name)
-                # Null is as good as absent, for required fields as well.
-                values[name].append(read(DEFAULTS.get(name) if value is None else value, drift))
+                # Null counts as absent, for required fields as well.
+                values[name].append(
+                    read(DEFAULT_VALUES.get(name) if value is None else value, drift)
+                )
             for name in required:
                 if document.get(name) is None:
-                    drift.note(name, "is missing")
+                    drift.record(name, "is missing")
             drifted.append(drift.count)
         return {
             name: pa.array(column, self._arrow.field(name).type) for name, column in values.items()
@@ -218,7 +230,7 @@ class BatchConverter:
 
 
 def by_id_type(raw: bytes) -> list[bytes]:
-    """Split a batch into one per type of ``_id``, which pymongoarrow cannot mix."""
+    """Split a batch by the type of ``_id``, because pymongoarrow cannot mix types."""
     groups: dict[int, list[bytes]] = {}
     start = 0
     while start < len(raw):
@@ -229,7 +241,7 @@ def by_id_type(raw: bytes) -> list[bytes]:
 
 
 def _null_if_empty(read: Reader) -> Reader:
-    """Make null a struct of nulls, which pymongoarrow cannot tell from one."""
+    """Return a reader that returns null for a struct of nulls, as pymongoarrow does."""
 
     def read_struct(value: Any, drift: Drift) -> Any:
         found = read(value, drift)
@@ -245,8 +257,8 @@ def _microseconds(array: pa.Array) -> pa.Array:
 
 
 def _id_texts(array: pa.Array) -> pa.Array:
-    """Write ids as text; Arrow has no function for hexadecimal digits, but Python has."""
-    if not isinstance(array.type, ObjectIdType):
+    """Return ids as text. Arrow cannot convert to hexadecimal digits, but Python can."""
+    if array.type != OBJECT_ID_TYPE:
         return array
     storage = array.storage
     width = storage.type.byte_width

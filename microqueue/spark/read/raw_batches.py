@@ -1,8 +1,8 @@
-"""Cursors over raw BSON that make no object of each document.
+"""Make cursors over raw BSON faster.
 
-pymongo unpacks the reply of a raw cursor twice: once with an object for each document, which is
-thrown away and takes longer than all the rest, and once as raw bytes. Here it is done once. If
-another version of pymongo has no such place to step in, its own way is taken.
+pymongo unpacks each reply of a raw cursor twice: once with an object per document, which it
+discards and which takes longer than all the rest, and once as raw bytes. :func:`unpack_once`
+skips the first. With a version of pymongo that lacks the internals it needs, it does nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import bson
 try:
     from bson import _array_of_documents_to_buffer as _join_documents
     from bson.raw_bson import _RAW_ARRAY_BSON_OPTIONS as SHALLOW
-except ImportError:  # pragma: no cover (they are pymongo's own, and may go)
-    SHALLOW = None  # type: ignore[assignment]  # Replies are then unpacked as usual.
+except ImportError:  # pragma: no cover (private names of pymongo, which may go)
+    SHALLOW = None  # type: ignore[assignment]  # pymongo unpacks replies as usual.
 
 BATCHES = ("firstBatch", "nextBatch")
 
 
 def unpack_once(cursor: Any) -> Any:
-    """Have a raw cursor unpack its replies once, and give it back."""
+    """Make a raw cursor unpack each reply once, and return the cursor."""
     usual = getattr(cursor, "_unpack_response", None)
     if SHALLOW is None or usual is None:
         return cursor
@@ -30,12 +30,12 @@ def unpack_once(cursor: Any) -> Any:
         reply = _reply(getattr(response, "payload_document", None))
         return usual(response, *arguments, **options) if reply is None else [reply]
 
-    cursor._unpack_response = unpack  # noqa: SLF001 (there is no other way)
+    cursor._unpack_response = unpack  # noqa: SLF001 (no public hook exists)
     return cursor
 
 
 def _reply(payload: Any) -> dict[str, Any] | None:
-    """Read a reply with a batch in it, and leave errors and all else to pymongo."""
+    """Unpack a reply with a batch; return None for errors and others, which pymongo handles."""
     if payload is None:
         return None
     reply = dict(bson.decode(payload, SHALLOW))

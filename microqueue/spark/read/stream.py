@@ -1,8 +1,8 @@
-"""Read a stream of tasks, in the order in which they changed.
+"""Read tasks as a stream, in the order in which they changed.
 
-An offset is a mark: the instant of a change and the task's id. Changes become visible a
-moment after the instant that they bear, so the stream stays a lag behind the server's clock.
-Of a task that changed twice in between, the latest state alone is seen.
+An offset is a mark: the instant of a change and the task's id. A change becomes visible a moment
+after its instant, so the stream stays a lag behind the server's clock. If a task changes twice
+between two micro-batches, the stream returns only its latest state.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ from pyspark.sql.types import StructType
 from microqueue.arguments import refused
 from microqueue.clock import ServerClock
 from microqueue.extended_json import from_json, to_canonical_json
-from microqueue.operations import change_cursor, export
+from microqueue.operations import change_cursor
 from microqueue.operations.change_cursor import Changes, Followed, Mark
 from microqueue.operations.server_clock import read_clock
 from microqueue.spark.location import location_of
 from microqueue.spark.options import SelectionOptions
 from microqueue.spark.read.batch import (
-    SINGLE_PART_ROWS,
     convert_cursor,
     converter_for,
-    parts_of_collection,
 )
 
 DEFAULT_LAG = timedelta(seconds=3)
@@ -50,40 +48,40 @@ class ChangePartition(InputPartition):
 
 
 class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows tasks that finish, or those of the statuses that the options name."""
+    """Reads tasks when they finish, or when they change to one of the ``status`` option."""
 
     def __init__(self, schema: StructType, options: SelectionOptions) -> None:
         if options.until is not None:
             raise refused("until", options.until, "a stream has no end; stop the query instead")
         if options.time not in {"created_at", "updated_at"}:
-            raise refused("time", options.time, "a stream goes by updated_at")
+            raise refused("time", options.time, "a stream is ordered by updated_at")
         self._schema = schema
         self._options = options
         self._lag = DEFAULT_LAG if options.lag is None else options.lag
         statuses = FINISHED if options.status is None else options.status
         self._followed = Followed(
             queues=options.queue,
-            # All there are need no condition, and may run on an index of the changes.
+            # All statuses need no condition, and can then use the index on changes.
             statuses=None if set(statuses) == set(EVERY_CHANGE) else statuses,
-            query=options.document,
+            query=options.query_document,
         )
         self._target: datetime | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (the name is Spark's)
-        """Start at ``since``, or at the beginning."""
+        """Return the start: ``since``, or the beginning."""
         return to_offset(Mark(self._options.since or change_cursor.BEGINNING))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (the name is Spark's)
-        """Take as much at once as the options allow."""
+        """Return the limit of a micro-batch: ``max_rows``, or none."""
         rows = self._options.max_rows
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (the name is Spark's)
-        """End at what there is now."""
+        """Fix the end of the stream at the current horizon."""
         self._target = self._horizon()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 (the name is Spark's)
-        """Give the mark of the last task to take; the start itself, if nothing has changed."""
+        """Return the last mark of the next micro-batch; ``start`` if nothing changed."""
         horizon = self._horizon() if self._target is None else self._target
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         operation = change_cursor.find_end(
@@ -93,26 +91,23 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if end is None else to_offset(end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Split a micro-batch, or leave it whole when it is small."""
+        """Split a micro-batch into parts; only one if it is small."""
         changes = Changes(to_mark(start), to_mark(end))
         if changes.start == changes.end:
             return []
-        place = location_of(self._options)
-        parts = self._options.partitions
-        if parts is None:
-            matching = change_cursor.between(self._followed, changes)
-            few = place.run(export.count_up_to(matching, SINGLE_PART_ROWS + 1)) <= SINGLE_PART_ROWS
-            parts = 1 if few else parts_of_collection(place)
-        found = place.run(change_cursor.split(self._followed, changes, parts))
-        return [ChangePartition(one) for one in found]
+        location = location_of(self._options)
+        matching = change_cursor.between(self._followed, changes)
+        parts = self._options.partitions or default_parts(location, matching)
+        ranges = location.run(change_cursor.split(self._followed, changes, parts))
+        return [ChangePartition(part) for part in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the tasks of one part as Arrow batches."""
-        assert isinstance(partition, ChangePartition)  # noqa: S101 (they come from here)
-        place = location_of(self._options)
-        converter = converter_for(self._schema, self._options, place)
+        """Yield the tasks of one part as Arrow batches."""
+        assert isinstance(partition, ChangePartition)  # noqa: S101 (partitions() made it)
+        location = location_of(self._options)
+        converter = converter_for(self._schema, self._options, location)
         rows = self._options.batch_rows
-        cursor = place.run(
+        cursor = location.run(
             change_cursor.read_changes(
                 self._followed, converter.fields, partition.changes, batch_rows=rows
             )
@@ -124,10 +119,10 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def to_offset(mark: Mark) -> dict[str, Any]:
-    """Write a mark as Spark keeps offsets: as JSON."""
+    """Return a mark as an offset, which Spark stores as JSON."""
     return {"at": mark.at.isoformat(timespec="milliseconds"), "id": to_canonical_json(mark.id)}
 
 
 def to_mark(offset: dict[str, Any]) -> Mark:
-    """Read a mark out of an offset."""
+    """Return the mark of an offset."""
     return Mark(datetime.fromisoformat(offset["at"]).astimezone(UTC), from_json(offset["id"]))

@@ -1,1 +1,1 @@
-"""Write rows of Spark as tasks, once however often Spark repeats a part."""
+"""Write rows as tasks, exactly once even if Spark retries."""

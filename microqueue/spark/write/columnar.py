@@ -1,4 +1,10 @@
-"""Make the documents of rows that differ in id, payload and place only, straight from columns."""
+"""Encode columns as BSON documents, without a Python object per value.
+
+It applies to rows whose tasks differ only in id, payload and position. The bytes are the same as
+those of ``bson.encode`` for the same rows as dicts. Supported types are strings, numbers,
+booleans, timestamps, binary, null, and structs of these. For all others the functions return
+None, and the rows are encoded one by one.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +27,11 @@ from microqueue.spark.ids import key_digests
 
 PAYLOAD = "payload"
 MAX_CHUNK_BYTES = 256 * 1024 * 1024
-"""In bytes, of rows and of documents. Arrow counts those of a column by 32 bits."""
+"""Limit for rows and for documents: Arrow's offsets in a column have 32 bits."""
 
 
 class ColumnarDocuments(Sequence[Document]):
-    """Documents that are encoded. Each says what it is without its payload, when it is asked."""
+    """Encoded documents. As a sequence it returns them without their payloads, made on demand."""
 
     def __init__(self, pattern: Document, ids: list[bytes], stored: list[RawBSONDocument]) -> None:
         self._pattern = pattern
@@ -36,13 +42,13 @@ class ColumnarDocuments(Sequence[Document]):
         return len(self.ids)
 
     @overload
-    def __getitem__(self, place: int) -> Document: ...
+    def __getitem__(self, index: int) -> Document: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Document]: ...
-    def __getitem__(self, place: int | slice) -> Document | list[Document]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
-        return {**self._pattern, "_id": ObjectId(self.ids[place])}
+    def __getitem__(self, index: slice) -> list[Document]: ...
+    def __getitem__(self, index: int | slice) -> Document | list[Document]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        return {**self._pattern, "_id": ObjectId(self.ids[index])}
 
 
 def columnar_documents(
@@ -50,19 +56,23 @@ def columnar_documents(
     pattern: Document,
     *,
     key: Sequence[str],
-    explicit: bool,
+    has_payload_column: bool,
     codec_options: Any,
 ) -> ColumnarDocuments | None:
-    """Make the documents of rows like that of the first, ``pattern``.
+    """Return the documents of rows, or None if the rows must be encoded one by one.
 
-    ``explicit`` says that the payload is a column, else it is the row. Gives nothing where a
-    row needs a closer look: for a type that is not plain, or a value that may be refused.
+    Args:
+        rows: The rows.
+        pattern: The document of the first row; the others differ in id, payload and position.
+        key: The columns of the key.
+        has_payload_column: Whether a column is the payload; otherwise the whole row is.
+        codec_options: How to encode the other fields.
     """
     if rows.nbytes > MAX_CHUNK_BYTES:
         return None
     (batch,) = rows.combine_chunks().to_batches()
     ids = _task_ids(batch, pattern["queue"], key)
-    payload = _payload_field(batch, explicit=explicit)
+    payload = _payload_field(batch, has_payload_column=has_payload_column)
     if ids is None or payload is None:
         return None
     first = pattern["position"]
@@ -82,8 +92,8 @@ def columnar_documents(
     return ColumnarDocuments(pattern, ids, stored)
 
 
-def _payload_field(batch: pa.RecordBatch, *, explicit: bool) -> Piece | None:
-    if not explicit:
+def _payload_field(batch: pa.RecordBatch, *, has_payload_column: bool) -> Piece | None:
+    if not has_payload_column:
         return encode_subdocument(PAYLOAD, batch.schema.names, batch.columns)
     column = batch.column(PAYLOAD)
     return encode_column(PAYLOAD, column) if not column.null_count else None
@@ -98,8 +108,8 @@ def _task_ids(batch: pa.RecordBatch, queue: str, key: Sequence[str]) -> list[byt
     if len(columns) == 1:
         keys = columns[0].cast(pa.string()).cast(pa.binary()).to_pylist()
     else:
-        several = zip(*(column.to_pylist() for column in columns), strict=True)
-        keys = [json.dumps(values).encode() for values in several]
+        values = zip(*(column.to_pylist() for column in columns), strict=True)
+        keys = [json.dumps(row).encode() for row in values]
     return list(key_digests(queue, keys))
 
 
@@ -111,16 +121,16 @@ DOUBLE, TEXT, DOCUMENT, BINARY, OBJECT_ID, BOOLEAN, INSTANT, NULL, INT32, INT64 
 SMALLEST_INT32, LARGEST_INT32 = -(2**31), 2**31 - 1
 FIRST = microseconds(datetime.min.replace(tzinfo=UTC))
 LAST = microseconds(datetime.max.replace(tzinfo=UTC))
-"""Python has no instants beyond these."""
+"""The range of Python's datetimes, in microseconds."""
 
 Lengths = Any
-"""How many bytes there are in each row: an array, or one number for all of them."""
+"""The number of bytes per row: an array, or one number if it is the same for all rows."""
 
 
 class Piece(NamedTuple):
-    """Bytes of each row: parts, which come one after the other, and their length together.
+    """Bytes of each row, as parts to be joined, and their total length.
 
-    A part is an array with a value for each row, or the bytes that are the same in all.
+    A part is an array with one value per row, or bytes that are the same for all rows.
     """
 
     parts: list[Any]
@@ -130,38 +140,38 @@ class Piece(NamedTuple):
 def encode_constant(
     fields: Mapping[str, Any], codec_options: Any = bson.DEFAULT_CODEC_OPTIONS
 ) -> Piece:
-    """Encode fields that are the same in all rows."""
-    return _same(bson.encode(fields, codec_options=codec_options)[4:-1])
+    """Return fields that are the same for all rows."""
+    return _constant(bson.encode(fields, codec_options=codec_options)[4:-1])
 
 
 def encode_document(pieces: Iterable[Piece]) -> Piece:
-    """Make a document in each row of the fields that pieces are."""
+    """Return one document per row, made of the fields."""
     inner = _chain(pieces)
-    length = inner.length + 5  # Of itself too, and the zero at the end.
-    return _chain([_numbers(length, "<i4"), inner, _same(ZERO)])
+    length = inner.length + 5  # With the length itself and the final zero byte.
+    return _chain([_numbers(length, "<i4"), inner, _constant(ZERO)])
 
 
 def encode_subdocument(
     name: str, names: Sequence[str], columns: Sequence[pa.Array]
 ) -> Piece | None:
-    """Make a field that is a document of columns; nothing if one of them is not known here."""
+    """Return a field that is a document of columns; None if a type is not supported."""
     pieces = [encode_column(*one) for one in zip(names, columns, strict=True)]
     known = [piece for piece in pieces if piece is not None]
     if len(known) < len(pieces) or len(set(names)) < len(names):
         return None
-    return _chain([_same(_head(DOCUMENT, name)), encode_document(known)])
+    return _chain([_constant(_header(DOCUMENT, name)), encode_document(known)])
 
 
 def encode_object_ids(name: str, ids: list[bytes]) -> Piece:
-    """Make a field of object ids."""
-    head = _head(OBJECT_ID, name)
+    """Return a field of object ids."""
+    head = _header(OBJECT_ID, name)
     return Piece([head, pa.array(ids, pa.binary())], len(head) + 12)
 
 
 def encode_integers(name: str, values: Any) -> Piece:
-    """Make a field of integers: short where they fit, as ``bson`` does."""
+    """Return a field of integers: 32 bits where they fit, otherwise 64, as ``bson`` does."""
     short, long = (
-        _chain([_same(_head(kind, name)), _numbers(values, form)])
+        _chain([_constant(_header(kind, name)), _numbers(values, form)])
         for kind, form in ((INT32, "<i4"), (INT64, "<i8"))
     )
     fits = (values >= SMALLEST_INT32) & (values <= LARGEST_INT32)
@@ -169,30 +179,32 @@ def encode_integers(name: str, values: Any) -> Piece:
         return short
     if not fits.any():
         return long
-    return _whole(pc.if_else(pa.array(fits), join_parts(short), join_parts(long)))
+    return _variable(pc.if_else(pa.array(fits), join_parts(short), join_parts(long)))
 
 
 def encode_column(name: str, values: pa.Array) -> Piece | None:
-    """Make the field that a column is; nothing if it has a type, or a value, not known here."""
+    """Return the field of a column; None if its type, or a value, is not supported."""
     if ZERO in name.encode():
         return None
-    absent = _head(NULL, name)
+    absent = _header(NULL, name)
     if values.null_count == len(values):
-        return _same(absent)
+        return _constant(absent)
     piece = _filled(name, values)
     if piece is None or not values.null_count:
         return piece
-    return _whole(pc.if_else(values.is_null(), pa.scalar(absent, pa.binary()), join_parts(piece)))
+    return _variable(
+        pc.if_else(values.is_null(), pa.scalar(absent, pa.binary()), join_parts(piece))
+    )
 
 
 def join_parts(piece: Piece) -> pa.Array:
-    """Give the bytes of each row."""
+    """Return the bytes of each row."""
     parts = [pa.scalar(part, pa.binary()) if type(part) is bytes else part for part in piece.parts]
     return pc.binary_join_element_wise(*parts, NOTHING)
 
 
 def is_valid_text(values: pa.Array) -> bool:
-    """Tell whether text is text. Spark takes any bytes for it, and others read what is stored."""
+    """Return whether all strings are UTF-8. Spark does not check, but readers of BSON do."""
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
@@ -201,10 +213,10 @@ def is_valid_text(values: pa.Array) -> bool:
 
 
 def _filled(name: str, values: pa.Array) -> Piece | None:
-    """Make the field of a column as if nulls were something."""
-    for is_one, encode_filled in _KINDS:
-        if is_one(values.type):
-            return encode_filled(name, values)
+    """Return the field of a column, with any value in place of nulls."""
+    for matches, encode in _ENCODERS:
+        if matches(values.type):
+            return encode(name, values)
     return None
 
 
@@ -214,21 +226,21 @@ def _text(name: str, values: pa.Array) -> Piece | None:
     raw = pc.fill_null(values, "").cast(pa.binary())
     length = pc.binary_length(raw).to_numpy() + 1
     size = _numbers(length, "<i4")
-    return _chain([_same(_head(TEXT, name)), size, Piece([raw, ZERO], length)])
+    return _chain([_constant(_header(TEXT, name)), size, Piece([raw, ZERO], length)])
 
 
 def _bytes(name: str, values: pa.Array) -> Piece:
     raw = pc.fill_null(values, b"")
     length = pc.binary_length(raw).to_numpy()
     size = _numbers(length, "<i4")
-    return _chain([_same(_head(BINARY, name)), size, _same(ZERO), Piece([raw], length)])
+    return _chain([_constant(_header(BINARY, name)), size, _constant(ZERO), Piece([raw], length)])
 
 
 def _booleans(name: str, values: pa.Array) -> Piece:
-    no, yes = (_head(BOOLEAN, name) + value for value in (ZERO, b"\x01"))
-    filled = pc.fill_null(values, False)  # noqa: FBT003 (as Arrow has it)
-    chosen = pc.if_else(filled, pa.scalar(yes, pa.binary()), pa.scalar(no, pa.binary()))
-    return Piece([chosen], len(no))
+    no, yes = (_header(BOOLEAN, name) + value for value in (ZERO, b"\x01"))
+    filled = pc.fill_null(values, False)  # noqa: FBT003 (Arrow's signature)
+    raw = pc.if_else(filled, pa.scalar(yes, pa.binary()), pa.scalar(no, pa.binary()))
+    return Piece([raw], len(no))
 
 
 def _integers(name: str, values: pa.Array) -> Piece:
@@ -250,7 +262,7 @@ def _struct(name: str, values: pa.Array) -> Piece | None:
     return encode_subdocument(name, [field.name for field in values.type], values.flatten())
 
 
-_KINDS: list[tuple[Callable[[pa.DataType], bool], Callable[[str, pa.Array], Piece | None]]] = [
+_ENCODERS: list[tuple[Callable[[pa.DataType], bool], Callable[[str, pa.Array], Piece | None]]] = [
     (pa.types.is_string, _text),
     (pa.types.is_binary, _bytes),
     (pa.types.is_boolean, _booleans),
@@ -262,33 +274,33 @@ _KINDS: list[tuple[Callable[[pa.DataType], bool], Callable[[str, pa.Array], Piec
 
 
 def _field(kind: bytes, name: str, values: Any, form: str) -> Piece:
-    return _chain([_same(_head(kind, name)), _numbers(values, form)])
+    return _chain([_constant(_header(kind, name)), _numbers(values, form)])
 
 
-def _head(kind: bytes, name: str) -> bytes:
+def _header(kind: bytes, name: str) -> bytes:
     return kind + name.encode() + ZERO
 
 
-def _same(raw: bytes) -> Piece:
+def _constant(raw: bytes) -> Piece:
     return Piece([raw], len(raw))
 
 
-def _whole(raw: pa.Array) -> Piece:
+def _variable(raw: pa.Array) -> Piece:
     return Piece([raw], pc.binary_length(raw).to_numpy())
 
 
 def _numbers(values: Any, form: str) -> Piece:
-    """Give numbers as their bytes; one number, if it is the same in all rows."""
+    """Return the bytes of numbers; ``values`` may be one number for all rows."""
     stored = np.ascontiguousarray(values, form)
     width = stored.dtype.itemsize
     if np.ndim(values) == 0:
-        return _same(stored.tobytes())
+        return _constant(stored.tobytes())
     fixed = pa.Array.from_buffers(pa.binary(width), len(stored), [None, pa.py_buffer(stored)])
     return Piece([fixed.cast(pa.binary())], width)
 
 
 def _chain(pieces: Iterable[Piece]) -> Piece:
-    """Put pieces one after the other; what is the same in all rows becomes one part."""
+    """Join pieces, and merge adjacent parts that are the same for all rows."""
     parts: list[Any] = []
     length: Lengths = 0
     for piece in pieces:

@@ -1,7 +1,8 @@
-"""Turn the rows of a DataFrame into new tasks.
+"""Convert the rows of a DataFrame to documents of new tasks.
 
-A frame with a column ``payload`` says for each row what the task carries, and its options in
-columns named after them. Of any other frame, each whole row is a payload.
+If the frame has a column ``payload``, that is the payload, and columns named after enqueue options
+set those options. Otherwise each whole row is a payload. Chunks of plain rows are encoded column
+by column (see ``columnar``), all others row by row.
 """
 
 from __future__ import annotations
@@ -59,10 +60,7 @@ PAYLOAD_TYPES = (StructType, MapType, StringType, NullType)
 
 
 class RowTask(NamedTuple):
-    """A row as a task to be.
-
-    Without options of its own, ``new`` is nothing: it is like all others, but for id and payload.
-    """
+    """The new task of a row. ``new`` is None if the row does not set any enqueue option."""
 
     queue: str
     task_id: ObjectId | None
@@ -71,52 +69,60 @@ class RowTask(NamedTuple):
 
 
 class RowReader:
-    """Reads the rows of one frame. Made in the driver, where it refuses frames that do not fit."""
+    """Reads the rows of one frame.
+
+    Raises:
+        InvalidArgument: The frame cannot be written with these options.
+    """
 
     def __init__(self, schema: StructType, options: SinkOptions, codec: PayloadCodec[Any]) -> None:
         self._options = options
         self._codec = codec
         self._types = {field.name: field.dataType for field in schema.fields}
-        self.explicit = PAYLOAD in self._types
-        """Whether a column is the payload; else the whole row is."""
+        self.has_payload_column = PAYLOAD in self._types
+        """Whether a column is the payload; otherwise the whole row is."""
         self._queues: set[str] = set()
         check_names("columns", schema)
         self._check_columns()
-        self._own = [name for name in OPTION_COLUMNS if self.explicit and name in self._types]
-        self.usual = NewTask[Any](payload={}, **options.task_options)
-        """What a row without options of its own is."""
-        free = any(map(_is_free, self._types.values()))
-        self.unsure = free or self.explicit or options.model is not None
-        """Whether BSON may refuse a row: of columns with plain types it can hold every value."""
+        self._option_columns = [
+            name for name in OPTION_COLUMNS if self.has_payload_column and name in self._types
+        ]
+        self.defaults = NewTask[Any](payload={}, **options.task_options)
+        """The options of a row that does not set any."""
+        nested = any(map(_may_be_unencodable, self._types.values()))
+        self.needs_check = nested or self.has_payload_column or options.model is not None
+        """Whether BSON may be unable to hold a row. It can hold all values of plain types."""
         self._converters = {
             name: converter
             for name, kind in self._types.items()
             if (converter := self._converter(name, kind)) is not None
         }
-        free_of_checks = not self._converters and not self._own and options.model is None
-        self.alike = free_of_checks and options.queue is not None
-        """Whether rows differ in key and payload only, and each payload is stored as it is."""
+        unchecked = not self._converters and not self._option_columns and options.model is None
+        self.uniform = unchecked and options.queue is not None
+        """Whether tasks differ only in key and payload, and payloads are stored unchanged."""
 
     def read(self, batch: pa.RecordBatch) -> Iterator[RowTask]:
-        """Give a task for each row of a batch."""
-        self.unsure |= batch.nbytes > LARGEST_DOCUMENT // 2
+        """Yield the task of each row."""
+        self.needs_check |= batch.nbytes > LARGEST_DOCUMENT // 2
         rows = _rows(batch)
-        return self._alike(rows) if self._are_alike(batch) else self._one_by_one(rows)
+        return self._read_uniform(rows) if self._is_uniform(batch) else self._read_rows(rows)
 
-    def _are_alike(self, batch: pa.RecordBatch) -> bool:
-        """Tell whether each row is a payload as it is, for one queue, under a key of one column."""
+    def _is_uniform(self, batch: pa.RecordBatch) -> bool:
+        """Return whether each row is a payload as it is, with a key of one column."""
         key = self._options.key
-        if self.explicit or not self.alike or len(key) != 1:
+        if self.has_payload_column or not self.uniform or len(key) != 1:
             return False
         return not batch.column(key[0]).null_count
 
-    def _alike(self, rows: list[dict[str, Any]]) -> Iterator[RowTask]:
-        """Give the same as reading rows one by one, in a third of the time."""
+    def _read_uniform(self, rows: list[dict[str, Any]]) -> Iterator[RowTask]:
+        """Yield the same as :meth:`_read_rows`, in a third of the time."""
         (key,), queue = self._options.key, str(self._options.queue)
         task_ids = key_ids(queue, (str(row[key]) for row in rows))
-        return (RowTask(queue, one, row, None) for one, row in zip(task_ids, rows, strict=True))
+        return (
+            RowTask(queue, task_id, row, None) for task_id, row in zip(task_ids, rows, strict=True)
+        )
 
-    def _one_by_one(self, rows: list[dict[str, Any]]) -> Iterator[RowTask]:
+    def _read_rows(self, rows: list[dict[str, Any]]) -> Iterator[RowTask]:
         for row in rows:
             key = None
             try:
@@ -128,19 +134,21 @@ class RowReader:
             except InvalidArgument as exc:
                 where = "a row" if key is None else f"the row with key {shorten(key)}"
                 raise InvalidPayload(
-                    f"{where} is no task: {exc}", argument=exc.argument, value=exc.value
+                    f"{where} cannot become a task: {exc}", argument=exc.argument, value=exc.value
                 ) from exc
 
     def _task(self, row: dict[str, Any], queue: Any, key: str | None) -> RowTask:
         if queue not in self._queues:
             self._queues.add(check_name(queue))
         task_id = None if key is None else key_id(queue, key)
-        payload = row[PAYLOAD] if self.explicit else row
+        payload = row[PAYLOAD] if self.has_payload_column else row
         if self._options.model is not None or type(payload) is not dict:
             _, payload = self._codec.accept(payload)
         new = None
-        if own := {name: row[name] for name in self._own if row[name] is not None}:
-            options = {**self._options.task_options, **own}
+        if row_options := {
+            name: row[name] for name in self._option_columns if row[name] is not None
+        }:
+            options = {**self._options.task_options, **row_options}
             new = NewTask[Any](payload=payload, task_id=task_id, **options)
         return RowTask(queue, task_id, payload, new)
 
@@ -160,35 +168,39 @@ class RowReader:
         for name in self._options.key:
             kind = self._types.get(name)
             if kind is None:
-                raise refused("key", name, f"name one of the columns {columns}")
+                raise refused("key", name, f"give one of the columns {columns}")
             if not isinstance(kind, KEY_TYPES):
-                reason = f"it is {kind.simpleString()}; cast it to string"
+                reason = f"its type is {kind.simpleString()}; cast it to string"
                 raise refused("key", name, reason)
-        if self._options.queue is None and not (self.explicit and QUEUE in self._types):
-            raise refused(QUEUE, None, "give the option queue, or columns payload and queue")
-        if self.explicit:
+        if self._options.queue is None and not (self.has_payload_column and QUEUE in self._types):
+            raise refused(QUEUE, None, "give the option queue, or the columns payload and queue")
+        if self.has_payload_column:
             if not isinstance(kind := self._types[PAYLOAD], PAYLOAD_TYPES):
-                reason = "a payload is a struct, a map, or text that is JSON; cast the column"
+                reason = "a payload is a struct, a map or JSON text; cast the column"
                 raise refused(PAYLOAD, kind.simpleString(), reason)
             known = {PAYLOAD, QUEUE, *OPTION_COLUMNS, *self._options.key}
             if unknown := [name for name in self._types if name not in known]:
                 raise refused(
                     "columns",
                     ", ".join(unknown),
-                    f"beside payload there may be {', '.join(sorted(known - {PAYLOAD}))}",
+                    f"allowed with payload: {', '.join(sorted(known - {PAYLOAD}))}",
                 )
 
     def _converter(self, name: str, kind: DataType) -> Converter | None:
-        if self.explicit and name in {PAYLOAD, "headers"} and isinstance(kind, StringType):
-            return _parsed
-        if self.explicit and name == "delay" and isinstance(kind, DayTimeIntervalType):
+        if (
+            self.has_payload_column
+            and name in {PAYLOAD, "headers"}
+            and isinstance(kind, StringType)
+        ):
+            return _parse_json
+        if self.has_payload_column and name == "delay" and isinstance(kind, DayTimeIntervalType):
             return None
-        is_payload = not self.explicit or name == PAYLOAD
+        is_payload = not self.has_payload_column or name == PAYLOAD
         return converter_of(name, kind, for_model=is_payload and self._options.model is not None)
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Give the rows as dicts, as ``to_pylist`` does, but quickly."""
+    """Return the rows as dicts, as ``to_pylist`` does, but faster."""
     names = batch.schema.names
     return [
         dict(zip(names, row, strict=True)) for row in zip(*map(_values, batch.columns), strict=True)
@@ -196,7 +208,7 @@ def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Give the values of a column; numpy is quick, but has no null among numbers."""
+    """Return the values of a column. numpy is faster, but has no null among numbers."""
     kind = column.type
     plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     if pa.types.is_string(kind) or (plain and not column.null_count):
@@ -204,8 +216,8 @@ def _values(column: pa.Array) -> list[Any]:
     return list(column.to_pylist())
 
 
-def _parsed(text: str | None) -> Any:
-    """Read JSON, in extended form too."""
+def _parse_json(text: str | None) -> Any:
+    """Parse plain or Extended JSON."""
     if text is None:
         return None
     try:
@@ -216,16 +228,16 @@ def _parsed(text: str | None) -> Any:
         ) from exc
 
 
-def _is_free(kind: DataType) -> bool:
-    """Tell whether a column may hold names that BSON does not take, or far more bytes there."""
+def _may_be_unencodable(kind: DataType) -> bool:
+    """Return whether values may have field names that BSON rejects, or be far larger in BSON."""
     if isinstance(kind, StructType):
-        return any(_is_free(field.dataType) for field in kind.fields)
-    # BSON numbers the items of an array, each by a name.
+        return any(_may_be_unencodable(field.dataType) for field in kind.fields)
+    # BSON stores the index of each array item as a field name.
     return isinstance(kind, MapType | ArrayType)
 
 
 class Stamp(NamedTuple):
-    """What the documents of a chunk have in common, and the place of the first of them."""
+    """The time and token of a chunk's documents, and the position of the first one."""
 
     now: datetime
     position: int
@@ -233,7 +245,7 @@ class Stamp(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Documents, what tells them apart, and what they are as they are stored, if known."""
+    """Documents with their ids and queues, and in encoded form if that exists."""
 
     documents: Sequence[Document]
     ids: Sequence[Any]
@@ -241,8 +253,12 @@ class Chunk(NamedTuple):
     queues: set[str]
 
 
-class ChunkMaker:
-    """Makes the documents of one frame's rows. Refuses frames that do not fit."""
+class ChunkBuilder:
+    """Builds the documents of one frame, a chunk of rows at a time.
+
+    Raises:
+        InvalidArgument: The frame cannot be written with these options.
+    """
 
     def __init__(
         self, schema: StructType, options: SinkOptions, *, settings: QueueSettings, load: str
@@ -253,15 +269,15 @@ class ChunkMaker:
         model = None if options.model is None else load_model(options.model)
         self._rows = RowReader(schema, options, codec_of(model))
 
-    def make(self, rows: pa.Table, stamp: Stamp, codec_options: CodecOptions[Any]) -> Chunk:
-        """Make the documents of some rows."""
-        if self._rows.alike:
-            made = self._from_columns(rows, stamp, codec_options)
-            if made is not None:
-                return Chunk(made, made.ids, made.stored, {str(self._options.queue)})
+    def build(self, rows: pa.Table, stamp: Stamp, codec_options: CodecOptions[Any]) -> Chunk:
+        """Return the documents of a chunk of rows."""
+        if self._rows.uniform:
+            encoded = self._from_columns(rows, stamp, codec_options)
+            if encoded is not None:
+                return Chunk(encoded, encoded.ids, encoded.stored, {str(self._options.queue)})
         tasks = [task for batch in rows.to_batches() for task in self._rows.read(batch)]
         documents = self._documents(tasks, stamp)
-        stored = encode_all(documents, codec_options) if self._rows.unsure else None
+        stored = encode_all(documents, codec_options) if self._rows.needs_check else None
         ids = [document["_id"] for document in documents]
         return Chunk(documents, ids, stored, {document["queue"] for document in documents})
 
@@ -274,12 +290,12 @@ class ChunkMaker:
             rows,
             self._document(pattern, stamp, stamp.position),
             key=self._options.key,
-            explicit=self._rows.explicit,
+            has_payload_column=self._rows.has_payload_column,
             codec_options=codec_options,
         )
 
     def _documents(self, tasks: list[RowTask], stamp: Stamp) -> list[Document]:
-        """Write documents; of those that are alike, all but one are copies."""
+        """Return the documents of tasks. Without options, they copy the first of their queue."""
         patterns: dict[str, Document] = {}
         documents = []
         for position, task in enumerate(tasks, stamp.position):
@@ -300,7 +316,7 @@ class ChunkMaker:
 
     def _document(self, task: RowTask, stamp: Stamp, position: int) -> Document:
         document = new_document(
-            task.new or self._rows.usual.model_copy(update={"task_id": task.task_id}),
+            task.new or self._rows.defaults.model_copy(update={"task_id": task.task_id}),
             queue=task.queue,
             payload=task.payload,
             settings=self._settings,
@@ -312,7 +328,7 @@ class ChunkMaker:
 
 
 def chunks_of(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
-    """Cut batches, whatever their sizes, into chunks of so many rows; the last may have less."""
+    """Yield batches of any sizes as chunks of ``size`` rows; the last one may have fewer."""
     waiting: list[pa.RecordBatch] = []
     missing = size
     for batch in batches:

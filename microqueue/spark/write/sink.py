@@ -1,8 +1,8 @@
-"""Write rows as tasks, exactly once however often Spark repeats a part.
+"""Write rows as tasks, exactly once even if Spark retries a part.
 
-The id of a task comes from its queue and key, so a part that is written again finds its own
-tasks. The token of an insert names load, part and chunk: it tells a row that this very load
-wrote before it was interrupted from one that was there already.
+The id of a task is derived from its queue and key, so a retried part finds the tasks that it wrote
+before. The insert token names load, part and chunk. It distinguishes a task that this load wrote
+before it was interrupted from one that existed already.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
 from microqueue.spark.location import location_of
 from microqueue.spark.options import SinkOptions
-from microqueue.spark.write.documents import ChunkMaker, Stamp, chunks_of
+from microqueue.spark.write.documents import ChunkBuilder, Stamp, chunks_of
 
 BATCH_ID = "streaming.sql.batchId"
-"""The property in which Spark keeps the number of a micro-batch."""
+"""The Spark property with the number of a micro-batch."""
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one part did."""
+    """The result of one part."""
 
     queues: frozenset[str]
     inserted: int
@@ -45,32 +45,32 @@ class Written(WriterCommitMessage):
 
 
 class Sink:
-    """Writes one DataFrame, or one micro-batch after the other."""
+    """Writes one DataFrame, or the micro-batches of one stream."""
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         self.options = options
         self.settings = QueueSettings.from_environment()
         self.load = secrets.token_hex(6)
         self._schema = schema
-        self._maker()  # Refuses in the driver what no executor could write.
-        place = location_of(options)
+        self._builder()  # Fail on the driver if the frame cannot be written.
+        location = location_of(options)
         if self.settings.ensure_indexes:
             wanted = indexes.task_indexes(self.settings.retention)
-            place.run(indexes.ensure_indexes(wanted, place.collections.name, adjust=False))
+            location.run(indexes.ensure_indexes(wanted, location.collections.name, adjust=False))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
-        """Write the rows of one part, in chunks."""
-        place = location_of(self.options)
-        maker, clock, positions = self._maker(), ServerClock(), Positions()
-        part, codec_options = self._part(), place.collections.codec_options
+        """Write the rows of one part in chunks."""
+        location = location_of(self.options)
+        builder, clock, positions = self._builder(), ServerClock(), Positions()
+        part, codec_options = self._part(), location.collections.codec_options
         hold = self.load if self.options.hold else None
         inserted = duplicates = 0
         queues: set[str] = set()
         for number, rows in enumerate(chunks_of(batches, self.options.batch_rows)):
-            now = place.run(read_clock(clock))
+            now = location.run(read_clock(clock))
             stamp = Stamp(now, positions.take(now, len(rows)), f"{part}:{number}")
-            chunk = maker.make(rows, stamp, codec_options)
-            new, known = place.run(
+            chunk = builder.build(rows, stamp, codec_options)
+            new, known = location.run(
                 bulk_load.insert_chunk(
                     chunk.documents,
                     ids=chunk.ids,
@@ -85,27 +85,27 @@ class Sink:
         return Written(frozenset(queues), inserted, duplicates)
 
     def commit(self, written: list[Written], *, name: str | None) -> None:
-        """Let workers see what was held, and leave the report under its name."""
-        place = location_of(self.options)
+        """Release held tasks to workers, and store the report under ``name``."""
+        location = location_of(self.options)
         queues = sorted(set().union(*(one.queues for one in written)))
         report: Document = {
             "inserted": sum(one.inserted for one in written),
             "duplicates": sum(one.duplicates for one in written),
         }
         if self.options.hold:
-            now = place.run(read_clock(ServerClock()))
-            report["released"] = place.run(bulk_load.release(queues, self.load, now))
+            now = location.run(read_clock(ServerClock()))
+            report["released"] = location.run(bulk_load.release(queues, self.load, now))
         if name is not None:
-            place.run(bulk_load.save_report(name, report))
+            location.run(bulk_load.save_report(name, report))
 
     def abort(self) -> None:
-        """Take back what was held; what workers may have seen stays."""
+        """Delete held tasks. Tasks that workers may have seen stay."""
         if self.options.hold:
             queues = None if self.options.queue is None else [self.options.queue]
             location_of(self.options).run(bulk_load.abandon(queues, self.load))
 
-    def _maker(self) -> ChunkMaker:
-        return ChunkMaker(self._schema, self.options, settings=self.settings, load=self.load)
+    def _builder(self) -> ChunkBuilder:
+        return ChunkBuilder(self._schema, self.options, settings=self.settings, load=self.load)
 
     def _part(self) -> str:
         context = TaskContext.get()
@@ -116,30 +116,32 @@ class Sink:
 
 
 class TaskWriter(DataSourceArrowWriter):
-    """Writes a DataFrame."""
+    """Writes a DataFrame, as Spark calls it."""
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         self._sink = Sink(schema, options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write one part; Spark may call this again for the same one, or twice at once."""
+        """Write one part. Spark may call this again for the same part, even concurrently."""
         return self._sink.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Finish, when every part is written."""
+        """Finish the write after all parts."""
         self._sink.commit(_written(messages), name=self._sink.options.load)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 (Spark gives them)
-        """Give up, when a part has failed for good."""
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 (Spark's signature)
+        """Abort the write after a part has failed for good."""
         self._sink.abort()
 
 
 class TaskStreamWriter(DataSourceStreamArrowWriter):
-    """Writes a stream: a micro-batch that is written again finds its own tasks."""
+    """Writes a stream. A micro-batch that is written again finds its own tasks."""
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         if options.hold:
-            raise refused("hold", value=True, instead="a stream has no end at which to let go")
+            raise refused(
+                "hold", value=True, instead="a stream has no end at which to release tasks"
+            )
         self._sink = Sink(schema, options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -152,7 +154,7 @@ class TaskStreamWriter(DataSourceStreamArrowWriter):
         self._sink.commit(_written(messages), name=load and f"{load}-{batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (the name is Spark's)
-        """Give a micro-batch up; what was written stays, and is met again."""
+        """Do nothing: tasks that were written stay, and the retry finds them."""
 
 
 def _written(messages: list[WriterCommitMessage | None]) -> list[Written]:
