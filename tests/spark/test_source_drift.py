@@ -11,7 +11,7 @@ import pytest
 from bson import Binary, Decimal128, Int64, ObjectId
 from bson.codec_options import CodecOptions
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -197,7 +197,7 @@ def test_a_typed_payload_is_read_exactly(kind: DataType, fits: Any, drifts: Any)
         (MapType(IntegerType(), StringType()), "payload.x map<int,string>"),
     ],
 )
-def test_a_type_that_cannot_be_read_is_refused_before_the_job(kind: DataType, named: str) -> None:
+def test_an_unsupported_type_is_rejected_before_the_job(kind: DataType, named: str) -> None:
     schema = schema_of("id", payload=StructType([StructField("x", kind)]))
     source = MicroqueueSource({"uri": "mongodb://127.0.0.1:1"})
     for reader in (source.reader, source.streamReader):
@@ -240,7 +240,7 @@ def test_spark_counts_drift_or_fails(
         strict.collect()
 
 
-def test_what_the_sink_writes_can_be_read_as_it_was(spark: SparkSession, database_uri: str) -> None:
+def test_the_source_reads_what_the_sink_wrote(spark: SparkSession, database_uri: str) -> None:
     schema = "ratio float, at timestamp_ntz"
     written = (0.1, datetime(2026, 3, 1, 12, 30))  # noqa: DTZ001 (it has no zone)
     frame = spark.createDataFrame([written], schema)

@@ -30,10 +30,7 @@ from microqueue.operations.change_cursor import Changes, Followed, Mark
 from microqueue.operations.server_clock import read_clock
 from microqueue.spark.location import location_of
 from microqueue.spark.options import SelectionOptions
-from microqueue.spark.read.batch import (
-    convert_cursor,
-    converter_for,
-)
+from microqueue.spark.read.batch import convert_cursor, converter_for, default_parts
 
 DEFAULT_LAG = timedelta(seconds=3)
 FINISHED = ("done", "failed")

@@ -18,23 +18,23 @@ def tasks(microqueue_database: Any) -> Any:
     return microqueue_database.tasks
 
 
-def test_a_quickened_cursor_gives_the_same_batches(tasks: Any) -> None:
+def test_a_cursor_that_unpacks_once_returns_the_same_batches(tasks: Any) -> None:
     usual = list(tasks.find_raw_batches(batch_size=100))
-    quick = list(unpack_once(tasks.find_raw_batches(batch_size=100)))
-    assert quick == usual
-    assert [len(bson.decode_all(raw)) for raw in quick] == [100, 100, 50]
+    once = list(unpack_once(tasks.find_raw_batches(batch_size=100)))
+    assert once == usual
+    assert [len(bson.decode_all(raw)) for raw in once] == [100, 100, 50]
     assert list(unpack_once(tasks.find_raw_batches({"_id": -1}))) == []
 
 
-def test_a_quickened_cursor_makes_no_object_of_a_document(
+def test_unpacking_once_skips_the_unpacking_of_pymongo(
     tasks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cursor = tasks.find_raw_batches()
-    monkeypatch.setattr(cursor, "_unpack_response", lambda *_, **__: 1 / 0)  # The usual way.
+    monkeypatch.setattr(cursor, "_unpack_response", lambda *_, **__: 1 / 0)  # pymongo's own way.
     assert sum(len(bson.decode_all(raw)) for raw in unpack_once(cursor)) == len(TASKS)
 
 
-def test_errors_of_a_quickened_cursor_are_those_of_pymongo(tasks: Any) -> None:
+def test_errors_are_those_of_pymongo(tasks: Any) -> None:
     with pytest.raises(OperationFailure, match="unknown operator"):
         list(unpack_once(tasks.find_raw_batches({"_id": {"$odd": 1}})))
     cursor = unpack_once(tasks.find_raw_batches(batch_size=100))
@@ -44,7 +44,7 @@ def test_errors_of_a_quickened_cursor_are_those_of_pymongo(tasks: Any) -> None:
         next(cursor)
 
 
-def test_a_pymongo_without_that_place_is_used_as_it_is(
+def test_a_pymongo_without_the_internals_is_used_unchanged(
     tasks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raw_batches, "SHALLOW", None)

@@ -1,4 +1,4 @@
-"""Columns as BSON: the very bytes that the driver makes of the same rows."""
+"""Columns are encoded as BSON with the same bytes as the driver's for the same rows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def encoded(batch: pa.RecordBatch) -> list[bytes]:
     made = columnar.join_parts(
         columnar.encode_document(field for field in fields if field is not None)
     )
-    if isinstance(made, pa.Scalar):  # It is the same in all rows.
+    if isinstance(made, pa.Scalar):  # The same for all rows.
         return [made.as_py()] * len(batch)
     return list(made.to_pylist())
 
@@ -75,7 +75,9 @@ def test_every_plain_value_is_encoded_as_the_driver_does(rows: list[dict[str, An
 
 
 @given(WITH_NULLS, st.data())
-def test_of_rows_in_the_middle_too(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+def test_slices_of_a_batch_are_encoded_as_the_driver_does(
+    rows: list[dict[str, Any]], data: st.DataObject
+) -> None:
     start = data.draw(st.integers(0, len(rows) - 1))
     batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA).slice(start)
     assert encoded(batch) == by_the_driver(rows[start:])
@@ -105,9 +107,9 @@ def beyond_python() -> pa.Array:
     ids=["list", "interval", "dictionary", "large", "nanoseconds", "list within", "no text",
          "late", "names"],
 )  # fmt: skip
-def test_what_is_not_known_here_is_left_to_others(column: pa.Array) -> None:
+def test_unsupported_columns_return_none(column: pa.Array) -> None:
     assert columnar.encode_column("x", column) is None
 
 
-def test_a_name_that_bson_does_not_take_is_left_to_others() -> None:
+def test_a_name_that_bson_rejects_returns_none() -> None:
     assert columnar.encode_column("a\0b", pa.array([1])) is None

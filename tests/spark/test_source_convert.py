@@ -1,4 +1,4 @@
-"""The quick way to read a batch and the exact one give the same, whatever is stored."""
+"""Converting columns and converting values return the same rows for any stored value."""
 
 from __future__ import annotations
 
@@ -77,27 +77,27 @@ def stored(name: str, value: Any) -> bytes:
 
 
 def old_types(name: str) -> Sequence[bytes]:
-    """What MongoDB may still hold, and the driver no longer writes: a symbol, and undefined."""
+    """Return values of types that the driver no longer writes: a symbol, and undefined."""
     text = stored(name, "x").replace(b"\x02%s\0" % name.encode(), b"\x0e%s\0" % name.encode())
     null = stored(name, None).replace(b"\x0a%s\0" % name.encode(), b"\x06%s\0" % name.encode())
     return text, null
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_ways_give_the_same_row_and_count_the_same(name: str) -> None:
+def test_both_ways_return_the_same_row_and_drift(name: str) -> None:
     converter = BatchConverter(SCHEMA, CODEC, strict=False)
-    differ, quick = [], 0
+    differ, by_columns = [], 0
     for raw in [*(stored(name, value) for value in VALUES), *old_types(name)]:
         exact = converter.convert_values(raw).to_pylist()
         try:
             found = converter.convert_columns(raw).to_pylist()
         except LossyBatch:
             continue
-        quick += 1
-        if repr(found) != repr(exact):  # Where NaN is like itself.
+        by_columns += 1
+        if repr(found) != repr(exact):  # In a repr, NaN equals NaN.
             differ.append((bson.decode(raw, CODEC).get(name), found[0][name], exact[0][name]))
     assert differ == []
-    assert quick
+    assert by_columns
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name in whole_tasks.COLUMNS])
@@ -129,24 +129,24 @@ def test_whole_documents_are_the_same_both_ways(name: str) -> None:
         ("error", {"message": "m", "at": NAN}),
     ],
 )
-def test_strict_sees_it(name: str, value: Any) -> None:
+def test_a_strict_read_detects_drift(name: str, value: Any) -> None:
     with pytest.raises(SchemaDrift, match=name):
         list(BatchConverter(SCHEMA, CODEC, strict=True).convert(stored(name, value)))
 
 
 @pytest.mark.parametrize("name", list(DEFAULT_VALUES))
 @pytest.mark.parametrize("value", [ABSENT, None])
-def test_null_is_as_good_as_absent(name: str, value: Any) -> None:
+def test_null_counts_as_absent(name: str, value: Any) -> None:
     converter = BatchConverter(SCHEMA, CODEC, strict=True)
     for read in (converter.convert_columns, converter.convert_values):
         (row,) = read(stored(name, value)).to_pylist()
         assert row[name] == DEFAULT_VALUES[name]
 
 
-def test_ordinary_values_stay_on_the_quick_way() -> None:
+def test_ordinary_values_are_converted_by_columns() -> None:
     error = {"message": "m", "code": None, "at": AT}
-    odd = {"backoff_sec": 1.5, "attempts": 2.0, "error": error, "finished_at": AT, "crashes": 1}
-    tasks = [TASK, {**TASK, **odd}, {**TASK, "worker_id": None, "backoff_sec": 3}]
+    other = {"backoff_sec": 1.5, "attempts": 2.0, "error": error, "finished_at": AT, "crashes": 1}
+    tasks = [TASK, {**TASK, **other}, {**TASK, "worker_id": None, "backoff_sec": 3}]
     raw = b"".join(bson.encode(task) for task in tasks)
     converter = BatchConverter(SCHEMA, CODEC, strict=True)
     assert converter.convert_columns(raw).to_pylist() == converter.convert_values(raw).to_pylist()

@@ -1,4 +1,4 @@
-"""Documents that are made of columns are byte for byte those that are made row by row."""
+"""Documents encoded by columns are byte for byte the same as those encoded row by row."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 
 @st.composite
 def tables(draw: Any) -> pa.Table:
-    """Draw a few rows with some of the columns, and nulls here and there."""
+    """Draw a few rows with some of the columns and some nulls."""
     count = draw(st.integers(1, 6))
     names = draw(st.lists(st.sampled_from(sorted(VALUES)), unique=True))
     columns: dict[str, Any] = {"key": pa.array(range(count))}
@@ -68,14 +68,14 @@ def both_ways(table: pa.Table, **options: str) -> tuple[list[bytes], list[bytes]
 
 
 @given(table=tables(), hold=st.booleans())
-def test_rows_are_the_same_bytes_either_way(table: pa.Table, hold: bool) -> None:
+def test_rows_are_the_same_bytes_both_ways(table: pa.Table, hold: bool) -> None:
     options = {"hold": "true"} if hold else {"priority": "7", "delay": "60", "expires_in": "900"}
     columns, rows = both_ways(table, **options)
     assert columns == rows
 
 
 @given(table=tables())
-def test_payloads_in_a_column_are_the_same_bytes_either_way(table: pa.Table) -> None:
+def test_payloads_in_a_column_are_the_same_bytes_both_ways(table: pa.Table) -> None:
     (batch,) = table.combine_chunks().to_batches()
     payload = pa.StructArray.from_arrays(batch.columns, names=batch.schema.names)
     columns, rows = both_ways(pa.table({"key": batch.column("key"), "payload": payload}))
