@@ -111,7 +111,7 @@ def test_without_keys_a_repeated_part_is_written_twice(
     spark: SparkSession, database_uri: str, make_queue: Any
 ) -> None:
     options: dict[str, Any] = {"uri": database_uri, "queue": "orders", "batch_rows": 100}
-    with pytest.raises(InvalidArgument, match="key.*keyless=true"):
+    with pytest.raises(InvalidArgument, match=r"key.*keyless=true"):
         write_tasks(orders(spark), **options)
     write_tasks(orders(spark), keyless=True, model=FAILS_AT_FIRST, **options)
     assert len(stored(make_queue("orders"))) == TOTAL + 400  # One chunk, and three.
