@@ -27,8 +27,8 @@ from pyspark.sql.types import StructField, StructType
 
 from microqueue.drivers.collections import codec_options_for
 from microqueue.errors import SchemaDrift
-from microqueue.spark.columns import ALL_COLUMNS, COMPUTED_COLUMNS, DEFAULT_VALUES, JSON_COLUMNS
 from microqueue.spark import whole_tasks
+from microqueue.spark.columns import ALL_COLUMNS, COMPUTED_COLUMNS, DEFAULT_VALUES, JSON_COLUMNS
 from microqueue.spark.read.convert import BatchConverter
 from microqueue.spark.read.lossy_types import LossyBatch
 
