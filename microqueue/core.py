@@ -131,7 +131,7 @@ class QueueCore(Generic[PayloadT]):
         tasks = self.collections.name
         wanted = indexes.task_indexes(self.settings.retention)
         created = yield from indexes.ensure_indexes(wanted, tasks, adjust=adjust)
-        if self.settings.letters_apart:
+        if self.settings.separate_dlq:
             created += yield from indexes.ensure_indexes(
                 indexes.dead_letter_indexes(), letters_collection(tasks), target=Target.DEAD_LETTERS
             )
@@ -400,7 +400,7 @@ class QueueCore(Generic[PayloadT]):
         self, task: Task[Any], settlement: Settlement, now: datetime, session: Any = None
     ) -> Operation[None]:
         yield from settle.settle(task, settlement, now=now, settings=self.settings, session=session)
-        if self.settings.letters_apart and settlement.changes["status"] == TaskStatus.FAILED:
+        if self.settings.separate_dlq and settlement.changes["status"] == TaskStatus.FAILED:
             yield from dlq_collection.move_out_by_id(task.id)
 
     def mark_done(self, task: Task[Any], result: Any, session: Any) -> Operation[None]:
@@ -550,7 +550,7 @@ class QueueCore(Generic[PayloadT]):
         (wanted,) = yield from self.resolve_ids([task_id])
         now = yield from self.now()
         document = yield from administration.cancel(wanted, now, self.settings)
-        if self.settings.letters_apart:
+        if self.settings.separate_dlq:
             yield from dlq_collection.move_out_by_id(wanted)
         return self.to_task(document)
 

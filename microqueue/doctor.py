@@ -61,7 +61,7 @@ def examine(queue: Queue[Any]) -> list[Check]:
         check_indexes(findings, tasks, made_on_demand=queue.settings.ensure_indexes),
     ]
     told = queue.settings.model_fields_set
-    kept_apart = queue.settings.letters_apart
+    kept_apart = queue.settings.separate_dlq
     if not kept_apart and core_of(queue).run(operations.has_letters_apart(tasks)):
         kept_apart = "dead_letters" not in told
         checks.append(check_dead_letters(tasks, told="dead_letters" in told))

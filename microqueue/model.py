@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from microqueue.deprecation import renamed_options
 from microqueue.durations import write_duration
 from microqueue.errors import InvalidArgument
 
 
 class Model(BaseModel):
-    """A frozen pydantic model whose bad values surface as :class:`InvalidArgument`."""
+    """A frozen pydantic model whose bad values surface as :class:`InvalidArgument`.
+
+    ``renamed_fields`` has the new name of each old one that is still accepted.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, ser_json_bytes="base64"
     )
 
+    renamed_fields: ClassVar[Mapping[str, str]] = {}
     _all_fields: ClassVar[set[str]] = set()
 
     @classmethod
@@ -25,11 +32,12 @@ class Model(BaseModel):
         cls._all_fields = set(cls.model_fields)
 
     def __init__(self, **values: Any) -> None:
+        if self.renamed_fields:
+            values = renamed_options(values, self.renamed_fields)
         try:
             super().__init__(**values)
         except ValidationError as exc:
-            name = type(self).__name__.partition("[")[0]
-            raise refusal(exc, model=name) from exc
+            raise refusal(exc, model=type(self)) from exc
 
     @classmethod
     def trusted(cls, **fields: Any) -> Self:
@@ -48,30 +56,43 @@ class Model(BaseModel):
 
 
 def refusal(
-    exc: ValidationError, *, model: str | None = None, subject: str | None = None
+    exc: ValidationError, *, model: type[BaseModel] | None = None, subject: str | None = None
 ) -> InvalidArgument:
     """Turn the first problem that pydantic found into one sentence that names the value.
 
-    ``model`` is the class that refuses. What concerns all of its fields, or the whole of a
-    value, is told of the ``subject``; without one, only the reason is.
+    Args:
+        exc: What pydantic raised.
+        model: The model that was to be made; the closest of its fields is suggested for an
+            unknown one.
+        subject: What an error of the whole value is reported of; without it, only the reason is.
     """
     first = exc.errors(include_url=False)[0]
     argument = ".".join(str(part) for part in first["loc"]) or subject
     value = first.get("input")
     message = reason_of(exc)
     if first["type"] == "extra_forbidden":
-        message = f"{model or subject} has no option {argument!r}"
-    elif argument is not None:
+        owner = subject if model is None else model.__name__.partition("[")[0]
+        return unknown_option(str(owner), str(argument), model.model_fields if model else (), value)
+    if argument is not None:
         message = f"{argument}={shorten(value)} is not valid: {message}"
     return InvalidArgument(message, argument=argument, value=value)
 
 
+def unknown_option(
+    owner: str, option: str, options: Iterable[str], value: Any = None
+) -> InvalidArgument:
+    """Return the error for an option that does not exist; it names the closest one that does."""
+    close = get_close_matches(option, list(options), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return InvalidArgument(f"{owner} has no option {option!r}{hint}", argument=option, value=value)
+
+
 def reason_of(exc: ValidationError) -> str:
-    """Say why pydantic refused the first value that it refused."""
+    """Return pydantic's reason for rejecting the first value."""
     return exc.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
 
 
 def shorten(value: Any, limit: int = 200) -> str:
-    """Give a value's repr, or a duration as people write it, cut so that it stays readable."""
+    """Return a value's repr, or a duration as people write it, cut to ``limit`` characters."""
     text = write_duration(value) if isinstance(value, timedelta) else repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, ValidationError
 
 from microqueue.backoff import BackoffPolicy
+from microqueue.deprecation import warn_renamed
 from microqueue.durations import (
     NOT_A_DURATION,
     Duration,
@@ -101,9 +102,15 @@ class QueueSettings(Model):
         ) -> None: ...
 
     @property
-    def letters_apart(self) -> bool:
-        """Whether dead letters have a collection of their own."""
+    def separate_dlq(self) -> bool:
+        """Whether dead letters are kept in their own collection, ``tasks_dlq``."""
         return self.dead_letters == "collection"
+
+    @property
+    def letters_apart(self) -> bool:
+        """Deprecated: use :attr:`separate_dlq`."""
+        warn_renamed("QueueSettings.letters_apart", "separate_dlq")
+        return self.separate_dlq
 
     @classmethod
     def from_environment(

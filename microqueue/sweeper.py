@@ -235,7 +235,7 @@ class SweeperCore:
         return {one: progress.counts[one] - before[one] for one in counters}
 
     def _move_dead_letters(self, now: datetime, progress: Progress) -> Operation[None]:
-        if self._core.settings.letters_apart:
+        if self._core.settings.separate_dlq:
             yield from dlq_collection.finish_abandoned(now, self._queues, progress)
             yield from dlq_collection.move_all_out(now, self._queues, progress)
 

@@ -88,7 +88,7 @@ def purge(
         return (yield from dead_letters.count(selection, settings))
     if dry_run:
         return int((yield Call("count_documents", selection)))
-    if status is TaskStatus.FAILED and settings.letters_apart:
+    if status is TaskStatus.FAILED and settings.separate_dlq:
         return (yield from replay.discard([selection], now=now, limit=None, settings=settings))
     if before is None:  # Producers and workers may go on meanwhile, and this must end.
         selection |= not_after("updated_at", now)

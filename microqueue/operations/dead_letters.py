@@ -90,7 +90,7 @@ def read_cursor(cursor: str | None) -> Document | None:
 def stats(queue: filters.Queues, settings: QueueSettings) -> Operation[DeadLetterStats]:
     """Count the letters by error code."""
     query = {**filters.of(queue), **filters.DEAD}
-    if settings.letters_apart:
+    if settings.separate_dlq:
         letters = yield from each_once(query, {"error.code": 1, "updated_at": 1}, settings)
         groups: list[Document] = [
             {"_id": (one.get("error") or {}).get("code"), "count": 1, "oldest": at, "newest": at}
@@ -121,7 +121,7 @@ def stats(queue: filters.Queues, settings: QueueSettings) -> Operation[DeadLette
 
 def count(query: Document, settings: QueueSettings) -> Operation[int]:
     """Count the letters that a filter matches, each once."""
-    if settings.letters_apart:
+    if settings.separate_dlq:
         return len((yield from each_once(query, {"_id": 1}, settings)))
     total: int = yield Call("count_documents", query)
     return total
@@ -148,7 +148,7 @@ def each_once(
 
 def targets(settings: QueueSettings) -> list[Target]:
     """Say where to look, and in which order: a letter that moves meanwhile is not missed."""
-    if settings.letters_apart:
+    if settings.separate_dlq:
         return [Target.TASKS, Target.DEAD_LETTERS, Target.TASKS]
     return [Target.TASKS]
 

@@ -121,7 +121,7 @@ def has_letters_apart(collection: str) -> Operation[bool]:
 def every_queue(settings: QueueSettings) -> Operation[list[str]]:
     """List the queues that have tasks, or dead letters in their own collection."""
     names = set((yield from queue_names()))
-    if settings.letters_apart:
+    if settings.separate_dlq:
         names.update((yield from other_letter_queues(names)))
     return sorted(names)
 

@@ -225,7 +225,7 @@ def taken_by_letters(
     documents: Sequence[Document], settings: QueueSettings, session: Any = None
 ) -> Operation[set[Any]]:
     """Find ids of the caller's own that dead letters have, in their own collection."""
-    if not settings.letters_apart:
+    if not settings.separate_dlq:
         return set()
     own = [document["_id"] for document in documents if "insert_token" in document]
     if not own:

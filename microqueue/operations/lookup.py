@@ -15,7 +15,7 @@ from microqueue.task import DEFAULT_QUEUE, TaskStatus
 def get(task_id: Any, settings: QueueSettings) -> Operation[Document | None]:
     """Find one task by its id, wherever dead letters are kept."""
     document: Document | None = yield Call("find_one", {"_id": {"$eq": task_id}})
-    if document is None and settings.letters_apart:
+    if document is None and settings.separate_dlq:
         alive = {"_id": {"$eq": task_id}, "status": filters.FAILED}
         document = yield Call("find_one", alive, target=Target.DEAD_LETTERS)
     return document
@@ -56,7 +56,7 @@ def whereabouts(ids: Iterable[Any], settings: QueueSettings) -> Operation[dict[A
         documents = yield Call("find", filters.any_of(left), {"queue": 1})
         found |= {id_order.key(one["_id"]): _queue_of(one) for one in documents}
         left = [one for one in left if id_order.key(one) not in found]
-        if not left or not settings.letters_apart:
+        if not left or not settings.separate_dlq:
             break
         fields = {"queue": 1, "status": 1, "version": 1}
         copies = yield Call("find", filters.any_of(left), fields, target=Target.DEAD_LETTERS)

@@ -94,7 +94,7 @@ def discard(
         batches = _batches(chosen, settings)
         while letters := (yield from batches.next(_wanted(step, limit, discarded))):
             count = 0
-            if settings.letters_apart:
+            if settings.separate_dlq:
                 for document in letters:
                     count += yield from dlq_collection.discard(document, now)
             else:
@@ -126,7 +126,7 @@ def _oldest(query: Document, limit: int, settings: QueueSettings) -> Operation[l
     letters: dict[Any, Document] = {}
     for target in dead_letters.targets(settings):
         order = [(field, -direction) for field, direction in dead_letters.ORDER]
-        fields = None if settings.letters_apart else WITHOUT_PAYLOAD
+        fields = None if settings.separate_dlq else WITHOUT_PAYLOAD
         found = yield Call(
             "find", query, fields, sort=order, limit=limit, target=target, span=Span.LONG
         )
@@ -137,7 +137,7 @@ def _oldest(query: Document, limit: int, settings: QueueSettings) -> Operation[l
 
 def _step(settings: QueueSettings) -> int:
     """Say how many letters to read at a time: whole ones are few, each may have 15 MB."""
-    whole = settings.letters_apart
+    whole = settings.separate_dlq
     return min(settings.batch_size, dlq_collection.STEP) if whole else settings.batch_size
 
 
@@ -165,7 +165,7 @@ def _alike(
             # The count goes on, and there is always room for one more attempt.
             task: Task[Any] = Task.from_document(document)
             changes["max_attempts"] = max(task.max_attempts, task.attempts + 1)
-        alone = settings.letters_apart or "dedupe_key" in document
+        alone = settings.separate_dlq or "dedupe_key" in document
         key = (
             id_order.key(document["_id"]) if alone else ("alike", changes.get("max_attempts"), eta)
         )
@@ -178,7 +178,7 @@ def _replay_group(
 ) -> Operation[tuple[int, list[Any]]]:
     """Send a group back; give how many went, and the ids of those that could not."""
     ids = [document["_id"] for document in group]
-    if settings.letters_apart:
+    if settings.separate_dlq:
         went = yield from dlq_collection.move_back(group[0], changes, now)
         return int(went), [] if went else ids
     update = {"$set": changes, "$inc": {"replays": 1}}
@@ -222,7 +222,7 @@ def requeue(
     alone, even if it failed again. So is one whose dedupe key a live task has.
     """
     fresh = [one for one in returns if one.letter.get("replay_run") != run]
-    if settings.letters_apart:
+    if settings.separate_dlq:
         went = 0
         for one in fresh:
             changes = _changes(one, run, queue, position, now)

@@ -244,7 +244,7 @@ def _confirm(
 
 def places(settings: QueueSettings) -> list[Target]:
     """Give where a task that was settled may be, in the order in which it moves."""
-    return [Target.TASKS, Target.DEAD_LETTERS] if settings.letters_apart else [Target.TASKS]
+    return [Target.TASKS, Target.DEAD_LETTERS] if settings.separate_dlq else [Target.TASKS]
 
 
 def settled_as(task: Claim, outcome: Outcome) -> Document:
@@ -417,7 +417,7 @@ def settle_batch(
         ended = [Ending(task, settlement, filters.claimed(task)) for task, settlement in others]
         if (yield from settle_all(ended, now=now, settings=settings)) != len(others):
             lost += yield from _find_lost(others, settings)
-        if settings.letters_apart:
+        if settings.separate_dlq:
             for task, settlement in others:
                 if settlement.changes["status"] == filters.FAILED:
                     yield from dlq_collection.move_out_by_id(task.id)

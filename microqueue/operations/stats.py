@@ -509,7 +509,7 @@ class QueueCounter:
     # Dead letters
 
     def _count_failed(self) -> Operation[None]:
-        if not self._settings.letters_apart:
+        if not self._settings.separate_dlq:
             yield from self._count_by_queue("failed")
             return
         query = {**self._here, **filters.DEAD}
@@ -620,7 +620,7 @@ def letter_stats(
             "newest": {"$max": "$updated_at"},
         }
         pipeline = [{"$match": query}, *bounds.stages(dict(dead_letters.ORDER)), {"$group": group}]
-        if settings.letters_apart and target is Target.TASKS:
+        if settings.separate_dlq and target is Target.TASKS:
             group["ids"] = {"$push": "$_id"}
         groups: list[Document] = yield Call("aggregate", pipeline, target=target)
         for one in groups:

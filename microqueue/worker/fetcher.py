@@ -228,7 +228,7 @@ class Fetcher:
         self._batch = options.flush_limit
         self._concurrency = options.concurrency
         self._poll_sec = options.poll_interval.total_seconds()
-        self._brisk_sec = options.brisk_period.total_seconds()
+        self._brisk_sec = options.hot_poll_period.total_seconds()
         self._nap_sec = NAP_SEC * len(queues)
         self._brisk_until = 0.0
         self._look_at = 0.0

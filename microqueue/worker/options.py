@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import ClassVar
 
 from pydantic import Field
 
+from microqueue.deprecation import warn_renamed
 from microqueue.durations import NonNegativeDuration, PositiveDuration
 from microqueue.model import Model
 
 
 class WorkerOptions(Model):
     """What ``Worker`` and ``AsyncWorker`` take beside queue and handler."""
+
+    renamed_fields: ClassVar[Mapping[str, str]] = {"brisk_period": "hot_poll_period"}
 
     concurrency: int = Field(default=8, ge=1, le=10_000)
     """How many handlers run at the same time."""
@@ -25,8 +30,8 @@ class WorkerOptions(Model):
     """How long running handlers may go on after a stop before their tasks are handed back."""
     poll_interval: PositiveDuration = timedelta(seconds=1)
     """How often an idle worker looks for tasks, woken or not."""
-    brisk_period: NonNegativeDuration = timedelta(milliseconds=250)
-    """How long after the last task to look for the next one every millisecond."""
+    hot_poll_period: NonNegativeDuration = timedelta(milliseconds=250)
+    """How long the worker polls every millisecond after its last task."""
     weights: dict[str, float] | None = None
     """How much of the work goes to each of several queues, by name; none: strict order."""
     heartbeat: PositiveDuration = timedelta(seconds=3)
@@ -35,3 +40,9 @@ class WorkerOptions(Model):
     """How long one handler may take; a task may say otherwise."""
     keep_result: bool = False
     """Store what handlers return."""
+
+    @property
+    def brisk_period(self) -> timedelta:
+        """Deprecated: use :attr:`hot_poll_period`."""
+        warn_renamed("WorkerOptions.brisk_period", "hot_poll_period")
+        return self.hot_poll_period

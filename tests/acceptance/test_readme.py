@@ -92,7 +92,7 @@ def test_options_table_names_every_option_of_a_worker_with_its_default() -> None
     shown = dict(rows)
     assert shown["`concurrency`"] == str(defaults.concurrency)
     assert shown["`prefetch`"] == str(defaults.prefetch)
-    for name in ("grace", "poll_interval", "brisk_period", "heartbeat"):
+    for name in ("grace", "poll_interval", "hot_poll_period", "heartbeat"):
         assert shown[f"`{name}`"] == f"{getattr(defaults, name).total_seconds():g} s"
 
 

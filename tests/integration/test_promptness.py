@@ -110,7 +110,7 @@ class Crew:
         """Run a worker for each group of names, until the test has seen enough."""
         self.queue().ensure_indexes()
         run = self._threads if self.kind == "threads" else self._coroutines
-        options = {"heartbeat": 600, "brisk_period": 0, **options}
+        options = {"heartbeat": 600, "hot_poll_period": 0, **options}
         with run(groups or [["default"]], handler or self.seen.append, options):
             yield
 
@@ -255,12 +255,12 @@ def test_worker_that_ended_leaves_no_stream_open(any_crew: Crew) -> None:
 
 @pytest.mark.usefixtures("quick_ends")
 @pytest.mark.parametrize(
-    ("brisk_sec", "fewest", "most"), [(0, 1, 8), (0.8, 15, 1600)], ids=["never", "for a while"]
+    ("hot_sec", "fewest", "most"), [(0, 1, 8), (0.8, 15, 1600)], ids=["never", "for a while"]
 )
 def test_worker_looks_briskly_after_work_and_then_no_more(
-    crew: Crew, brisk_sec: float, fewest: int, most: int
+    crew: Crew, hot_sec: float, fewest: int, most: int
 ) -> None:
-    with crew.working(poll_interval=0.2, brisk_period=brisk_sec):
+    with crew.working(poll_interval=0.2, hot_poll_period=hot_sec):
         crew.commands.await_looks(2)
         mark = len(crew.commands)
         crew.handle_one()

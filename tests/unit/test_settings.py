@@ -10,7 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 from microqueue import BackoffPolicy, InvalidArgument, NewTask, QueueSettings
+from microqueue.model import Model
 from microqueue.settings import JSON_EXAMPLE
+from microqueue.worker.options import WorkerOptions
 
 
 def test_every_setting_can_come_from_the_environment() -> None:
@@ -149,3 +151,27 @@ def test_type_checkers_know_every_field(model: type[BaseModel]) -> None:
         one for one in ast.walk(body) if isinstance(one, ast.FunctionDef) and one.name == "__init__"
     ]
     assert [one.arg for one in init.args.kwonlyargs] == list(model.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("model", "option", "closest"),
+    [
+        (QueueSettings, "max_attempt", "max_attempts"),
+        (QueueSettings, "visability_timeout", "visibility_timeout"),
+        (WorkerOptions, "concurency", "concurrency"),
+        (BackoffPolicy, "base", "base_sec"),
+    ],
+)
+def test_unknown_option_is_rejected_with_the_closest_one(
+    model: type[Model], option: str, closest: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        model(**{option: 1})
+    assert (caught.value.argument, caught.value.value) == (option, 1)
+    assert f"{model.__name__} has no option {option!r}" in str(caught.value)
+    assert f"did you mean {closest!r}?" in str(caught.value)
+
+
+def test_unknown_option_like_no_other_is_rejected_without_a_guess() -> None:
+    with pytest.raises(InvalidArgument, match=r"has no option 'xyz'$"):
+        QueueSettings(xyz=1)  # type: ignore[call-arg]

@@ -156,7 +156,7 @@ def _live(
         columns=COLUMNS,
     )
     frame = load(place)
-    if check_settings(settings).letters_apart:
+    if check_settings(settings).separate_dlq:
         # A letter that is being moved is in both for a moment.
         letters = load(letters_of(place)).where("status = 'failed'")
         frame = frame.unionByName(letters).dropDuplicates(LIFE)
@@ -169,7 +169,7 @@ def live_ids(
 ) -> DataFrame:
     """Load what tells the tasks in MongoDB apart, whatever their queue and status are now."""
     frame = _read(spark, place, columns=LIFE)
-    if check_settings(settings).letters_apart:
+    if check_settings(settings).separate_dlq:
         return frame.unionByName(_read(spark, letters_of(place), columns=LIFE))
     return frame
 

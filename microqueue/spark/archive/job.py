@@ -133,7 +133,7 @@ def _sources(
     settings: QueueSettings, statuses: Sequence[str]
 ) -> list[tuple[Target, Sequence[str]]]:
     """Say where finished tasks are: dead letters may have a collection of their own."""
-    if not settings.letters_apart:
+    if not settings.separate_dlq:
         return [(Target.TASKS, statuses)]
     in_tasks = [status for status in statuses if status != "failed"]
     sources: list[tuple[Target, Sequence[str]]] = [(Target.TASKS, in_tasks)] if in_tasks else []

@@ -63,7 +63,7 @@ def dead() -> Column:
 def _letters(spark: SparkSession, place: LocationOptions, settings: QueueSettings) -> DataFrame:
     """Load dead letters; those that nobody has moved to a collection of their own yet, too."""
     parts = parts_of(spark, place, statuses=["failed"])
-    if not settings.letters_apart:
+    if not settings.separate_dlq:
         found = read_parts(spark, parts)
     else:
         parts += parts_of(spark, letters_of(place), statuses=["failed"])

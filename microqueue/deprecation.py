@@ -1,0 +1,80 @@
+"""Old public names that keep working and warn: properties, options and names of modules.
+
+A property::
+
+    @property
+    def letters_apart(self) -> bool:
+        warn_renamed("QueueSettings.letters_apart", "separate_dlq")
+        return self.separate_dlq
+
+A field of a model, so that ``WorkerOptions(brisk_period=1)`` still works::
+
+    renamed_fields: ClassVar[Mapping[str, str]] = {"brisk_period": "hot_poll_period"}
+
+A name of a module::
+
+    __getattr__ = renamed_names(__name__, {"Teller": "HookDispatcher"})
+
+Each use raises a ``DeprecationWarning`` with the new name.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from microqueue.errors import InvalidArgument
+
+
+def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warn the caller of the calling function that ``old`` is now ``new``."""
+    warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=stacklevel)
+
+
+def renamed_options(
+    options: dict[str, Any], names: Mapping[str, str], *, stacklevel: int = 3
+) -> dict[str, Any]:
+    """Return options with the old ones among them renamed; each old one warns.
+
+    Args:
+        options: The options that were given.
+        names: The new name of each old one.
+        stacklevel: Where the warning points: 3 is the caller of the calling function.
+
+    Raises:
+        InvalidArgument: An option was given by its old and by its new name.
+    """
+    if names.keys().isdisjoint(options):
+        return options
+    renamed = {}
+    for name, value in options.items():
+        new = names.get(name, name)
+        if new != name:
+            if new in options:
+                raise InvalidArgument(
+                    f"{name} and {new} are the same option: give {new} alone",
+                    argument=name,
+                    value=value,
+                )
+            warn_renamed(name, new, stacklevel=stacklevel + 1)
+        renamed[new] = value
+    return renamed
+
+
+def renamed_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a module with renamed names.
+
+    Args:
+        module: The module's ``__name__``.
+        names: The new name of each old one.
+    """
+
+    def __getattr__(name: str) -> Any:  # noqa: N807 (it is the module's)
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warn_renamed(f"{module}.{name}", f"{module}.{names[name]}")
+        return getattr(sys.modules[module], names[name])
+
+    return __getattr__

@@ -1,0 +1,54 @@
+"""Old public names keep working, and warn with the new name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from types import ModuleType
+
+import pytest
+
+from microqueue import InvalidArgument, QueueSettings
+from microqueue.deprecation import renamed_names
+from microqueue.worker.options import WorkerOptions
+
+
+@pytest.mark.parametrize("place", ["status", "collection"])
+def test_letters_apart_is_separate_dlq(place: str) -> None:
+    settings = QueueSettings(dead_letters=place)  # type: ignore[arg-type]
+    with pytest.warns(DeprecationWarning, match="separate_dlq") as warned:
+        assert settings.letters_apart is settings.separate_dlq is (place == "collection")
+    assert warned[0].filename == __file__
+
+
+def test_brisk_period_is_hot_poll_period() -> None:
+    with pytest.warns(DeprecationWarning, match="hot_poll_period") as warned:
+        options = WorkerOptions(brisk_period=0.5)  # type: ignore[call-arg]
+    assert warned[0].filename == __file__
+    assert options.hot_poll_period == timedelta(seconds=0.5)
+    with pytest.warns(DeprecationWarning, match="hot_poll_period"):
+        assert options.brisk_period == options.hot_poll_period
+
+
+def test_an_option_is_not_given_by_both_names() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        WorkerOptions(brisk_period=0.5, hot_poll_period=0.5)  # type: ignore[call-arg]
+    assert caught.value.argument == "brisk_period"
+
+
+@pytest.fixture
+def module() -> Iterator[ModuleType]:
+    made = ModuleType("renaming")
+    made.__dict__.update(New="the new one", __getattr__=renamed_names("renaming", {"Old": "New"}))
+    sys.modules["renaming"] = made
+    yield made
+    del sys.modules["renaming"]
+
+
+def test_renamed_name_of_a_module(module: ModuleType) -> None:
+    with pytest.warns(DeprecationWarning, match=r"renaming\.New") as warned:
+        assert module.Old == "the new one"
+    assert warned[0].filename == __file__
+    with pytest.raises(AttributeError, match="Odd"):
+        _ = module.Odd
