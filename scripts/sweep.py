@@ -19,7 +19,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from microqueue.cli.dlq_detection import adopt
+from microqueue.cli.dlq_detection import detect_dlq
 from microqueue.drivers.connection import URI_VARIABLE
 from microqueue.errors import MicroqueueError
 from microqueue.masking import without_password
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def sweep(queue: Queue[Any], sweeper: Sweeper, *, as_json: bool) -> bool:
     """Sweep once, log one line, and tell whether all went well."""
     try:
-        adopt(queue)
+        detect_dlq(queue)
         report = sweeper.run_once()
     except MicroqueueError as exc:
         logger.error("sweep failed: %s", without_password(str(exc)))  # noqa: TRY400 (one line)

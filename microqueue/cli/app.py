@@ -1,4 +1,8 @@
-"""The commands by name: the table of contents of the command line."""
+"""All commands by name: the table of contents of the command line.
+
+To add a command, write a function that takes a :class:`~microqueue.cli.session.Session` and its
+own options, and add it to a table below with the queues that it uses.
+"""
 
 from __future__ import annotations
 
@@ -24,121 +28,123 @@ from microqueue.cli import (
     up,
     worker,
 )
-from microqueue.cli.exit import telling_how_it_ends
-from microqueue.cli.options import Command, SharedOptions, with_shared_options
+from microqueue.cli.exit import exiting_cleanly
+from microqueue.cli.options import Command, QueueScope, SharedOptions, with_shared_options
 from microqueue.cli.session import with_session
 from microqueue.masking import without_fragments
 
-HELP = """A task queue that lives in the MongoDB you already run.
+HELP = """A task queue in the MongoDB you already run.
 
-The options of every command may stand before its name or after it. Durations are seconds,
-or 30s, 5m, 2h, 1d. Times are ISO 8601 with a timezone. The exit status is 0, or 1 for an
-error, or 2 for a wrong usage.
+Options of every command may stand before or after its name. A DURATION is a number of seconds,
+or has units: 30s, 5m, 2h, 1d. A TIME is ISO 8601 with a timezone. Exit status: 0 for success,
+1 for an error, 2 for wrong usage.
 """
 
 app = typer.Typer(
     help=HELP,
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # They would show local variables, and passwords.
+    pretty_exceptions_enable=False,  # They would print local variables, and so passwords.
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 dlq_app = typer.Typer(help="List, show, replay and discard dead letters.", no_args_is_help=True)
 pipeline_app = typer.Typer(
-    help="Archive, load and understand tasks on Spark.", no_args_is_help=True
+    help="Archive, ingest, replay and analyse tasks with Spark.", no_args_is_help=True
 )
 
-Commands: TypeAlias = dict[str, Callable[..., None]]
+Commands: TypeAlias = dict[str, tuple[Callable[..., None], QueueScope]]
 
 COMMANDS: dict[str, Commands] = {
     "Tasks": {
-        "enqueue": tasks.enqueue,
-        "peek": tasks.peek,
-        "show": tasks.show,
-        "cancel": tasks.cancel,
-        "purge": tasks.purge,
+        "enqueue": (tasks.enqueue, QueueScope.DEFAULT),
+        "peek": (tasks.peek, QueueScope.ALL),
+        "show": (tasks.show, QueueScope.OF_TASK),
+        "cancel": (tasks.cancel, QueueScope.OF_TASK),
+        "purge": (tasks.purge, QueueScope.REQUIRED),
     },
     "Running": {
-        "up": up.up,
-        "worker": worker.worker,
-        "sweep": maintenance.sweep,
-        "pause": queues.pause,
-        "resume": queues.resume,
+        "up": (up.up, QueueScope.NONE),
+        "worker": (worker.worker, QueueScope.SEVERAL),
+        "sweep": (maintenance.sweep, QueueScope.ALL),
+        "pause": (queues.pause, QueueScope.DEFAULT),
+        "resume": (queues.resume, QueueScope.DEFAULT),
     },
-    "Watching": {
-        "stats": queues.stats,
-        "top": top.top,
-        "dashboard": dashboard.dashboard,
-        "doctor": maintenance.doctor,
-        "indexes": maintenance.indexes,
-        "backoff": backoff.backoff,
+    "Monitoring": {
+        "stats": (queues.stats, QueueScope.ALL),
+        "top": (top.top, QueueScope.ALL),
+        "dashboard": (dashboard.dashboard, QueueScope.NONE),
+        "doctor": (maintenance.doctor, QueueScope.DEFAULT),
+        "indexes": (maintenance.indexes, QueueScope.DEFAULT),
+        "backoff": (backoff.backoff, QueueScope.NONE),
     },
 }
-DEAD_LETTER_COMMANDS: Commands = {
-    "list": dead_letters.list_letters,
-    "show": dead_letters.show_letter,
-    "replay": dead_letters.replay,
-    "discard": dead_letters.discard,
+DLQ_COMMANDS: Commands = {
+    "list": (dead_letters.list_dead_letters, QueueScope.ALL),
+    "show": (dead_letters.show, QueueScope.OF_TASK),
+    "replay": (dead_letters.replay, QueueScope.REQUIRED_UNLESS_IDS),
+    "discard": (dead_letters.discard, QueueScope.REQUIRED_UNLESS_IDS),
 }
 PIPELINE_COMMANDS: Commands = {
-    "archive": pipelines.archive,
-    "ingest": pipelines.ingest,
-    "report": pipelines.report,
-    "triage": pipelines.triage,
-    "replay": pipelines.replay,
-    "storms": pipelines.storms,
-    "simulate": pipelines.simulate,
+    "archive": (pipelines.archive, QueueScope.REQUIRED),
+    "ingest": (pipelines.ingest, QueueScope.DEFAULT),
+    "replay": (pipelines.replay, QueueScope.REQUIRED),
+    "report": (pipelines.report, QueueScope.ALL),
+    "triage": (pipelines.triage, QueueScope.ALL),
+    "storms": (pipelines.storms, QueueScope.ALL),
+    "simulate": (pipelines.simulate, QueueScope.ALL),
 }
 
 
-def _show_version(wanted: bool) -> None:  # noqa: FBT001 (typer calls it so)
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 (typer calls it so)
     if wanted:
-        print(f"microqueue {microqueue.__version__}")  # noqa: T201 (it is the answer)
+        print(f"microqueue {microqueue.__version__}")  # noqa: T201 (it is the result)
         raise typer.Exit
 
 
-def _options(
+def _global_options(
     context: typer.Context,
     *,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Declare the options that may stand before a command."""
 
 
-def _keep(context: typer.Context, given: SharedOptions, **_: object) -> None:
+def _keep_options(context: typer.Context, given: SharedOptions, **_: object) -> None:
     context.obj = given
 
 
-app.callback(help=HELP)(with_shared_options(_keep, like=_options))
+def _register(group: typer.Typer, commands: Commands, panel: str | None = None) -> None:
+    for name, (function, scope) in commands.items():
+        group.command(name, cls=Command, rich_help_panel=panel)(with_session(function, scope))
+
+
+app.callback(help=HELP)(with_shared_options(_keep_options, like=_global_options))
 for panel, commands in COMMANDS.items():
-    for name, command in commands.items():
-        app.command(name, cls=Command, rich_help_panel=panel)(with_session(command))
-for name, command in DEAD_LETTER_COMMANDS.items():
-    dlq_app.command(name, cls=Command)(with_session(command))
+    _register(app, commands, panel)
+_register(dlq_app, DLQ_COMMANDS)
+_register(pipeline_app, PIPELINE_COMMANDS)
 app.add_typer(dlq_app, name="dlq", rich_help_panel="Tasks")
-for name, command in PIPELINE_COMMANDS.items():
-    pipeline_app.command(name, cls=Command)(with_session(command))
 app.add_typer(pipeline_app, name="pipeline", rich_help_panel="Running")
 
 
 def run() -> None:
     """Run the command line of this process."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # Not every terminal knows every character.
+        if isinstance(stream, io.TextIOWrapper):  # Not every terminal can encode everything.
             stream.reconfigure(errors="backslashreplace")
     try:
-        with telling_how_it_ends():
+        with exiting_cleanly():
             app(prog_name="microqueue")
     finally:
-        sys.excepthook = _tell_unexpected  # Not before: typer has put its own one there.
+        sys.excepthook = print_unexpected  # Not earlier: typer installs its own hook.
 
 
-def _tell_unexpected(
+def print_unexpected(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print the traceback of what must not happen, without passwords."""
+    """Print the traceback of an unexpected error, without passwords."""
     lines = "".join(traceback.format_exception(kind, error, trace))
     sys.stderr.write(without_fragments(lines))

@@ -1,4 +1,4 @@
-"""The command that shows how a backoff policy behaves."""
+"""The ``backoff`` command: show the delays of a backoff policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from microqueue.cli.session import Session
 from microqueue.settings import QueueSettings
 
 BAR_WIDTH = 40
-MOST_ATTEMPTS = 1000
+MAX_ATTEMPTS = 1000
 
 
 class _Lowest(random.Random):
@@ -31,7 +31,7 @@ class _Highest(random.Random):
 
 @dataclass(frozen=True)
 class Wait:
-    """How long the wait after an attempt can be, alone and with those before it."""
+    """The shortest and longest delay after an attempt, alone and summed up so far."""
 
     attempt: int
     shortest_sec: float
@@ -41,7 +41,7 @@ class Wait:
 
 
 def waits(policy: BackoffPolicy, attempts: int) -> list[Wait]:
-    """Compute the shortest and the longest wait after each attempt."""
+    """Return the shortest and longest delay after each attempt."""
     found: list[Wait] = []
     lowest, highest = _Lowest(), _Highest()
     short: float | None = None
@@ -60,37 +60,39 @@ def backoff(
     session: Session,
     *,
     base_sec: Annotated[
-        float | None, typer.Option(help="The wait after the first attempt, in seconds.")
+        float | None, typer.Option(metavar="SECONDS", help="Delay after the first attempt.")
     ] = None,
-    factor: Annotated[float | None, typer.Option(help="What each further wait grows by.")] = None,
-    max_sec: Annotated[float | None, typer.Option(help="The longest wait, in seconds.")] = None,
+    factor: Annotated[
+        float | None, typer.Option(help="Growth of the delay with each further attempt.")
+    ] = None,
+    max_sec: Annotated[float | None, typer.Option(metavar="SECONDS", help="Maximum delay.")] = None,
     jitter: Annotated[
-        str | None, typer.Option(help=f"How waits are spread: {', '.join(JITTERS)}.")
+        str | None, typer.Option(help=f"Randomisation of the delay: {', '.join(JITTERS)}.")
     ] = None,
-    attempts: Annotated[int, typer.Option(help="How many to show.")] = 10,
+    attempts: Annotated[int, typer.Option(help="Number of attempts to show.")] = 10,
 ) -> None:
-    """Show how long a failing task waits between its attempts; needs no server.
+    """Show the delays between the attempts of a failing task. Needs no server.
 
-    What is not given is as in the settings: $MICROQUEUE_BACKOFF, or the defaults.
+    Options that are left out come from $MICROQUEUE_BACKOFF, or from the default policy.
     """
-    session.refuse_queue("it shows what the settings say")
+    session.reject_queue("the backoff policy is the same for all queues")
     check_count("attempts", attempts)
     policy = QueueSettings.from_environment().backoff
     given = {"base_sec": base_sec, "factor": factor, "max_sec": max_sec, "jitter": jitter}
     policy = BackoffPolicy(
         **{**policy.model_dump(), **{k: v for k, v in given.items() if v is not None}}
     )
-    found = waits(policy, min(attempts, MOST_ATTEMPTS))
+    found = waits(policy, min(attempts, MAX_ATTEMPTS))
     if session.out.as_json:
         session.out.json({"policy": policy, "waits": [asdict(wait) for wait in found]})
         return
-    session.out.say(
+    session.out.print(
         f"base {formats.seconds(policy.base_sec)}, factor {policy.factor:g}, "
         f"at most {formats.seconds(policy.max_sec)}, jitter {policy.jitter}\n"
     )
     longest = max(wait.longest_sec for wait in found)
     session.out.table(
-        ["after attempt", "waits", "", "at most in all"],
+        ["after attempt", "delay", "", "total at most"],
         [
             [
                 wait.attempt,
@@ -110,7 +112,7 @@ def _span(shortest: float, longest: float) -> str:
 
 
 def bar(wait: Wait, longest_sec: float) -> output.Cell:
-    """Draw the span of a wait: solid up to the shortest, then light up to the longest."""
+    """Return a bar: solid up to the shortest delay, light up to the longest."""
     if not longest_sec:
         return ""
     solid = round(wait.shortest_sec / longest_sec * BAR_WIDTH)

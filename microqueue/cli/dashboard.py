@@ -1,4 +1,4 @@
-"""The command that serves the dashboard."""
+"""The ``dashboard`` command: serve the dashboard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from microqueue.cli.dlq_detection import adopt
+from microqueue.cli.dlq_detection import detect_dlq
 from microqueue.cli.exit import stop_on_signals
 from microqueue.cli.session import Session
 from microqueue.errors import MicroqueueError, ServerUnavailable
@@ -25,63 +25,67 @@ if TYPE_CHECKING:
     from microqueue.dashboard.server import DashboardServer
 
 TOKEN_BYTES = 32
-ADOPT_EVERY_SEC = 5.0
+DETECT_EVERY_SEC = 5.0
 TOKEN_VARIABLE = "MICROQUEUE_DASHBOARD_TOKEN"  # noqa: S105 (a name)
 
 
 class NotInstalled(MicroqueueError):
-    """The extra that serves the dashboard is missing."""
+    """The ``dashboard`` extra is not installed."""
 
 
 def dashboard(
     session: Session,
     *,
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = DASHBOARD_PORT,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Look, but do not act.")] = False,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 for any free port.")
+    ] = DASHBOARD_PORT,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Disable all actions.")] = False,
     token: Annotated[
         str | None,
         typer.Option(
             envvar=TOKEN_VARIABLE,
-            help="What viewers have to give; needed for an address that others can reach.",
+            help="Token that users log in with. Required on an address that other hosts can reach.",
             show_envvar=True,
         ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let everybody in who can reach the address.")
+        bool, typer.Option("--insecure", help="Allow access without a token from other hosts.")
     ] = False,
     trust_proxy: Annotated[
         list[str] | None,
         typer.Option(
             "--trust-proxy",
             metavar="ADDRESS",
-            help="A proxy, or a network of proxies, whose X-Forwarded-For names the client. "
-            "May be repeated.",
+            help="Address or network of a proxy whose X-Forwarded-For header is trusted; "
+            "repeatable.",
         ),
     ] = None,
     manual_actions: Annotated[
         bool,
         typer.Option(
             "--manual-actions",
-            help="Let viewers mark tasks as done or failed that no worker ran.",
+            help="Allow marking tasks as done or failed without a worker.",
         ),
     ] = False,
     tasks: Annotated[
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="Your named tasks, as in shop.tasks:tasks. What viewers enqueue is checked "
-            "against them.",
+            help="Tasks registry, as in shop.tasks:tasks; validates what users enqueue.",
         ),
     ] = None,
     show_secrets: Annotated[
-        bool, typer.Option("--show-secrets", help="Do not mask passwords, tokens and the like.")
+        bool,
+        typer.Option("--show-secrets", help="Show passwords, tokens and other secrets unmasked."),
     ] = False,
     new_token: Annotated[
         bool, typer.Option("--new-token", help="Print a new random token and exit.")
     ] = False,
 ) -> None:
-    """Serve the dashboard until Ctrl-C: see the queues, and deal with the dead letters."""
+    """Serve the dashboard until Ctrl-C or SIGTERM."""
     if new_token:
         _print_token(session)
         return
@@ -98,14 +102,16 @@ def dashboard(
         options["tasks"] = load_handler(tasks, kind="tasks", example="tasks")
     if show_secrets:
         options["redact"] = None
-    session.refuse_queue("the dashboard shows all queues")
+    session.reject_queue("the dashboard shows all queues")
     with session.open() as queue:
-        with suppress(ServerUnavailable):  # The page tells that, and when the server is back.
-            adopt(queue)
+        with suppress(ServerUnavailable):  # The page shows that, and reconnects.
+            detect_dlq(queue)
         server = new_server(queue, host=host, port=port, insecure=insecure, **options)
         with stop_on_signals() as stop, server.running():
             announce(session, server)
-            DaemonThread(partial(_go_on_adopting, queue, stop), name="microqueue-adopt").start()
+            DaemonThread(
+                partial(_keep_detecting_dlq, queue, stop), name="microqueue-dlq-detection"
+            ).start()
             stop.wait()
 
 
@@ -117,16 +123,20 @@ def _print_token(session: Session) -> None:
         typer.echo(token)
 
 
-def _go_on_adopting(queue: Queue[Any], stop: threading.Event) -> None:
-    """Find dead letters that are kept apart from now on: server or service may start later."""
-    await_server(partial(adopt, queue), who="dashboard", stopping=stop.is_set)
-    while "dead_letters" not in queue.settings.model_fields_set and not stop.wait(ADOPT_EVERY_SEC):
-        with suppress(MicroqueueError):  # The next look may do.
-            adopt(queue)
+def _keep_detecting_dlq(queue: Queue[Any], stop: threading.Event) -> None:
+    """Detect a DLQ collection that appears later: the server or a service may start after us."""
+    await_server(partial(detect_dlq, queue), who="dashboard", stopping=stop.is_set)
+    while "dead_letters" not in queue.settings.model_fields_set and not stop.wait(DETECT_EVERY_SEC):
+        with suppress(MicroqueueError):  # The next attempt may succeed.
+            detect_dlq(queue)
 
 
 def new_server(queue: Queue[Any], **options: Any) -> DashboardServer:
-    """Make a server, or say in one sentence what it lacks."""
+    """Return a dashboard server.
+
+    Raises:
+        NotInstalled: The extra is missing.
+    """
     server: DashboardServer = _serving().DashboardServer(queue, **options)
     return server
 
@@ -140,10 +150,10 @@ def _serving() -> Any:
 
 
 def announce(session: Session, server: DashboardServer) -> None:
-    """Say where the dashboard is."""
+    """Print the address of the dashboard."""
     if session.out.as_json:
         session.out.json({"dashboard": server.address}, stream=True)
         return
-    line = Text("The dashboard is at ").append(server.address, style="bold green")
+    line = Text("Dashboard: ").append(server.address, style="bold green")
     session.out.console.print(line, soft_wrap=True)
-    session.out.say("Ctrl-C ends it.")
+    session.out.print("Press Ctrl-C to stop.")

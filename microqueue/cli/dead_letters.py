@@ -1,4 +1,4 @@
-"""Commands about dead letters: list, show, replay, discard."""
+"""The ``dlq`` commands: list, show, replay and discard dead letters."""
 
 from __future__ import annotations
 
@@ -9,72 +9,81 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from microqueue.cli import formats, prompts, tasks, values
-from microqueue.cli.options import DURATION, PAST, AllQueues, Reveal
+from microqueue.cli.options import DURATION, PAST, AllQueues, DryRun, Reveal, Yes
 from microqueue.cli.output import Cell
-from microqueue.cli.prompts import DryRun, Yes
 from microqueue.cli.session import Session
 from microqueue.dlq import DeadLetterFilter
 from microqueue.errors import WrongStatus
 from microqueue.queue import Queue
 from microqueue.task import Task, TaskStatus
 
-Code: TypeAlias = Annotated[str | None, typer.Option(help="Only those with this error code.")]
-Text: TypeAlias = Annotated[
-    str | None, typer.Option(help="Only those with this text in their error message.")
+Code: TypeAlias = Annotated[
+    str | None, typer.Option(help="Only dead letters with this error code.")
 ]
-# Any: a duration ago, or an instant; the parser gives either.
+Text: TypeAlias = Annotated[
+    str | None, typer.Option(help="Only dead letters whose error message contains this text.")
+]
+# Any, because the parser returns an instant, or how long ago it was.
 Since: TypeAlias = Annotated[
-    Any, typer.Option(help="Only those that failed since: 2026-05-01T12:00:00Z, or 2h ago.", **PAST)
+    Any,
+    typer.Option(help="Only failures since this time: 2026-05-01T12:00:00Z, or 2h ago.", **PAST),
 ]
 Until: TypeAlias = Annotated[
-    Any, typer.Option(help="Only those that failed before, likewise.", **PAST)
+    Any, typer.Option(help="Only failures before this time, in the same formats.", **PAST)
 ]
-Ids: TypeAlias = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Which ones.")]
-All: TypeAlias = Annotated[bool, typer.Option("--all", help="All dead letters of these queues.")]
+Ids: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of dead letters.")
+]
+All: TypeAlias = Annotated[
+    bool, typer.Option("--all", help="All dead letters of the chosen queues.")
+]
 Limit: TypeAlias = Annotated[
-    int | None, typer.Option("--limit", "-n", help="How many at most, the oldest failures first.")
+    int | None,
+    typer.Option("--limit", "-n", help="Act on this many at most, the oldest failures first."),
 ]
 
 
-def list_letters(
+def list_dead_letters(
     session: Session,
     *,
     code: Code = None,
     text: Text = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="How many at most.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", help="Number of dead letters to show.")
+    ] = 50,
     cursor: Annotated[
-        str | None, typer.Option(help="Go on where the last page ended, which says with what.")
+        str | None, typer.Option(help="Show the next page; the previous page prints the cursor.")
     ] = None,
     reveal: Reveal = False,
 ) -> None:
-    """List dead letters of all queues, or of the one given with -q, the newest failure first."""
+    """List dead letters, the newest failure first."""
     out = session.out
     with session.connect() as queue:
         now = queue.now()
         which = _filter(now, code=code, text=text, since=since, until=until)
-        letters = session.letters(queue)
-        page = letters.list(**which.model_dump(), limit=limit, cursor=cursor)
-        found = tasks.shown(page.tasks, reveal=reveal)
+        dead_letters = session.dead_letters(queue)
+        page = dead_letters.list(**which.model_dump(), limit=limit, cursor=cursor)
+        found = tasks.masked(page.tasks, reveal=reveal)
         queues = session.queues(queue)
-        counted = None if found else letters.stats()
-        others = "" if found or session.all_queues else tasks.others(queue)
+        counted = None if found else dead_letters.stats()
+        others = "" if found or session.all_queues else tasks.other_queues_hint(queue)
     if out.as_json:
         out.json({"tasks": found, "next_cursor": page.next_cursor, "queues": queues})
         return
     if counted is not None:
         where = "any queue" if session.all_queues else f"queue {queue.name!r}"
         total = formats.number(counted.total, estimated=counted.estimated)
-        out.say(
-            f"None of the {formats.figure(total)} dead letters of {session.scope} match."
+        out.print(
+            f"No match among the {formats.figure(total)} dead letters of {session.scope}."
             if counted.total
             else f"No dead letters in {where}.{others}"
         )
         return
     session.note_queues(queues)
     out.table(
-        *tasks.described(
+        *tasks.with_name_and_queue(
             ["id", "failed", "attempts", "code", "message"],
             [_row(task, now) for task in found],
             found,
@@ -83,7 +92,7 @@ def list_letters(
         message="fold",
     )
     if page.next_cursor is not None:
-        out.say(f"\nThe next page: add --cursor {shlex.quote(page.next_cursor)}", "dim")
+        out.print(f"\nNext page: add --cursor {shlex.quote(page.next_cursor)}", "dim")
 
 
 def _row(task: Task[Any], now: datetime) -> list[Cell]:
@@ -91,22 +100,22 @@ def _row(task: Task[Any], now: datetime) -> list[Cell]:
     code = (error.code if error else None) or "-"
     return [
         str(task.id),
-        formats.since(task.updated_at, now),
+        formats.relative(task.updated_at, now),
         f"{task.attempts}/{task.max_attempts}",
         code,
         formats.one_line(error.message.removeprefix(f"{code}: ")) if error else "-",
     ]
 
 
-def show_letter(
+def show(
     session: Session,
-    task_id: Annotated[str, typer.Argument(metavar="ID", help="The id of a dead letter.")],
+    task_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the dead letter.")],
     *,
     reveal: Reveal = False,
 ) -> None:
-    """Show one dead letter with its payload, its error and its history; secrets are masked."""
+    """Show a dead letter with its payload, error and history; secrets are masked."""
     with session.connect() as queue:
-        (task,) = _find_letters(session, queue, [task_id])
+        (task,) = _find_dead_letters(session, queue, [task_id])
         now = queue.now()
     tasks.print_task(session, task, now, reveal=reveal)
 
@@ -123,34 +132,35 @@ def replay(
     all_queues: AllQueues = False,
     delay: Annotated[
         timedelta | None,
-        typer.Option(help="Deliver them this much later: 30s, 5m, 2h.", **DURATION),
+        typer.Option(help="Deliver them after this time: 30s, 5m, 2h.", **DURATION),
     ] = None,
     spread: Annotated[
         timedelta | None,
-        typer.Option(help="Distribute them over a period, not to make a storm.", **DURATION),
+        typer.Option(
+            help="Spread the deliveries evenly over this period, to avoid a burst.", **DURATION
+        ),
     ] = None,
     limit: Limit = None,
     keep_attempts: Annotated[
-        bool, typer.Option("--keep-attempts", help="Count on, instead of from zero.")
+        bool, typer.Option("--keep-attempts", help="Do not reset attempts to zero.")
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Send dead letters back into their queues: by id, by a filter, or --all.
+    """Replay dead letters: make them pending again in their queues.
 
-    A filter and --all need --queue or --all-queues.
+    Choose them by ids, by filters (--code, --text, --since, --until), or with --all. Without ids,
+    --queue or --all-queues is required.
     """
     given = {"code": code, "text": text, "since": since, "until": until}
-    check_choice(ids, given, everything=everything)
-    if not ids:  # An id names its task whatever its queue.
-        session.check_scope(all_queues=all_queues)
+    _check_selection(session, ids, given, everything=everything, all_queues=all_queues)
     with session.connect() as queue:
-        chosen = Choice(session, queue, ids or [], given, limit=limit)
+        selection = Selection(session, queue, ids or [], given, limit=limit)
 
         if not dry_run:
-            chosen.confirm("Replay", yes=yes)
-        report = chosen.letters.replay(
-            chosen.which,
+            selection.confirm("Replay", yes=yes)
+        report = selection.dead_letters.replay(
+            selection.which,
             reset_attempts=not keep_attempts,
             delay=delay,
             spread=spread,
@@ -158,20 +168,20 @@ def replay(
             dry_run=dry_run,
         )
     if session.out.as_json:
-        session.out.json({**dict(report), "queues": chosen.queues})
+        session.out.json({**dict(report), "queues": selection.queues})
         return
     if dry_run:
-        session.out.say(f"{_letters(report.matched)} of {chosen.scope} would be replayed.")
+        session.out.print(f"{_count(report.matched)} of {selection.scope} would be replayed.")
         return
-    session.out.say(
-        f"Replayed {_letters(report.replayed)} of {chosen.scope}."
+    session.out.print(
+        f"Replayed {_count(report.replayed)} of {selection.scope}."
         if report.matched
-        else f"Nothing to replay in {chosen.scope}."
+        else f"Nothing to replay in {selection.scope}."
     )
     if report.skipped:
-        session.out.say(
-            "Not replayed, because a live task has the same dedupe key, or another caller replays "
-            f"it: {', '.join(str(task_id) for task_id in report.skipped)}"
+        session.out.print(
+            "Skipped, because an unfinished task has the same dedupe key or another caller is "
+            f"replaying it: {', '.join(str(task_id) for task_id in report.skipped)}"
         )
 
 
@@ -189,44 +199,53 @@ def discard(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Delete dead letters for good: by id, by a filter, or --all.
+    """Delete dead letters permanently.
 
-    A filter and --all need --queue or --all-queues.
+    Choose them by ids, by filters (--code, --text, --since, --until), or with --all. Without ids,
+    --queue or --all-queues is required.
     """
     given = {"code": code, "text": text, "since": since, "until": until}
-    check_choice(ids, given, everything=everything)
-    if not ids:  # An id names its task whatever its queue.
-        session.check_scope(all_queues=all_queues)
+    _check_selection(session, ids, given, everything=everything, all_queues=all_queues)
     with session.connect() as queue:
-        chosen = Choice(session, queue, ids or [], given, limit=limit)
-        matched, discarded = chosen.count(), 0
+        selection = Selection(session, queue, ids or [], given, limit=limit)
+        matched, discarded = selection.count(), 0
         if not dry_run:
-            chosen.confirm("Discard for good", yes=yes)
-            discarded = chosen.letters.discard(chosen.which, limit=limit)
+            selection.confirm("Permanently delete", yes=yes)
+            discarded = selection.dead_letters.discard(selection.which, limit=limit)
     if session.out.as_json:
         counts = {"matched": matched, "discarded": discarded, "dry_run": dry_run}
-        session.out.json({**counts, "queues": chosen.queues})
+        session.out.json({**counts, "queues": selection.queues})
     elif dry_run:
-        session.out.say(f"{_letters(matched)} of {chosen.scope} would be discarded.")
+        session.out.print(f"{_count(matched)} of {selection.scope} would be discarded.")
     else:
-        session.out.say(
-            f"Discarded {_letters(discarded)} of {chosen.scope}."
+        session.out.print(
+            f"Discarded {_count(discarded)} of {selection.scope}."
             if matched
-            else f"Nothing to discard in {chosen.scope}."
+            else f"Nothing to discard in {selection.scope}."
         )
 
 
-def check_choice(ids: list[str] | None, given: dict[str, Any], *, everything: bool) -> None:
-    """Refuse to guess when no way of choosing was given, or several."""
+def _check_selection(
+    session: Session,
+    ids: list[str] | None,
+    given: dict[str, Any],
+    *,
+    everything: bool,
+    all_queues: bool,
+) -> None:
+    """Require exactly one way to select dead letters, and the queues unless ids are given."""
     filtered = any(value is not None for value in given.values())
     number = [bool(ids), filtered, everything].count(True)
     if number != 1:
-        ways = "ids, or a filter (--code, --text, --since, --until), or --all"
-        raise typer.BadParameter(f"{'give only one of' if number else 'say which'}: {ways}.")
+        ways = "ids, or filters (--code, --text, --since, --until), or --all"
+        problem = "give only one of" if number else "which dead letters? Give"
+        raise typer.BadParameter(f"{problem}: {ways}.")
+    if not ids:  # Ids are unique across queues.
+        session.check_scope(all_queues=all_queues)
 
 
-class Choice:
-    """Which dead letters a command is about: some ids, or what a filter matches."""
+class Selection:
+    """The dead letters that a command acts on: given by ids, or matched by a filter."""
 
     def __init__(
         self,
@@ -239,10 +258,10 @@ class Choice:
     ) -> None:
         self._named = bool(ids)
         self._limit = limit
-        self.letters = session.letters(queue)
+        self.dead_letters = session.dead_letters(queue)
         self.which: Any
         if ids:
-            found = _find_letters(session, queue, ids)
+            found = _find_dead_letters(session, queue, ids)
             self.which = [task.id for task in found]
             self.queues = sorted({task.queue for task in found})
             self.scope = _of_queues(self.queues)
@@ -252,17 +271,17 @@ class Choice:
             self.scope = session.scope
 
     def count(self) -> int:
-        """Count the chosen letters."""
-        return self.letters.replay(self.which, dry_run=True, limit=self._limit).matched
+        """Count the selected dead letters."""
+        return self.dead_letters.replay(self.which, dry_run=True, limit=self._limit).matched
 
     def confirm(self, verb: str, *, yes: bool) -> None:
-        """Ask before something happens to letters that nobody named one by one."""
+        """Ask for confirmation, unless the dead letters were given by ids."""
         if yes or self._named:
             return
         prompts.check_answerable()
         matched = self.count()
         if matched:
-            prompts.ask(f"{verb}: {_letters(matched)} of {self.scope}?")
+            prompts.confirm(f"{verb} {_count(matched)} of {self.scope}?")
 
 
 def _filter(now: datetime, *, code: Any, text: Any, since: Any, until: Any) -> DeadLetterFilter:
@@ -271,9 +290,14 @@ def _filter(now: datetime, *, code: Any, text: Any, since: Any, until: Any) -> D
     )
 
 
-def _find_letters(session: Session, queue: Queue[Any], texts: list[str]) -> list[Task[Any]]:
-    """Find dead letters by what was typed; if any is missing, or not dead, none is returned."""
-    found = tasks.find_all(session, queue, list(dict.fromkeys(texts)))
+def _find_dead_letters(session: Session, queue: Queue[Any], texts: list[str]) -> list[Task[Any]]:
+    """Find dead letters by their ids as typed.
+
+    Raises:
+        TaskNotFound: Some do not exist.
+        WrongStatus: One is not a dead letter.
+    """
+    found = tasks.find_tasks(session, queue, list(dict.fromkeys(texts)))
     for task in found:
         if task.status is not TaskStatus.FAILED:
             status, needed = str(task.status), TaskStatus.FAILED.value
@@ -286,5 +310,5 @@ def _of_queues(names: list[str]) -> str:
     return f"queue {listed}" if len(names) == 1 else f"queues {listed}"
 
 
-def _letters(number: int) -> str:
+def _count(number: int) -> str:
     return formats.count(number, "dead letter")

@@ -1,7 +1,7 @@
-"""What the environment does not say about dead letters, the collection tells.
+"""Detect whether a collection keeps its dead letters in a separate collection.
 
-A service may keep its dead letters apart by settings in its code, of which a command knows
-nothing. No extra is needed here, for ``scripts/sweep.py`` has none.
+A service may configure that in its code, which a command cannot see. This module needs no
+extra, because ``scripts/sweep.py`` uses it without typer and rich.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 
 
-def adopt(queue: Queue[Any]) -> None:
-    """Let a queue keep its dead letters where they are kept, unless it was told where."""
+def detect_dlq(queue: Queue[Any]) -> None:
+    """Let a queue use the existing DLQ collection, unless its settings say where to look."""
     core = core_of(queue)
-    core.settings = adopted(core.settings, core.run, core.collections.name)
+    core.settings = with_detected_dlq(core.settings, core.run, core.collections.name)
 
 
-def adopted(
+def with_detected_dlq(
     settings: QueueSettings, run: Callable[[Operation[bool]], bool], collection: str
 ) -> QueueSettings:
-    """Give settings that keep dead letters apart if ``tasks_dlq`` is there, unless told where."""
+    """Return settings with a separate DLQ if one exists and ``dead_letters`` is not set."""
     if "dead_letters" in settings.model_fields_set or not run(has_letters_apart(collection)):
         return settings
     return settings.model_copy(update={"dead_letters": "collection"})

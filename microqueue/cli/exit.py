@@ -18,23 +18,23 @@ from microqueue.errors import MicroqueueError
 from microqueue.worker.shutdown import stopping_by_signal
 
 FAILED = 1
-INTERRUPTED = 130  # As shells tell of a program that Ctrl-C has ended.
+INTERRUPTED = 130  # The status that shells report after Ctrl-C: 128 + SIGINT.
 
 
 class WatchedStream:
-    """A stream that remembers why it could not be written; what else fails is not its fault."""
+    """A stream that keeps the error of a failed write, to tell it from other OSErrors."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.failure: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write, and remember what keeps it from that."""
+        """Write, and keep the error if that fails."""
         with self._watching():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Write what is on its way, and remember what keeps it from that."""
+        """Flush, and keep the error if that fails."""
         with self._watching():
             self._stream.flush()
 
@@ -51,12 +51,12 @@ class WatchedStream:
 
 
 @contextmanager
-def telling_how_it_ends() -> Iterator[None]:
-    """Let Ctrl-C interrupt what runs here, and end the process with a status and no traceback."""
-    # Before and after, it ends the process by itself; see ``microqueue.cli.main``.
+def exiting_cleanly() -> Iterator[None]:
+    """Exit with a status and no traceback after Ctrl-C, or when stdout cannot be written."""
+    # Outside this block Ctrl-C kills the process; see ``microqueue.cli.main``.
     ours = signal.getsignal(signal.SIGINT) is signal.SIG_DFL
     stream = None
-    if sys.stdout is not None:  # As it is for a process whose stdout is closed.
+    if sys.stdout is not None:  # It is None if the process was started with stdout closed.
         stream = WatchedStream(sys.stdout)
         sys.stdout = cast("TextIO", stream)
     try:
@@ -66,7 +66,7 @@ def telling_how_it_ends() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except (OSError, SystemExit):
-        if stream is not None and _is_given_up(stream):
+        if stream is not None and _output_failed(stream):
             sys.exit(FAILED)
         raise
     finally:
@@ -74,15 +74,17 @@ def telling_how_it_ends() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _is_given_up(stream: WatchedStream) -> bool:
-    """Tell whether a stream could not be written; if so, say why, and leave it alone."""
+def _output_failed(stream: WatchedStream) -> bool:
+    """Return whether stdout could not be written; if so, print why and stop using it."""
     with suppress(OSError):
-        stream.flush()  # What was printed may still be on its way.
+        stream.flush()  # Output may still be buffered.
     if stream.failure is None:
         return False
-    # Else the interpreter tries once more at its end, and complains.
+    # Otherwise the interpreter flushes again at exit, and prints a traceback.
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if not isinstance(stream.failure, BrokenPipeError):  # Who closes a pipe has seen enough.
+    if not isinstance(
+        stream.failure, BrokenPipeError
+    ):  # A closed pipe, as after `| head`, is no error.
         reason = f"cannot write the output: {stream.failure.strerror}"
         Output(as_json=False).error(MicroqueueError(reason))
     return True
@@ -90,7 +92,7 @@ def _is_given_up(stream: WatchedStream) -> bool:
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """Give an event that the first Ctrl-C or SIGTERM sets; the second one interrupts."""
+    """Yield an event that the first Ctrl-C or SIGTERM sets; the second raises KeyboardInterrupt."""
     stop = threading.Event()
 
     def handle(*, immediately: bool) -> None:
@@ -108,13 +110,13 @@ logger = logging.getLogger("microqueue.worker")
 
 
 class Watchdog:
-    """Ends the process if it takes too long after a stop in the block that this guards.
+    """Ends the process if it has not exited in time after a stop.
 
-    Once there was a stop, it goes on after the block until the process is gone: the interpreter
-    waits for threads that handlers have started.
+    Used as a context manager around the work. After a stop it stays armed until the process is
+    gone, because the interpreter waits at exit for threads that handlers have started.
 
-    It waits in a thread of its own from the beginning, and is told through a pipe: a signal
-    handler may interrupt anything, so it must take no lock and start no thread.
+    It waits in its own thread, started on entry, and is woken through a pipe: a signal handler
+    may interrupt any code, so it must take no lock and start no thread.
     """
 
     def __init__(self) -> None:
@@ -122,10 +124,10 @@ class Watchdog:
         self._left = False
         self._status = 1
         self._flushing, self._flushed = threading.Event(), threading.Event()
-        self._reader, self._writer = os.pipe()  # Never closed: a late stop may write to it.
+        self._reader, self._writer = os.pipe()  # Never closed, because a late stop may write to it.
 
     def __enter__(self) -> Self:
-        # Both from the beginning: Python starts no thread once it is shutting down.
+        # Both start now: Python starts no thread once the interpreter is shutting down.
         threading.Thread(target=self._watch, name="microqueue-watchdog", daemon=True).start()
         threading.Thread(target=self._flush, name="microqueue-flush", daemon=True).start()
         return self
@@ -135,11 +137,11 @@ class Watchdog:
         os.write(self._writer, b"x")
 
     def succeeded(self) -> None:
-        """Say that the work is done: if only the rest takes too long, that is no failure."""
+        """Exit with status 0 if the watchdog ends the process from now on: the work is done."""
         self._status = 0
 
     def expect_end(self, seconds: float) -> None:
-        """End the process so many seconds from now, unless it ends by itself."""
+        """End the process after so many seconds, unless it exits earlier."""
         self._end_at = min(self._end_at, time.monotonic() + seconds)
         os.write(self._writer, b"x")
 
@@ -154,11 +156,14 @@ class Watchdog:
             os._exit(self._status)
 
     def _flush(self) -> None:
-        """Log and flush in a thread of its own: what does not end may hold the lock of a stream."""
+        """Log and flush in a separate thread: a stuck handler may hold the lock of a stream."""
         self._flushing.wait()
         if self._left:
             return
-        logger.warning("something keeps this process from ending; it is ended now")
+        logger.warning(
+            "process did not exit in time: a handler or thread is still running; killing it",
+            extra={"killed_by": "watchdog"},
+        )
         sys.stdout.flush()
         sys.stderr.flush()
         self._flushed.set()

@@ -1,4 +1,4 @@
-"""Values as people read them, and as programs do. Pure functions."""
+"""Format values as text for people, and as JSON for programs. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MINUTE = 60
 STEPS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
-def plain(value: Any) -> Any:
-    """Give a value that JSON can hold; what it has no type for becomes a string."""
+def jsonable(value: Any) -> Any:
+    """Convert a value to JSON types; types that JSON lacks become strings."""
     result: Any
     match value:
         case Enum():
-            result = plain(value.value)
+            result = jsonable(value.value)
         case None | bool() | str():
             result = value
         case int():
@@ -31,11 +31,11 @@ def plain(value: Any) -> Any:
         case float():
             result = float(value) if math.isfinite(value) else str(value)
         case BaseModel():
-            result = {name: plain(getattr(value, name)) for name in type(value).model_fields}
+            result = {name: jsonable(getattr(value, name)) for name in type(value).model_fields}
         case Mapping():
-            result = {str(key): plain(item) for key, item in value.items()}
+            result = {str(key): jsonable(item) for key, item in value.items()}
         case list() | tuple() | set() | frozenset():
-            result = [plain(item) for item in value]
+            result = [jsonable(item) for item in value]
         case datetime():
             result = (value.astimezone(UTC) if value.utcoffset() is not None else value).isoformat()
         case timedelta():
@@ -43,19 +43,19 @@ def plain(value: Any) -> Any:
         case bytes():
             result = base64.b64encode(value).decode()
         case Sequence():
-            result = [plain(item) for item in value]
+            result = [jsonable(item) for item in value]
         case _:
             result = str(value)
     return result
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Write a value as JSON."""
-    return json.dumps(plain(value), ensure_ascii=False, indent=indent)
+    """Return a value as JSON."""
+    return json.dumps(jsonable(value), ensure_ascii=False, indent=indent)
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which a payload could use to play with the terminal."""
+    """Escape control characters, with which a payload could manipulate the terminal."""
     return "".join(
         character
         if character == "\n"
@@ -66,17 +66,17 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Fold a text into one printable line."""
+    """Return a text as one printable line."""
     return printable(" ".join(text.split()))
 
 
-def cut(text: str, limit: int | None) -> str:
-    """Shorten a text, if there is a limit."""
+def truncate(text: str, limit: int | None) -> str:
+    """Shorten a text to a limit, if there is one."""
     return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def seconds(value: float) -> str:
-    """Say how long something takes: ``12 ms``, ``3.4 s``, ``1 m 15 s``, ``2 h``, ``3 d 4 h``."""
+    """Format a duration: ``12 ms``, ``3.4 s``, ``1 m 15 s``, ``2 h``, ``3 d 4 h``."""
     if value < 1:
         return f"{value * 1000:.0f} ms"
     if value < MINUTE:
@@ -89,8 +89,8 @@ def seconds(value: float) -> str:
     return f"{whole} s"
 
 
-def since(instant: datetime | None, now: datetime) -> str:
-    """Say how long ago something was, or how soon it will be."""
+def relative(instant: datetime | None, now: datetime) -> str:
+    """Format an instant relative to now: ``5 s ago``, ``in 2 h``, ``now``."""
     if instant is None:
         return "-"
     elapsed = (now - instant).total_seconds()
@@ -100,35 +100,35 @@ def since(instant: datetime | None, now: datetime) -> str:
 
 
 def instant(value: datetime | None, now: datetime) -> str:
-    """Write an instant in UTC, and how far it is from now."""
+    """Format an instant in UTC, followed by the time relative to now."""
     if value is None:
         return "-"
-    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({since(value, now)})"
+    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({relative(value, now)})"
 
 
-class About(int):
+class Estimate(int):
     """A number that is an estimate."""
 
 
 def number(value: int, *, estimated: bool = False) -> int:
-    """Mark a number that is an estimate, so that it is written as one."""
-    return About(value) if estimated else value
+    """Return the number, marked as an estimate if it is one."""
+    return Estimate(value) if estimated else value
 
 
 def figure(value: int) -> str:
-    """Write ``12,345``, and an estimate as ``~12,300``: three digits of it mean something."""
-    if not isinstance(value, About):
+    """Format ``12,345``, and an estimate, rounded to three digits, as ``~12,300``."""
+    if not isinstance(value, Estimate):
         return f"{value:,}"
     step = 10 ** max(len(str(abs(value))) - 3, 0)
     return f"~{round(value / step) * step:,}"
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
-    """Write ``1 task`` and ``2,000 tasks``."""
+    """Format ``1 task``, ``2,000 tasks``."""
     return f"{figure(number)} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def listed(items: Sequence[str]) -> str:
-    """Write ``a``, ``a and b``, ``a, b and c``."""
+    """Format ``a``, ``a and b``, ``a, b and c``."""
     *others, last = items
     return f"{', '.join(others)} and {last}" if others else last

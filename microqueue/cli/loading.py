@@ -1,4 +1,4 @@
-"""Import what a worker runs or a row is checked by, and say where it broke if it did."""
+"""Import handlers and models, and name the line of the app that failed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ from typing import Any
 from microqueue.errors import InvalidArgument
 from microqueue.worker import load_handler
 
-LIBRARIES = frozenset({"site-packages", "dist-packages"})
+LIBRARY_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 
 
 def load(reference: str, *, by: Callable[[str], Any] = load_handler) -> Any:
-    """Import ``module:name`` as :func:`load_handler` does; name the line of an app that raises."""
+    """Import ``module:name``; if the app raises, name its line in the error.
+
+    Args:
+        reference: As in ``shop.tasks:handle``.
+        by: The function that imports it.
+
+    Raises:
+        InvalidArgument: It cannot be imported.
+    """
     try:
         return by(reference)
     except InvalidArgument as exc:
@@ -31,22 +39,24 @@ def load(reference: str, *, by: Callable[[str], Any] = load_handler) -> Any:
 
 
 def raised_at(error: BaseException | None, *, package: str) -> str | None:
-    """Give file and line of the innermost call that is in the user's code, if there is one."""
+    """Return file and line of the innermost frame in the user's code, if there is one."""
     if error is None:
         return None
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if _is_of_user(frame, package):
+        if _is_user_code(frame, package):
             file, here = Path(frame.f_code.co_filename), Path.cwd()
             return f"{file.relative_to(here) if file.is_relative_to(here) else file}:{line}"
     return None
 
 
-def _is_of_user(frame: FrameType, package: str) -> bool:
-    """Tell the app, wherever it is installed, from libraries, the interpreter, and us."""
+def _is_user_code(frame: FrameType, package: str) -> bool:
+    """Return whether a frame belongs to the app, not to a library, Python or microqueue."""
     owner = str(frame.f_globals.get("__name__")).partition(".")[0]
     if owner in {package, "microqueue"}:
         return owner == package
     file = Path(frame.f_code.co_filename)
-    if not file.is_absolute() or LIBRARIES & set(file.parts):  # "<frozen importlib>", for one.
+    if not file.is_absolute() or LIBRARY_DIRECTORIES & set(
+        file.parts
+    ):  # For example "<frozen importlib>".
         return False
     return not file.is_relative_to(sysconfig.get_path("stdlib"))

@@ -1,4 +1,4 @@
-"""How log lines look on stderr: for people, or as JSON for machines."""
+"""Log to stderr: as text for people, or as JSON for machines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from microqueue.cli import formats
 from microqueue.masking import without_mongodb_user, without_password
 
 LIBRARIES = ("pymongo", "motor", "asyncio", "watchfiles")
-"""What workers use; at the level of an app they would say more than the app does."""
-_ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""Libraries that a worker uses. At the app's log level they would drown its own messages."""
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class LogLevel(StrEnum):
-    """What is logged to stderr."""
+    """The lowest level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -27,39 +27,39 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How a line looks."""
+    """The format of a log line."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, without passwords; tracebacks of our own only if they are wanted."""
+    """Formats one line per record, without passwords; microqueue's tracebacks only on request."""
 
     def __init__(self, *, tracebacks: bool) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
         self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record as a line."""
-        record = copy.copy(record)  # Other handlers get the traceback.
-        record.exc_text = None  # Another handler may have kept its own.
+        """Format a record as a line."""
+        record = copy.copy(record)  # Other handlers still need the traceback.
+        record.exc_text = None  # Another handler may have cached its own.
         if _is_of(record.name, "microqueue") and not self._tracebacks:
             record.exc_info = None
         return _without_secrets(record, super().format(record).rstrip("\n"))
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, and the fields of the record."""
+    """Formats one JSON object per line: time, level, logger, message, and extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record as JSON."""
+        """Format a record as JSON."""
         fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **{name: value for name, value in vars(record).items() if name not in _ORDINARY},
+            **{name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS},
         }
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
@@ -67,11 +67,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class Handler(logging.StreamHandler[TextIO]):
-    """Writes records to stderr, but for those that a handler of the app prints, too."""
+    """Writes records to stderr, except those that a handler of the app prints."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, unless somebody else does."""
-        # At each record: an app may set its logging up at any time after us.
+        """Write a record, unless a handler of the app prints it."""
+        # Checked per record, because the app may configure its logging at any time.
         if not self._is_printed_elsewhere(record):
             super().emit(record)
 
@@ -88,10 +88,14 @@ class Handler(logging.StreamHandler[TextIO]):
 def configure_logging(
     level: LogLevel, form: LogFormat, *, debug: bool, of_app: bool = False
 ) -> None:
-    """Log to stderr what microqueue says, or, with ``of_app``, what all loggers say.
+    """Log microqueue's records to stderr.
 
-    Of the libraries that a worker uses, only warnings are logged, unless debugging. The traceback
-    of a handler that failed is the app's own matter, and is shown.
+    Args:
+        level: The lowest level to log.
+        form: Text or JSON.
+        debug: Also log tracebacks, and the debug records of libraries.
+        of_app: Log all loggers. Of :data:`LIBRARIES`, only warnings are logged; tracebacks are
+            logged, because those of failed handlers belong to the app.
     """
     handler = Handler()
     text = TextFormatter(tracebacks=debug or of_app)
@@ -112,7 +116,7 @@ def configure_logging(
 
 
 def _prints(handler: logging.Handler) -> bool:
-    """Tell whether a handler writes to stdout or stderr; one of rich has a console for that."""
+    """Return whether a handler writes to stdout or stderr; rich's handler has a console."""
     stream = getattr(handler, "stream", None) or getattr(
         getattr(handler, "console", None), "file", None
     )
@@ -125,7 +129,7 @@ def _is_of(name: str, package: str) -> bool:
 
 
 def _without_secrets(record: logging.LogRecord, text: str) -> str:
-    """Mask secrets; of what an app says, only those in addresses of MongoDB."""
+    """Mask secrets; in records of the app, only credentials in MongoDB URIs."""
     if any(_is_of(record.name, package) for package in ("microqueue", *LIBRARIES)):
         return without_password(text)
     return without_mongodb_user(text)

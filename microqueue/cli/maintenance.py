@@ -10,9 +10,9 @@ import typer
 from rich.text import Text
 
 from microqueue.cli import formats, metrics, values
-from microqueue.cli.dlq_detection import adopt
+from microqueue.cli.dlq_detection import detect_dlq
 from microqueue.cli.exit import stop_on_signals
-from microqueue.cli.options import DURATION
+from microqueue.cli.options import DURATION, MetricsHost
 from microqueue.cli.session import Session
 from microqueue.core import core_of
 from microqueue.doctor import Check, describe_expiry, examine
@@ -32,43 +32,49 @@ from microqueue.sweeper import (
 def sweep(
     session: Session,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Sweep once; this is the default.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Sweep once. This is the default.")] = False,
     every: Annotated[
         timedelta | None,
-        typer.Option(help="Sweep again and again, with this pause: 5, 30s.", **DURATION),
+        typer.Option(help="Sweep repeatedly, with this pause: 5s.", **DURATION),
     ] = None,
     job: Annotated[
-        list[str] | None, typer.Option(help=f"Do only this; repeatable. One of {', '.join(JOBS)}.")
+        list[str] | None,
+        typer.Option(
+            metavar="JOB",
+            help=f"Run only this job; repeatable. One of {', '.join(JOBS)}. (default: all)",
+        ),
     ] = None,
     lock_ttl: Annotated[
         timedelta | None,
         typer.Option(
-            help="How long the sweeper's lock lives unless renewed; a sweeper that was killed "
-            "delays others by no more. Else MICROQUEUE_LOCK_TTL, else 5s.",
+            help="Lifetime of the sweeper's lock. After a sweeper was killed, others wait this "
+            "long at most. (default: $MICROQUEUE_LOCK_TTL, or 5s)",
             **DURATION,
         ),
     ] = None,
     quiet: Annotated[
         bool,
-        typer.Option("--quiet", help="For cron: print only if something was done, or failed."),
+        typer.Option("--quiet", help="For cron: print only changes and errors."),
     ] = False,
     metrics_port: Annotated[
-        int | None, typer.Option(help="With --every, serve Prometheus metrics here.")
+        int | None,
+        typer.Option(metavar="PORT", help="With --every: serve Prometheus metrics on this port."),
     ] = None,
-    metrics_host: Annotated[
-        str, typer.Option(help="The address on which metrics are served.")
-    ] = metrics.LOCAL,
+    metrics_host: MetricsHost = metrics.LOCAL,
 ) -> None:
-    """Heal what crashes left behind, in all queues, or in the one given with -q."""
+    """Recover tasks after crashes, promote due tasks, fail expired ones, delete old ones.
+
+    Any number of sweepers may run at once.
+    """
     if once and every is not None:
         raise typer.BadParameter("give --once or --every, not both.")
     if metrics_port is not None and every is None:
-        raise typer.BadParameter("--metrics-port is of use with --every only.")
+        raise typer.BadParameter("--metrics-port needs --every.")
     queues = None if session.options.queue is None else [session.options.queue]
     with session.open() as queue:
         sweeper = Sweeper(queue, queues=queues, jobs=job or JOBS, lock_ttl=lock_ttl)
         if every is None:
-            adopt(queue)
+            detect_dlq(queue)
             report = sweeper.run_once()
             print_sweep(session, report, quiet=quiet)
             if not report.ok:
@@ -76,46 +82,46 @@ def sweep(
             return
         pause = check_every(every)
         with (
-            metrics.sweep_metrics(metrics_host, metrics_port, queue) as count,
+            metrics.serve_sweep_metrics(metrics_host, metrics_port, queue) as record,
             stop_on_signals() as stop,
         ):
             while not stop.is_set():
                 try:
-                    adopt(queue)  # Each time: a service may have started meanwhile.
+                    detect_dlq(queue)  # Each time, because a service may have created it since.
                     report = sweeper.run_once()
-                except MicroqueueError as exc:  # The next sweep may find the server back.
+                except MicroqueueError as exc:  # The server may be back at the next sweep.
                     session.out.error(exc)
                 else:
                     print_sweep(session, report, quiet=quiet, stream=True)
-                    if count is not None:
-                        count(report)
+                    if record is not None:
+                        record(report)
                 stop.wait(pause)
 
 
 def print_sweep(
     session: Session, report: SweepReport, *, quiet: bool = False, stream: bool = False
 ) -> None:
-    """Print what a sweep did; with ``quiet``, only if it did something, or something failed."""
+    """Print a report; with ``quiet``, only if there were changes or errors."""
     if quiet and not report.active:
         return
     if session.out.as_json:
         session.out.json(report, stream=stream)
         return
-    session.out.say(describe_sweep(report, session.scope))
+    session.out.print(describe_sweep(report, session.scope))
     for line in describe_burials(report.buried_tasks):
-        session.out.say(f"  {line}")
+        session.out.print(f"  {line}")
     for name, message in report.errors.items():
         session.out.error(MicroqueueError(f"{name}: {message}"))
 
 
 def describe_sweep(report: SweepReport, scope: str) -> str:
-    """Describe what a sweep did, and in which queues, in one sentence."""
+    """Return one sentence about a sweep and its queues."""
     if report.skipped:
-        return "Skipped: another sweeper is at it."
+        return "Skipped: another sweeper is running."
     done = [f"{getattr(report, name):,} {name}" for name in COUNTERS if getattr(report, name)]
     end = "; another sweeper took over" if report.taken_over else ""
-    what = ", ".join(done) or "nothing to do"
-    return f"Swept in {formats.seconds(report.took_sec)}, {scope}: {what}{end}."
+    changes = ", ".join(done) or "no changes"
+    return f"Swept in {formats.seconds(report.took_sec)}, {scope}: {changes}{end}."
 
 
 def indexes(
@@ -124,20 +130,17 @@ def indexes(
     retention: Annotated[
         timedelta | None,
         typer.Option(
-            help="From now on, keep done tasks so long: 30d, or forever.",
+            help="Change how long done tasks are kept: 30d, or forever. (default: unchanged)",
             parser=values.read_retention,
             metavar="DURATION",
         ),
     ] = None,
 ) -> None:
-    """Create missing indexes, list them, and show which one a pop uses.
-
-    How long done tasks are kept changes only with --retention.
-    """
-    told: dict[str, Any] = {} if retention is None else {"retention": retention}
-    with session.connect(**told) as queue:
+    """Create missing indexes, list all, and show which one a claim uses."""
+    changed: dict[str, Any] = {} if retention is None else {"retention": retention}
+    with session.connect(**changed) as queue:
         former = _kept_sec(core_of(queue).run(list_indexes()))
-        created = queue.ensure_indexes(adjust=bool(told))
+        created = queue.ensure_indexes(adjust=bool(changed))
         found = core_of(queue).run(list_indexes())
         used = core_of(queue).run(explain_pop(queue.name, core_of(queue).collections.name))
     listed: list[dict[str, Any]] = [
@@ -156,7 +159,7 @@ def indexes(
         session.out.json({**document, **_retention(former, _kept_sec(found))})
         return
     session.out.table(
-        ["index", "keys", "only tasks with"],
+        ["index", "keys", "filter"],
         [
             [
                 Text(one["name"], style="green" if one["created"] else ""),
@@ -166,31 +169,34 @@ def indexes(
             for one in listed
         ],
         keys="fold",
-        only_tasks_with="fold",
+        filter="fold",
     )
-    session.out.say(f"\nCreated: {', '.join(created)}." if created else "\nAll were there.")
-    session.out.say(f"A pop uses: {', '.join(used)}.")
+    session.out.print(f"\nCreated: {', '.join(created)}." if created else "\nAll indexes exist.")
+    session.out.print(f"A claim uses: {', '.join(used)}.")
     kept = _kept_sec(found)
-    before = "" if former in {None, kept} else f"; until now, {describe_expiry(former)}"
-    session.out.say(f"Done tasks are kept {describe_expiry(kept)}{before}.")
+    before = "" if former in {None, kept} else f" (before: {describe_expiry(former)})"
+    session.out.print(f"Done tasks are kept {describe_expiry(kept)}{before}.")
 
 
 def _kept_sec(found: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Read how long done tasks are kept from the index that says so, if it is there."""
+    """Return the retention of done tasks from its TTL index, if that exists."""
     seconds: int | None = found.get("finished", {}).get("expireAfterSeconds")
     return seconds
 
 
 def _retention(former: int | None, kept: int | None) -> dict[str, int | None]:
-    """Tell for programs how long done tasks are kept, and were if that is new; null: for good."""
-    told = {"retention_sec": kept}
+    """Return the JSON fields of the retention, and the former one if it changed; null: forever."""
+    fields = {"retention_sec": kept}
     if former not in {None, kept}:
-        told["former_retention_sec"] = former
-    return {name: None if value == NEVER_SEC else value for name, value in told.items()}
+        fields["former_retention_sec"] = former
+    return {name: None if value == NEVER_SEC else value for name, value in fields.items()}
 
 
 def doctor(session: Session) -> None:
-    """Examine the server, the clock, the indexes, the sweeper and the writes; changes nothing."""
+    """Check the server, clock, indexes, sweeper and write concern. Read-only.
+
+    The exit status is 1 if a check fails.
+    """
     with session.open() as queue:
         checks = examine(queue)
     healthy = all(check.ok for check in checks)

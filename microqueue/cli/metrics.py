@@ -15,23 +15,25 @@ MISSING = "--metrics-port needs prometheus-client: run pip install 'microqueue[m
 
 
 def check_ports(port: int | None, processes: int = 1) -> None:
-    """Refuse a port that does not exist, or after which there are too few for the processes."""
+    """Reject a port that is out of range, or too high for one port per process."""
     last = LARGEST_PORT - processes + 1
     if port is None or 0 <= port <= last:
         return
-    needed = "" if processes == 1 else f", for each of {processes} processes has one of its own"
+    needed = "" if processes == 1 else f", because each of {processes} processes needs a port"
     raise InvalidArgument(
-        f"--metrics-port {port} cannot be used: give one of 1 to {last}{needed}",
+        f"--metrics-port {port} is not valid: give 1 to {last}{needed}",
         argument="metrics_port",
         value=port,
     )
 
 
 @contextmanager
-def metrics(host: str, port: int | None, process: str | None = None) -> Iterator[list[Any]]:
-    """Serve the metrics of this process, if asked to; give the hooks that a worker needs.
+def serve_worker_metrics(
+    host: str, port: int | None, process: str | None = None
+) -> Iterator[list[Any]]:
+    """Serve the metrics of this process if there is a port; yield the hooks for the worker.
 
-    Processes of one supervisor each take a port of their own, counted up by their number.
+    Each process of a supervisor uses its own port: the given one plus its number, minus one.
     """
     if port is None:
         yield []
@@ -46,8 +48,8 @@ def metrics(host: str, port: int | None, process: str | None = None) -> Iterator
 
 
 @contextmanager
-def sweep_metrics(host: str, port: int | None, queue: Queue[Any]) -> Iterator[Any]:
-    """Serve how the queue stands and what sweeps do; give what takes their reports."""
+def serve_sweep_metrics(host: str, port: int | None, queue: Queue[Any]) -> Iterator[Any]:
+    """Serve metrics of the queue and of sweeps; yield the function that records a report."""
     check_ports(port)
     if port is None:
         yield None

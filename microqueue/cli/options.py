@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -15,53 +16,65 @@ from typer.core import TyperCommand
 from microqueue.cli import values
 from microqueue.cli.logs import LogFormat, LogLevel
 from microqueue.drivers.collections import DEFAULT_COLLECTION
-from microqueue.drivers.connection import DEFAULT_DATABASE
+from microqueue.drivers.connection import DEFAULT_DATABASE, URI_VARIABLE
 from microqueue.model import reason_of, shorten
 from microqueue.task import DEFAULT_QUEUE
 
-DURATION = {"parser": values.read_duration, "metavar": "DURATION"}
-
-
-EXACT_HELP = "Count everything, which takes seconds with a million tasks."
-
-
-INSTANT = {"parser": values.read_instant, "metavar": "TIME"}
-
-
-Reveal: TypeAlias = Annotated[
-    bool, typer.Option("--reveal", help="Show passwords, tokens and the like, instead of masks.")
-]
-
-
+DURATION: dict[str, Any] = {"parser": values.read_duration, "metavar": "DURATION"}
+TIME: dict[str, Any] = {"parser": values.read_instant, "metavar": "TIME"}
 PAST: dict[str, Any] = {"parser": values.read_past, "metavar": "TIME"}
 
-
+Reveal: TypeAlias = Annotated[
+    bool, typer.Option("--reveal", help="Show passwords, tokens and other secrets unmasked.")
+]
+Exact: TypeAlias = Annotated[
+    bool,
+    typer.Option("--exact", help="Count every task. Takes seconds with a million tasks."),
+]
 AllQueues: TypeAlias = Annotated[
-    bool, typer.Option("--all-queues", help="Act on all queues; else give --queue.")
+    bool, typer.Option("--all-queues", help="Act on all queues, instead of one --queue.")
+]
+DryRun: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Count the matching tasks, and change nothing.")
+]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+MetricsHost: TypeAlias = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Address to serve metrics on.")
 ]
 
-
-PANEL = "Options of every command"
-
-
-POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+SHARED_PANEL = "Options of every command"
 
 
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
+class QueueScope(StrEnum):
+    """Which queues a command uses; the value is the help text of its ``--queue``."""
+
+    DEFAULT = f"Queue to use. (default: {DEFAULT_QUEUE})"
+    ALL = "Use only this queue. (default: all queues)"
+    REQUIRED = "Act on this queue only. Required, unless --all-queues is given."
+    REQUIRED_UNLESS_IDS = (
+        "Act on this queue only. Required, unless --all-queues or task ids are given."
+    )
+    OF_TASK = "Queue that the task must be in. (default: any queue)"
+    SEVERAL = ""  # The command declares --queue itself.
+    NONE = "This command takes no queue."
+
+
+ANY_COMMAND_QUEUE = "Queue to use. The help of each command states its default."
 
 
 @dataclass(frozen=True)
 class SharedOptions:
-    """What was given before the command, or after it."""
+    """The options that every command accepts, before its name or after it."""
 
     uri: Annotated[
         str | None,
         typer.Option(
             "--uri",
             metavar="URI",
-            help="The MongoDB to use. Else that of $MICROQUEUE_URI, else the embedded server. "
-            f"Its path names the database, as in mongodb://host/shop; else {DEFAULT_DATABASE}.",
-            rich_help_panel=PANEL,
+            help="MongoDB to connect to. The path names the database, as in mongodb://host/shop; "
+            f"without a path, it is {DEFAULT_DATABASE}. "
+            f"(default: ${URI_VARIABLE}, or the embedded server)",
+            rich_help_panel=SHARED_PANEL,
         ),
     ] = None
     collection: Annotated[
@@ -69,77 +82,85 @@ class SharedOptions:
         typer.Option(
             "--collection",
             metavar="NAME",
-            help=f"The collection of the tasks. Else {DEFAULT_COLLECTION}.",
-            rich_help_panel=PANEL,
+            help=f"Collection that holds the tasks. (default: {DEFAULT_COLLECTION})",
+            rich_help_panel=SHARED_PANEL,
         ),
     ] = None
     queue: Annotated[
         str | None,
         typer.Option(
-            "--queue",
-            "-q",
-            metavar="NAME",
-            help="The queue. Without it, commands that read use all queues, those that delete or "
-            f"replay ask for it or --all-queues, and the others use {DEFAULT_QUEUE!r}.",
-            rich_help_panel=PANEL,
+            "--queue", "-q", metavar="NAME", help=ANY_COMMAND_QUEUE, rich_help_panel=SHARED_PANEL
         ),
     ] = None
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print JSON for programs.", rich_help_panel=PANEL),
+        typer.Option("--json", help="Print the result as JSON.", rich_help_panel=SHARED_PANEL),
     ] = False
     log_level: Annotated[
         LogLevel | None,
         typer.Option(
             "--log-level",
-            help="What to log to stderr. Else warning, and info for a worker.",
-            rich_help_panel=PANEL,
+            help="Lowest level to log to stderr. (default: info for worker, else warning)",
+            rich_help_panel=SHARED_PANEL,
         ),
     ] = None
     log_format: Annotated[
         LogFormat | None,
-        typer.Option("--log-format", help="How log lines look.", rich_help_panel=PANEL),
+        typer.Option(
+            "--log-format",
+            help="Format of log lines. (default: text)",
+            rich_help_panel=SHARED_PANEL,
+        ),
     ] = None
     debug: Annotated[
         bool,
-        typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=PANEL),
+        typer.Option(
+            "--debug", help="Print the traceback of an error.", rich_help_panel=SHARED_PANEL
+        ),
     ] = False
 
     def over(self, earlier: SharedOptions | None) -> SharedOptions:
-        """Take what was given here, and for the rest what was given earlier."""
+        """Return these options, completed by those given before the command."""
         if earlier is None:
             return self
-        given = {name: getattr(self, name) for name in NAMES}
+        given = {name: getattr(self, name) for name in SHARED_NAMES}
         chosen = {name: value for name, value in given.items() if value not in {None, False}}
         return replace(earlier, **chosen)
 
 
-NAMES = tuple(field.name for field in fields(SharedOptions))
+SHARED_NAMES = tuple(field.name for field in fields(SharedOptions))
 
 
 def with_shared_options(
-    function: Callable[..., None], *, like: Callable[..., None]
+    function: Callable[..., None],
+    *,
+    like: Callable[..., None],
+    scope: QueueScope | None = None,
 ) -> Callable[..., None]:
-    """Give typer a function with the options of ``like``, without its first, and the shared ones.
+    """Return a function for typer with the options of ``like`` and the shared options.
 
-    A command that takes several queues declares ``queues`` itself.
-    ``function`` gets the context, the shared options, and then the others by name.
+    Args:
+        function: Called with the context, the shared options, and the other options by name.
+        like: Declares the other options. Its first parameter is dropped.
+        scope: Which queues the command uses; None before a command.
     """
     signature = inspect.signature(like, eval_str=True)
-    shared = inspect.signature(SharedOptions, eval_str=True)
+    shared = inspect.signature(SharedOptions, eval_str=True).parameters
     parameters = [
-        inspect.Parameter("context", POSITIONAL, annotation=typer.Context),
+        inspect.Parameter(
+            "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+        ),
         *list(signature.parameters.values())[1:],
         *(
-            one.replace(kind=KEYWORD)
-            for one in shared.parameters.values()
-            if not (one.name == "queue" and "queues" in signature.parameters)
+            _queue_parameter(one, scope) if one.name == "queue" and scope is not None else one
+            for one in (one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in shared.values())
+            if not (one.name == "queue" and scope is QueueScope.SEVERAL)
         ),
     ]
 
     @functools.wraps(like)
     def wrapper(context: typer.Context, **values: Any) -> None:
-        given = SharedOptions(**{name: values.pop(name) for name in NAMES if name in values})
+        given = SharedOptions(**{name: values.pop(name) for name in SHARED_NAMES if name in values})
         function(context, given, **values)
 
     wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it.
@@ -147,11 +168,35 @@ def with_shared_options(
     return wrapper
 
 
+def _queue_parameter(shared: inspect.Parameter, scope: QueueScope) -> inspect.Parameter:
+    """Declare ``--queue`` with the help text of one command; hide it where it has no effect."""
+    option = typer.Option(
+        "--queue",
+        "-q",
+        metavar="NAME",
+        help=scope.value,
+        hidden=scope is QueueScope.NONE,
+        rich_help_panel=SHARED_PANEL,
+    )
+    return shared.replace(annotation=Annotated[str | None, option])
+
+
+def renamed(old: str, new: str, **settings: Any) -> Any:
+    """Declare the former name of an option: hidden, with a note on stderr when it is used."""
+
+    def note(value: Any) -> Any:
+        if value is not None:
+            typer.echo(f"Warning: {old} is deprecated; use {new}.", err=True)
+        return value
+
+    return typer.Option(old, hidden=True, callback=note, **settings)
+
+
 class Command(TyperCommand):
-    """A command of typer's, which leaves the value out of what pydantic says about it."""
+    """A typer command whose usage errors name the value that was typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; name the one that is refused by what was typed."""
+        """Parse the arguments; replace pydantic's message by one with the rejected value."""
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as exc:

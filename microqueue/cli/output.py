@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, one JSON document for programs."""
+"""Print results: sentences and tables for people, one JSON document for programs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ STATUS_STYLES = {
     TaskStatus.FAILED: "red",
 }
 PIPE_WIDTH = 100_000
-"""Wide enough that nothing is cut or wrapped where no terminal sets a width."""
+"""Line width without a terminal: so large that nothing is cut or wrapped."""
 
 
 class Output:
-    """Prints results to stdout, and errors and remarks to stderr."""
+    """Prints results to stdout; errors, notes and hints to stderr."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -37,31 +37,31 @@ class Output:
 
     @property
     def for_people(self) -> bool:
-        """Whether there is a terminal that a person looks at."""
+        """Whether stdout is a terminal and the format is not JSON."""
         return self.console.is_terminal and not self.as_json
 
     def json(self, value: Any, *, stream: bool = False) -> None:
-        """Print one JSON document; of a stream of them, each on a line of its own."""
-        # Not through rich, which would expand and wrap what a program reads.
+        """Print one JSON document; in a stream of documents, one line each."""
+        # Not with rich, which would wrap it.
         self.console.file.write(formats.to_json(value, indent=None if stream else 2) + "\n")
         self.console.file.flush()
 
-    def say(self, text: str, style: str = "") -> None:
-        """Print a sentence, unless a program reads along."""
+    def print(self, text: str, style: str = "") -> None:
+        """Print a line, unless the format is JSON."""
         if not self.as_json:
             self.console.print(Text(formats.printable(text), style=style), soft_wrap=True)
 
-    def remark(self, text: str) -> None:
-        """Print a sentence beside the result, for somebody at a terminal."""
+    def hint(self, text: str) -> None:
+        """Print a line to stderr, at a terminal only."""
         if self.errors.is_terminal:
             self.note(text)
 
     def note(self, text: str) -> None:
-        """Print a sentence beside the result, for everybody."""
+        """Print a line to stderr."""
         self.errors.print(Text(formats.printable(text), style="dim"), soft_wrap=True)
 
     def error(self, error: BaseException, *, debug: bool = False) -> None:
-        """Print an error in one line, or with its traceback; never with a password."""
+        """Print an error in one line, with ``debug`` after its traceback; passwords are masked."""
         if debug:
             lines = "".join(traceback.format_exception(error))
             self.errors.print(Text(without_fragments(lines), style="dim"), soft_wrap=True)
@@ -69,13 +69,19 @@ class Output:
         self.errors.print(Text(f"Error: {message}", style="red"), soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], **wide: str) -> None:
-        """Print a table, if it has rows. Columns named in ``wide`` may wrap or be cut."""
+        """Print a table; see :meth:`new_table`."""
         self.console.print(self.new_table(columns, rows, **wide))
 
     def new_table(
         self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], **wide: str
     ) -> Table:
-        """Make a table. A column is kept whole unless ``wide`` says ``fold`` or ``ellipsis``."""
+        """Return a table.
+
+        Args:
+            columns: The headings.
+            rows: The cells.
+            wide: ``fold`` or ``ellipsis`` by column; other columns are neither wrapped nor cut.
+        """
         terminal = self.console.is_terminal
         table = Table(
             box=box.SIMPLE_HEAD if terminal else None,
@@ -99,11 +105,11 @@ class Output:
         return table
 
     def facts(self, pairs: Iterable[tuple[str, Cell | None]]) -> None:
-        """Print names with their values, leaving out those that have none."""
+        """Print pairs of name and value; pairs without a value are left out."""
         self.console.print(self.new_facts(pairs))
 
     def new_facts(self, pairs: Iterable[tuple[str, Cell | None]]) -> Table:
-        """Make two columns: names, and values."""
+        """Return a table of two columns, names and values."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
@@ -113,12 +119,12 @@ class Output:
         return grid
 
     def heading(self, text: str) -> None:
-        """Print a heading with a line of air above it."""
+        """Print a heading after an empty line."""
         self.console.print(Text(f"\n{text}", style="bold"))
 
 
 def new_console(*, stderr: bool = False) -> Console:
-    """Make a console that prints what it is given, and wraps only for a terminal."""
+    """Return a console that prints text verbatim, and wraps at a terminal only."""
     console = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
@@ -126,7 +132,7 @@ def new_console(*, stderr: bool = False) -> Console:
 
 
 def status(value: TaskStatus) -> Text:
-    """Show a status in its colour."""
+    """Return a status in its colour."""
     return Text(value.value, style=STATUS_STYLES[value])
 
 

@@ -29,7 +29,7 @@ def show(
 ) -> None:
     """Print a summary: as JSON, or as sentences and tables; say which queues it is of."""
     if session.out.as_json:
-        written = formats.plain(summary if document is None else document)
+        written = formats.jsonable(summary if document is None else document)
         named = session.options.queue
         used = {} if view is ingest else {"queues": None if named is None else [named]}
         session.out.json({**used, **written})
@@ -45,29 +45,29 @@ def archive(session: Session, summary: ArchiveSummary) -> None:
     before = f"that finished before {_instant(summary.cutoff)}"
     if summary.dry_run:
         total = sum(summary.found.values())
-        out.say(f"{formats.count(total, 'task')} {before} would be archived in {summary.path}.")
+        out.print(f"{formats.count(total, 'task')} {before} would be archived in {summary.path}.")
         if total:
             out.table(["queue/status", "tasks"], [[*pair] for pair in summary.found.items()])
         return
     if summary.recovered:
-        out.say(f"Finished an earlier run: deleted {formats.count(summary.recovered, 'task')}.")
+        out.print(f"Finished an earlier run: deleted {formats.count(summary.recovered, 'task')}.")
     if not summary.archived:
-        out.say(f"There were no tasks {before}.")
+        out.print(f"There were no tasks {before}.")
     else:
         speed = summary.archived / max(summary.write_sec, 0.001)
-        out.say(
+        out.print(
             f"Archived {formats.count(summary.archived, 'task')} in "
             f"{formats.seconds(summary.write_sec)} ({speed:,.0f}/s): "
             f"{formats.count(summary.files, 'file')}, {_size(summary.size)}, read back and right."
         )
-        out.say(
+        out.print(
             f"Deleted {formats.count(summary.deleted, 'task')} from MongoDB in "
             f"{formats.seconds(summary.purge_sec)}."
         )
     if summary.superseded:
-        out.say(f"{formats.count(summary.superseded, 'task')} changed meanwhile and stayed there.")
+        out.print(f"{formats.count(summary.superseded, 'task')} changed since and were kept.")
     if summary.compacted:
-        out.say(f"Merged {formats.count(summary.compacted, 'small file')}.")
+        out.print(f"Merged {formats.count(summary.compacted, 'small file')}.")
 
 
 def ingest(session: Session, summary: IngestSummary) -> None:
@@ -75,24 +75,24 @@ def ingest(session: Session, summary: IngestSummary) -> None:
     out = session.out
     if summary.repeated:
         would = "would be" if summary.dry_run else "was"
-        out.say(
+        out.print(
             f"Run {summary.run} is finished already: nothing {would} added now. "
             "Give another name with --run to ingest the source again. It was:"
         )
     verb = "would be added" if summary.dry_run and not summary.repeated else "added"
-    out.say(
+    out.print(
         f"{formats.count(summary.added, 'task')} {verb} to queue {summary.queue!r}, "
         f"{summary.duplicates:,} were there, {summary.rejected:,} rejected."
     )
     if summary.rejects:
-        out.say(f"The rejects, with reasons: {summary.rejects}")
+        out.print(f"The rejects, with reasons: {summary.rejects}")
 
 
 def replay(session: Session, summary: ReplaySummary) -> None:
     """Tell what was sent back."""
     out = session.out
     if summary.dry_run:
-        out.say(f"{formats.count(summary.matched, 'task')} would be sent back.")
+        out.print(f"{formats.count(summary.matched, 'task')} would be sent back.")
         if summary.matched_by:
             rows: list[list[str | int | Text]] = [
                 [*key.rsplit("/", 1), count] for key, count in summary.matched_by.items()
@@ -101,8 +101,8 @@ def replay(session: Session, summary: ReplaySummary) -> None:
         _say_left_out(session, summary)
         return
     if summary.repeated:
-        out.say(f"Run {summary.run} is over since it was first made: nothing was sent now.")
-    out.say(
+        out.print(f"Run {summary.run} is over since it was first made: nothing was sent now.")
+    out.print(
         f"Run {summary.run}: {formats.count(summary.letters, 'dead letter')} and "
         f"{formats.count(summary.archived, 'archived task')} are back, due until "
         f"{_instant(summary.until)}; {summary.skipped:,} skipped."
@@ -113,7 +113,7 @@ def replay(session: Session, summary: ReplaySummary) -> None:
 def _say_left_out(session: Session, summary: ReplaySummary) -> None:
     if summary.done_left_out:
         tasks = formats.count(summary.done_left_out, "done task")
-        session.out.say(
+        session.out.print(
             f"Left out: {tasks} of the archive that the condition matches. "
             "They succeeded; --include-done runs them again."
         )
@@ -122,7 +122,7 @@ def _say_left_out(session: Session, summary: ReplaySummary) -> None:
 def report(session: Session, made: Report) -> None:
     """Show the figures of each queue."""
     out = session.out
-    out.say(f"{_instant(made.since)} to {_instant(made.until)}, by {made.bucket}\n")
+    out.print(f"{_instant(made.since)} to {_instant(made.until)}, by {made.bucket}\n")
     columns = ["queue", "enqueued", "done", "failed", "succeeded", "repeated"]
     columns += ["wait p50", "p95", "p99", "run p50", "p95", "p99"]
     timed = made.target_wait_sec is not None
@@ -130,7 +130,7 @@ def report(session: Session, made: Report) -> None:
         columns.append(f"in {formats.seconds(made.target_wait_sec)}")
     out.table(columns, [_figures(row, timed=timed) for row in [*made.queues, made.total]])
     if made.files:
-        out.say(f"\nWritten: {', '.join(made.files)}")
+        out.print(f"\nWritten: {', '.join(made.files)}")
 
 
 def _figures(row: ReportRow, *, timed: bool) -> list[str | int | Text]:
@@ -146,37 +146,39 @@ def triage(session: Session, found: Triage) -> None:
     """Show the kinds of dead letters, and how to replay each."""
     out = session.out
     if not found.total:
-        out.say("No dead letters. Nice.")
+        out.print("No dead letters. Nice.")
         return
     kinds = formats.count(found.kinds, "kind")
-    out.say(f"{formats.count(found.total, 'dead letter')} of {kinds}, {found.new:,} of them new.")
+    out.print(f"{formats.count(found.total, 'dead letter')} of {kinds}, {found.new:,} of them new.")
     for cluster in found.clusters:
         mark = "NEW " if cluster.new else ""
         where = f"queue {cluster.queue}, code {cluster.code or '-'}"
         out.heading(formats.one_line(f"{mark}{cluster.count:,} x {cluster.pattern or '-'}"))
-        out.say(
+        out.print(
             f"  {where}, {cluster.live:,} live, {cluster.archived:,} archived, "
             f"{_instant(cluster.first_at)} to {_instant(cluster.last_at)}",
             "dim",
         )
         for sample in cluster.samples:
-            out.say(f"  {sample.id}  {formats.cut(formats.one_line(sample.message), 120)}", "dim")
+            out.print(
+                f"  {sample.id}  {formats.truncate(formats.one_line(sample.message), 120)}", "dim"
+            )
         if cluster.replay is not None:
-            out.say(f"  {cluster.replay.text}", "cyan")
+            out.print(f"  {cluster.replay.text}", "cyan")
         if cluster.replay_archived is not None:
-            out.say(f"  {cluster.replay_archived.text}", "cyan")
+            out.print(f"  {cluster.replay_archived.text}", "cyan")
 
 
 def storms(session: Session, found: Storms) -> None:
     """Show storms, what made them, and what would have been better."""
     out = session.out
     if not found.storms:
-        out.say(f"No retry storms from {_instant(found.since)} to {_instant(found.until)}.")
+        out.print(f"No retry storms from {_instant(found.since)} to {_instant(found.until)}.")
     for storm in found.storms:
         out.heading(f"{storm.queue}: {_instant(storm.start)} to {_instant(storm.end)}")
         out.facts(_facts(storm))
     for coming in found.coming:
-        out.say(
+        out.print(
             f"Coming: {formats.count(coming.tasks, 'retry').replace('retrys', 'retries')} of queue "
             f"{coming.queue!r} are due in the same second, {_instant(coming.at, seconds=True)}.",
             "yellow",
@@ -235,9 +237,9 @@ def simulate(session: Session, made: Simulation) -> None:
     tasks = _sampled(made.tasks, made.tasks_total)
     recorded = f"{tasks[0].upper()}{tasks[1:]} and {outages} recorded"
     if made.dry_run:
-        out.say(f"{recorded}; {formats.count(made.scenarios, 'run')} to simulate.")
+        out.print(f"{recorded}; {formats.count(made.scenarios, 'run')} to simulate.")
         return
-    out.say(f"{recorded}, {formats.count(made.scenarios, 'run')} simulated.\n")
+    out.print(f"{recorded}, {formats.count(made.scenarios, 'run')} simulated.\n")
     columns = ["scenario", "peak retries/s", "peak attempts/s", "recovers in"]
     columns += ["wasted", "done", "dead", "latency p95"]
     out.table(
@@ -258,7 +260,7 @@ def simulate(session: Session, made: Simulation) -> None:
         scenario="fold",
     )
     if made.files:
-        out.say(f"\nWritten: {', '.join(made.files)}")
+        out.print(f"\nWritten: {', '.join(made.files)}")
 
 
 def _sampled(tasks: int, total: int) -> str:

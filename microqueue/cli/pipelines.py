@@ -12,7 +12,7 @@ from microqueue.arguments import refused
 from microqueue.backoff import BackoffPolicy
 from microqueue.cli import pipeline_output as views
 from microqueue.cli import values
-from microqueue.cli.dlq_detection import adopted
+from microqueue.cli.dlq_detection import with_detected_dlq
 from microqueue.cli.loading import load
 from microqueue.cli.options import DURATION, PAST, AllQueues
 from microqueue.cli.session import Session
@@ -64,9 +64,9 @@ def settings_of(session: Session, *, live: bool = True) -> QueueSettings:
         primary,
     )
 
-    session.tell_embedded()
+    session.note_embedded_server()
     place = location_of(primary(locate(session.options.uri, collection=session.collection)))
-    return adopted(settings, place.run, session.collection)
+    return with_detected_dlq(settings, place.run, session.collection)
 
 
 def instant(past: timedelta | datetime | None) -> datetime | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, TypeAlias
 
 import typer
 
@@ -11,24 +10,19 @@ from microqueue.errors import MicroqueueError
 
 
 def check_answerable() -> None:
-    """Refuse to go on where nobody can be asked."""
+    """Raise if there is no terminal to ask at."""
     if not at_terminal():
         raise MicroqueueError(
-            "there is no terminal to ask at: add --yes to go ahead, or --dry-run to look first"
+            "cannot ask for confirmation without a terminal: add --yes to proceed, or --dry-run "
+            "to count first"
         )
 
 
-def ask(question: str) -> None:
-    """Go on after a yes; else end the command."""
+def confirm(question: str) -> None:
+    """Ask a question; abort the command unless the answer is yes."""
     typer.confirm(question, abort=True, err=True)
 
 
 def at_terminal() -> bool:
-    """Tell whether somebody can answer a question."""
+    """Return whether stdin is a terminal."""
     return sys.stdin.isatty()
-
-
-DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only count them.")]
-
-
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from microqueue.cli import formats, tasks
 from microqueue.cli.exit import stop_on_signals
-from microqueue.cli.options import DURATION, EXACT_HELP
+from microqueue.cli.options import DURATION, Exact
 from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
 from microqueue.core import core_of
@@ -34,35 +34,37 @@ from microqueue.sweeper import (
 def pause(
     session: Session,
     *,
-    reason: Annotated[str | None, typer.Option(help="Why, for those who wonder.")] = None,
+    reason: Annotated[
+        str | None, typer.Option(help="Why; shown by stats and the dashboard.")
+    ] = None,
 ) -> None:
-    """Stop deliveries from a queue, for all workers; what runs goes on."""
+    """Pause a queue: workers claim no more tasks from it. Running tasks finish."""
     with session.connect() as queue:
         found = queue.pause(reason=reason)
         if session.out.as_json:
             session.out.json(found)
             return
-        since = formats.since(found.paused_at, queue.now())
-        session.out.say(
-            f"Queue {queue.name!r} is paused (since {since}). "
-            f"`{resume_command(session, queue.name)}` ends it."
+        when = formats.relative(found.paused_at, queue.now())
+        session.out.print(
+            f"Queue {queue.name!r} is paused (since {when}). "
+            f"Run `{resume_command(session, queue.name)}` to resume it."
         )
 
 
 def resume_command(session: Session, queue: str) -> str:
-    """Write the command that ends a pause, as it is typed."""
+    """Return the command that resumes a queue."""
     return session.with_collection(f"microqueue resume -q {shlex.quote(queue)}")
 
 
 def resume(session: Session) -> None:
-    """Deliver from a queue again."""
+    """Resume a paused queue."""
     with session.connect() as queue:
         was_paused = queue.resume()
         if session.out.as_json:
             session.out.json({"queue": queue.name, "was_paused": was_paused})
         else:
-            state = "goes on" if was_paused else "was not paused"
-            session.out.say(f"Queue {queue.name!r} {state}.")
+            state = "resumed" if was_paused else "was not paused"
+            session.out.print(f"Queue {queue.name!r} {state}.")
 
 
 COUNTS = ("ready", "delayed", "processing", "overdue", "done", "failed")
@@ -71,19 +73,19 @@ COUNTS = ("ready", "delayed", "processing", "overdue", "done", "failed")
 def stats(
     session: Session,
     *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     every: Annotated[
-        timedelta | None, typer.Option(help="With --watch, the pause; else 1s.", **DURATION)
+        timedelta | None,
+        typer.Option(help="With --watch: time between two refreshes. (default: 1s)", **DURATION),
     ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help=EXACT_HELP)] = False,
+    exact: Exact = False,
 ) -> None:
-    """Show how many tasks wait, run, are done and failed, and why they failed.
+    """Count tasks by status, and dead letters by error code.
 
-    Of all queues, or of the one given with -q. A number with a ~ is an estimate: there are more
-    than MICROQUEUE_COUNT_LIMIT.
+    Numbers with a ~ are estimates, used above $MICROQUEUE_COUNT_LIMIT tasks; see --exact.
     """
     if every is not None and not watch:
-        raise typer.BadParameter("--every is of use with --watch only.")
+        raise typer.BadParameter("--every needs --watch.")
     pause = check_every(timedelta(seconds=1) if every is None else every)
     with session.connect() as queue:
         if not watch:
@@ -101,13 +103,13 @@ def _print_stats(session: Session, queue: Queue[Any], *, exact: bool) -> None:
         else:
             session.out.console.print(_all_stats_view(session, every))
         return
-    found, letters, pause = _read_stats(queue, exact=exact)
+    found, dead_letters, pause = _read_stats(queue, exact=exact)
     if session.out.as_json:
-        session.out.json(_as_document(found, letters, pause))
+        session.out.json(_as_document(found, dead_letters, pause))
         return
-    session.out.console.print(_stats_view(session, found, letters, pause))
+    session.out.console.print(_stats_view(session, found, dead_letters, pause))
     if not found.pending + found.processing + found.done + found.failed:
-        session.out.say(f"\nThe queue is empty.{tasks.others(queue)}")
+        session.out.print(f"\nThe queue is empty.{tasks.other_queues_hint(queue)}")
 
 
 def _watch_stats(
@@ -120,7 +122,7 @@ def _watch_stats(
                     view = _all_stats_view(session, _read_all_stats(queue, exact=exact))
                 else:
                     view = _stats_view(session, *_read_stats(queue, exact=exact))
-                live.update(Group(view, Text("\nCtrl-C ends this.", style="dim")), refresh=True)
+                live.update(Group(view, Text("\nPress Ctrl-C to quit.", style="dim")), refresh=True)
                 stop.wait(pause)
         return
     while not stop.is_set():
@@ -129,12 +131,12 @@ def _watch_stats(
             if session.out.as_json:
                 session.out.json(_all_as_document(every), stream=True)
             for one in every.queues:
-                session.out.say(_stats_line(one, paused=one.queue in every.pauses))
+                session.out.print(_stats_line(one, paused=one.queue in every.pauses))
         else:
-            found, letters, paused = _read_stats(queue, exact=exact)
+            found, dead_letters, paused = _read_stats(queue, exact=exact)
             if session.out.as_json:
-                session.out.json(_as_document(found, letters, paused), stream=True)
-            session.out.say(_stats_line(found, paused=paused is not None))
+                session.out.json(_as_document(found, dead_letters, paused), stream=True)
+            session.out.print(_stats_line(found, paused=paused is not None))
         stop.wait(pause)
 
 
@@ -148,11 +150,11 @@ def _stats_line(found: QueueStats, *, paused: bool) -> str:
 
 @dataclass(frozen=True)
 class AllStats:
-    """The counts of every queue, the dead letters of all, and the pauses by queue."""
+    """The stats of each queue, the dead letters of all queues, and the pauses by queue."""
 
     at: datetime
     queues: list[QueueStats]
-    letters: DeadLetterStats
+    dead_letters: DeadLetterStats
     pauses: dict[str, Pause]
 
 
@@ -164,13 +166,13 @@ def _read_all_stats(queue: Queue[Any], *, exact: bool) -> AllStats:
     return AllStats(
         at=queue.now(),
         queues=Insights(queue).stats(names, exact=exact) if names else [],
-        letters=queue.dead_letters.all_queues.stats(exact=exact),
+        dead_letters=queue.dead_letters.all_queues.stats(exact=exact),
         pauses=pauses,
     )
 
 
 def _all_as_document(every: AllStats) -> dict[str, Any]:
-    """Write the sums of all queues, named as for one, and each queue's own counts."""
+    """Return the sums over all queues, with the fields of a single queue, and each queue."""
     ages = [one.oldest_ready_age_sec for one in every.queues]
     dues = [one.next_due_at for one in every.queues]
     return {
@@ -180,7 +182,7 @@ def _all_as_document(every: AllStats) -> dict[str, Any]:
         "oldest_ready_age_sec": max((one for one in ages if one is not None), default=None),
         "next_due_at": min((one for one in dues if one is not None), default=None),
         "estimated": sorted({name for one in every.queues for name in one.estimated}),
-        "dead_letters": every.letters,
+        "dead_letters": every.dead_letters,
         "queues": [
             {**one.model_dump(), "pending": one.pending, "paused": every.pauses.get(one.queue)}
             for one in every.queues
@@ -189,7 +191,7 @@ def _all_as_document(every: AllStats) -> dict[str, Any]:
 
 
 def _total(queues: Sequence[QueueStats], name: str) -> int:
-    """Add up a count of queues; with one estimate among them the sum is an estimate."""
+    """Return the sum of a count; it is an estimate if any summand is."""
     return formats.number(
         sum(getattr(one, name) for one in queues),
         estimated=any(name in one.estimated for one in queues),
@@ -198,21 +200,21 @@ def _total(queues: Sequence[QueueStats], name: str) -> int:
 
 def _all_stats_view(session: Session, every: AllStats) -> Any:
     if not every.queues:
-        return Text("There are no tasks in any queue.")
+        return Text("No tasks in any queue.")
     if len(every.queues) == 1:
         (only,) = every.queues
-        return _stats_view(session, only, every.letters, every.pauses.get(only.queue))
+        return _stats_view(session, only, every.dead_letters, every.pauses.get(only.queue))
     rows: list[list[Cell]] = []
     for one in every.queues:
         paused = every.pauses.get(one.queue)
-        state = "" if paused is None else f"paused {formats.since(paused.paused_at, every.at)}"
+        state = "" if paused is None else f"paused {formats.relative(paused.paused_at, every.at)}"
         rows.append([one.queue, *(_total([one], name) for name in COUNTS), state])
     sums = (_total(every.queues, name) for name in COUNTS)
     rows.append([Text("all queues", style="bold"), *sums, ""])
     table = session.out.new_table(["queue", *COUNTS, ""], rows)
-    reasons = ", ".join(f"{number:,} {code}" for code, number in every.letters.by_code.items())
-    if reasons and every.letters.estimated:
-        reasons = f"of the newest {every.letters.examined:,}: {reasons}"
+    reasons = ", ".join(f"{number:,} {code}" for code, number in every.dead_letters.by_code.items())
+    if reasons and every.dead_letters.estimated:
+        reasons = f"of the newest {every.dead_letters.examined:,}: {reasons}"
     return Group(table, Text(f"\nfailed: {formats.printable(reasons)}")) if reasons else table
 
 
@@ -223,14 +225,14 @@ def _read_stats(
 
 
 def _as_document(
-    found: QueueStats, letters: DeadLetterStats, paused: Pause | None
+    found: QueueStats, dead_letters: DeadLetterStats, paused: Pause | None
 ) -> dict[str, Any]:
     counted = {**found.model_dump(), "pending": found.pending}
-    return {**counted, "dead_letters": letters, "paused": paused}
+    return {**counted, "dead_letters": dead_letters, "paused": paused}
 
 
 def _stats_view(
-    session: Session, found: QueueStats, letters: DeadLetterStats, paused: Pause | None
+    session: Session, found: QueueStats, dead_letters: DeadLetterStats, paused: Pause | None
 ) -> Any:
     age, due = found.oldest_ready_age_sec, found.next_due_at
 
@@ -238,18 +240,19 @@ def _stats_view(
         return formats.number(getattr(found, name), estimated=name in found.estimated)
 
     at_least = "at least " if "oldest_ready_age_sec" in found.estimated else ""
-    codes = ", ".join(f"{number:,} {code}" for code, number in letters.by_code.items())
+    codes = ", ".join(f"{number:,} {code}" for code, number in dead_letters.by_code.items())
+    newest = f"of the newest {dead_letters.examined:,}: " if dead_letters.estimated else ""
     notes = {
-        "ready": "" if age is None else f"the oldest for {at_least}{formats.seconds(age)}",
-        "delayed": "" if due is None else f"the next {formats.since(due, found.at)}",
-        "processing": f"{formats.figure(shown('overdue'))} overdue: the sweeper takes them back"
+        "ready": "" if age is None else f"oldest: {at_least}{formats.seconds(age)}",
+        "delayed": "" if due is None else f"next {formats.relative(due, found.at)}",
+        "processing": f"{formats.figure(shown('overdue'))} overdue, to be reclaimed by the sweeper"
         if found.overdue
         else "",
-        "failed": f"of the newest {letters.examined:,}: {codes}" if letters.estimated else codes,
+        "failed": f"{newest}{codes}",
     }
     colours = {"ready": "blue", "delayed": "blue", "processing": "yellow"}
     colours |= {"done": "green", "failed": "red"}
-    state = "" if paused is None else f"paused {formats.since(paused.paused_at, found.at)}"
+    state = "" if paused is None else f"paused {formats.relative(paused.paused_at, found.at)}"
     if paused is not None and paused.reason:
         state += f": {formats.one_line(paused.reason)}"
     return session.out.new_table(

@@ -1,4 +1,4 @@
-"""The options that every command understands, and what a command gets made of them."""
+"""The session a command gets: its options, its output and the queue to use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pymongo.errors import PyMongoError
 
 from microqueue.arguments import check_uri, refused
 from microqueue.cli import formats
-from microqueue.cli.dlq_detection import adopt
+from microqueue.cli.dlq_detection import detect_dlq
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
-from microqueue.cli.options import SharedOptions, with_shared_options
+from microqueue.cli.options import QueueScope, SharedOptions, with_shared_options
 from microqueue.cli.output import Output
 from microqueue.core import core_of
 from microqueue.dead_letters import DeadLetters
@@ -33,7 +33,7 @@ logger = logging.getLogger("microqueue.cli")
 
 
 class Session:
-    """What a command works with: where to print, and the queue that was asked for."""
+    """The shared options of one command, its output, and access to its queue."""
 
     def __init__(self, options: SharedOptions) -> None:
         self.options = options
@@ -41,72 +41,74 @@ class Session:
 
     @property
     def queue_name(self) -> str:
-        """The queue's name, or the default one."""
+        """The name given with ``--queue``, or the default queue's."""
         return DEFAULT_QUEUE if self.options.queue is None else self.options.queue
 
     @property
     def all_queues(self) -> bool:
-        """Whether a command that reads uses all queues: none was given."""
+        """Whether no ``--queue`` was given; commands with scope ``ALL`` then use all queues."""
         return self.options.queue is None
 
     def check_scope(self, *, all_queues: bool) -> None:
-        """Reject a command that deletes or replays without a word on which queues."""
+        """Require exactly one of ``--queue`` and ``--all-queues``, before deleting or replaying."""
         if self.options.queue is not None and all_queues:
             raise typer.BadParameter("give --queue or --all-queues, not both.")
         if self.options.queue is None and not all_queues:
-            raise typer.BadParameter("say which queues: give --queue NAME, or --all-queues.")
+            raise typer.BadParameter("which queues? Give --queue NAME, or --all-queues.")
 
     def queues(self, queue: Queue[Any]) -> list[str]:
-        """Return the names of the queues that are used: the given one, or all that exist."""
+        """Return the names of the queues in use: the given one, or all that exist."""
         return core_of(queue).run(every_queue(queue.settings)) if self.all_queues else [queue.name]
 
-    def letters(self, queue: Queue[Any]) -> DeadLetters[Any]:
+    def dead_letters(self, queue: Queue[Any]) -> DeadLetters[Any]:
         """Return the dead letters of the given queue, or of all queues."""
         return queue.dead_letters.all_queues if self.all_queues else queue.dead_letters
 
     @property
     def scope(self) -> str:
-        """The queues that are used, for a sentence."""
+        """The queues in use, as part of a sentence."""
         return "all queues" if self.all_queues else f"queue {self.queue_name!r}"
 
     def note_queues(self, names: Sequence[str] = ()) -> None:
-        """Say beside the result which queues it is of, and what they are, if that is known."""
+        """Print to stderr which queues the result covers, with their names if known."""
         listed = f": {formats.listed([repr(one) for one in names])}" if names else ""
         scope = f"All queues{listed}" if self.all_queues else f"Queue {self.queue_name!r}"
         self.out.note(f"{scope}.")
 
     @property
     def collection(self) -> str:
-        """The name of the collection, or the default one."""
+        """The collection given with ``--collection``, or the default one."""
         return DEFAULT_COLLECTION if self.options.collection is None else self.options.collection
 
     def with_collection(self, command: str) -> str:
-        """Write a command so that it looks where this one does."""
+        """Return a suggested command with the ``--collection`` of this one."""
         given = self.options.collection
         return command if given is None else f"{command} --collection {shlex.quote(given)}"
 
-    def refuse_queue(self, reason: str) -> None:
-        """Refuse a queue where it would have no effect."""
+    def reject_queue(self, reason: str) -> None:
+        """Reject ``--queue`` where it would have no effect."""
         if self.options.queue is not None:
             raise refused("queue", self.options.queue, f"{reason}; leave --queue out")
 
     def connect(self, name: str | None = None, **settings: Any) -> Queue:
-        """Open the queue as :meth:`open` does, with its dead letters where they are kept."""
+        """Open a queue like :meth:`open`, and detect where its dead letters are kept."""
         queue = self.open(name, **settings)
         try:
-            adopt(queue)
+            detect_dlq(queue)
         except BaseException:
             queue.close()
             raise
         return queue
 
     def open(self, name: str | None = None, **settings: Any) -> Queue:
-        """Open the queue, or another one, without a look at the server; the caller closes it.
+        """Open a queue without contacting the server; the caller closes it.
 
-        The settings are those of the environment, and those given here.
+        Args:
+            name: The queue; the one given with ``--queue`` if None.
+            settings: Override the settings of the environment.
         """
         check_uri(self.options.uri)
-        self.tell_embedded()
+        self.note_embedded_server()
         chosen = QueueSettings.from_environment(**settings)
         return Queue.from_uri(
             self.options.uri,
@@ -115,46 +117,53 @@ class Session:
             collection=self.collection,
         )
 
-    def tell_embedded(self) -> None:
-        """Say that the embedded server is used, where somebody may have meant another one.
+    def note_embedded_server(self) -> None:
+        """Print that the embedded server is used, in case another one was meant.
 
-        A supervisor says it for its processes.
+        Worker processes stay silent: their supervisor has printed it.
         """
         if self.options.uri is not None or os.environ.get(URI_VARIABLE) or own_name() is not None:
             return
         directory = default_directory()
-        if not self.out.errors.is_terminal:  # From cron, most likely without its variable.
-            said = (
-                f"Neither --uri nor {URI_VARIABLE} is given: using the embedded MongoDB of "
+        if not self.out.errors.is_terminal:  # In a cron job, the variable was probably forgotten.
+            note = (
+                f"Neither --uri nor {URI_VARIABLE} is set: using the embedded MongoDB in "
                 f"{directory}."
             )
             if self.options.log_format is LogFormat.JSON:
-                logger.warning(said)
+                logger.warning(note, extra={"embedded": str(directory)})
             else:
-                self.out.note(said)
+                self.out.note(note)
         elif running(directory) is None:
             self.out.note(
-                f"Starting the embedded MongoDB of {directory} for this command alone; "
-                "`microqueue up` keeps one running."
+                f"Starting the embedded MongoDB in {directory} for this command only; "
+                "`microqueue up` keeps it running."
             )
 
-    def log(self, default: LogLevel = LogLevel.WARNING, *, of_app: bool = False) -> None:
-        """Send the log to stderr, at the level that was asked for; if told so, the app's, too."""
+    def configure_logging(
+        self, default: LogLevel = LogLevel.WARNING, *, of_app: bool = False
+    ) -> None:
+        """Log to stderr at the level of ``--log-level``; with ``of_app``, all loggers."""
         level = self.options.log_level or default
         form = self.options.log_format or LogFormat.TEXT
         configure_logging(level, form, debug=self.options.debug, of_app=of_app)
 
 
-def with_session(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command of a function that takes a session: add the shared options, tell errors."""
+def with_session(command: Callable[..., None], scope: QueueScope) -> Callable[..., None]:
+    """Return a command for typer: with the shared options, and with errors in one line.
+
+    Args:
+        command: Takes a session, and its own options.
+        scope: Which queues it uses.
+    """
 
     def run(context: typer.Context, given: SharedOptions, **values: Any) -> None:
         session = Session(given.over(context.obj))
-        session.log()
+        session.configure_logging()
         try:
             command(session, **values)
         except (MicroqueueError, PyMongoError) as exc:
             session.out.error(exc, debug=session.options.debug)
             raise typer.Exit(1) from None
 
-    return with_shared_options(run, like=command)
+    return with_shared_options(run, like=command, scope=scope)

@@ -1,4 +1,4 @@
-"""The command that looks on: queues, rates, workers, and what runs, in one live view."""
+"""The ``top`` command: a live view of queues, rates, workers and running tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from microqueue.cli import formats
 from microqueue.cli.exit import stop_on_signals
-from microqueue.cli.options import DURATION, EXACT_HELP
+from microqueue.cli.options import DURATION, Exact, renamed
 from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
 from microqueue.insights import (
@@ -39,33 +39,31 @@ def top(
     session: Session,
     *,
     once: Annotated[
-        bool, typer.Option("--once", help="Print once; so it does where there is no terminal.")
+        bool, typer.Option("--once", help="Print once. This is the default without a terminal.")
     ] = False,
     every: Annotated[
-        timedelta, typer.Option(help="The pause between two looks.", **DURATION)
+        timedelta,
+        typer.Option(help="Time between two refreshes.", show_default="2s", **DURATION),
     ] = timedelta(seconds=2),
-    interval: Annotated[
-        timedelta | None, typer.Option(hidden=True, help="The same as --every.", **DURATION)
-    ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help=EXACT_HELP)] = False,
+    interval: Annotated[timedelta | None, renamed("--interval", "--every", **DURATION)] = None,
+    exact: Exact = False,
 ) -> None:
-    """Look on: queues with their rates, the workers, and what runs and for how long.
+    """Live view of queues, rates, workers and running tasks. Read-only.
 
-    All queues, or the one given with -q. Looking leaves no trace in the queue. A number with a
-    ~ is an estimate: there are more than MICROQUEUE_COUNT_LIMIT.
+    Numbers with a ~ are estimates, used above $MICROQUEUE_COUNT_LIMIT tasks; see --exact.
     """
     pause = check_every(every if interval is None else interval)
     with session.connect() as queue:
         insights = Insights(queue)
         if once or not session.out.for_people:
-            _print(session, _seen(session, insights, exact=exact))
+            _print(session, _read_overview(session, insights, exact=exact))
             return
         with stop_on_signals() as stop:
             _watch(session, insights, stop, pause, exact=exact)
 
 
-def _seen(session: Session, insights: Insights, *, exact: bool) -> Overview:
-    """Take an overview, of the one queue that was asked for, or of all."""
+def _read_overview(session: Session, insights: Insights, *, exact: bool) -> Overview:
+    """Return an overview of the given queue, or of all queues."""
     overview, wanted = insights.overview(exact=exact), session.options.queue
     if wanted is None:
         return overview
@@ -79,7 +77,7 @@ def _seen(session: Session, insights: Insights, *, exact: bool) -> Overview:
             "queues": [one for one in overview.queues if one.queue == wanted],
             "minutes": minutes.model_copy(update=counts),
             "workers": [one for one in overview.workers if wanted in one.queues],
-            # Asked for anew: the overview has the first ones of all queues, maybe of others only.
+            # Read separately: the overview lists a limited number, perhaps only of other queues.
             "running": insights.running(wanted, limit=MOST_RUNNING),
         }
     )
@@ -97,8 +95,8 @@ def _watch(
 ) -> None:
     with Live(console=session.out.console, auto_refresh=False, screen=True) as live:
         while not stop.is_set():
-            view = _view(session, _seen(session, insights, exact=exact))
-            live.update(Group(view, Text("\nCtrl-C ends this.", style="dim")), refresh=True)
+            view = _view(session, _read_overview(session, insights, exact=exact))
+            live.update(Group(view, Text("\nPress Ctrl-C to quit.", style="dim")), refresh=True)
             stop.wait(pause)
 
 
@@ -112,7 +110,7 @@ def _as_document(overview: Overview) -> dict[str, Any]:
 
 
 def _masked(running: RunningTask) -> RunningTask:
-    """Mask what a handler says of its progress, as the dashboard does."""
+    """Mask secrets in the progress message, as the dashboard does."""
     if running.progress is None:
         return running
     message = Masker().mask(running.progress.message)
@@ -121,7 +119,7 @@ def _masked(running: RunningTask) -> RunningTask:
 
 
 def _rates(overview: Overview, queue: str) -> tuple[float, float]:
-    """Give what was done and what failed per minute, over the last minutes that are over."""
+    """Return tasks done and failed per minute, averaged over the last full minutes."""
     minutes: MinuteCounts = overview.minutes
     rows = (minutes.done.get(queue, ()), minutes.failed.get(queue, ()))
     done, failed = (sum(row[-RATE_MINUTES - 1 : -1]) / RATE_MINUTES for row in rows)
@@ -168,19 +166,19 @@ def _queue_row(overview: Overview, one: QueueOverview) -> list[Cell]:
         shown("processing"),
         red("overdue"),
         shown("done_last_hour"),
-        f"{'~' if _recent(minutes.done_estimated) else ''}{done:,.1f}",
-        f"{'~' if _recent(minutes.failed_estimated) else ''}{failed:,.1f}",
+        f"{'~' if _is_rate_estimated(minutes.done_estimated) else ''}{done:,.1f}",
+        f"{'~' if _is_rate_estimated(minutes.failed_estimated) else ''}{failed:,.1f}",
         red("failed"),
     ]
 
 
 def _mark(estimated: Sequence[str], field: str, text: str) -> str:
-    """Mark an age that may be larger."""
+    """Append a + to an age that is a lower bound."""
     return f"{text}+" if field in estimated else text
 
 
-def _recent(estimated: Sequence[int]) -> bool:
-    """Tell whether a rate is made of a minute that is an estimate."""
+def _is_rate_estimated(estimated: Sequence[int]) -> bool:
+    """Return whether a rate includes a minute that is an estimate."""
     return any(MINUTES - RATE_MINUTES - 1 <= place < MINUTES - 1 for place in estimated)
 
 
@@ -188,17 +186,17 @@ def _workers(session: Session, overview: Overview) -> list[RenderableType]:
     now = overview.at
     rows: list[list[Cell]] = []
     for one in overview.workers[:WORKERS_SHOWN]:
-        alive = Text("alive", style="green")
-        gone = Text(f"gone {formats.since(one.gone_at, now)}", style="red")
         busy = f"{len(one.holds)} of {one.concurrency}"
-        started = formats.since(one.started_at, now)
+        started = formats.relative(one.started_at, now)
         handled = int(one.handled or 0)
-        heartbeat = alive if one.alive else gone
+        heartbeat = Text(formats.relative(one.heartbeat_at, now), style="green")
+        if not one.alive:
+            heartbeat = Text(f"{heartbeat.plain} (gone)", style="red")
         rows.append([one.id, ", ".join(one.queues), busy, handled, started, heartbeat])
     heading = _section("Workers", len(overview.workers), len(rows))
     if not rows:
         return [heading]
-    columns = ["worker", "queues", "busy", "handled", "started", "heartbeat"]
+    columns = ["worker", "queues", "busy", "handled", "started", "last heartbeat"]
     return [heading, session.out.new_table(columns, rows)]
 
 
@@ -219,7 +217,7 @@ def _running(session: Session, overview: Overview) -> list[RenderableType]:
     heading = _section("Running", total, len(rows))
     if not rows:
         return [heading]
-    columns = ["task", "queue", "name", "worker", "attempt", "for", "lease"]
+    columns = ["task", "queue", "name", "worker", "attempt", "running for", "lease"]
     return [heading, session.out.new_table(columns, rows)]
 
 
@@ -238,8 +236,10 @@ def _left(until: datetime | None, now: datetime) -> str:
 
 def _sweep_line(report: SweepReport | None, now: datetime) -> str:
     if report is None:
-        return "No sweep yet: run microqueue sweep --every 5."
-    moved = [f"{getattr(report, name):,} {name}" for name in COUNTERS if getattr(report, name)]
-    what = ", ".join(moved) or "nothing to do"
+        return "No sweep yet: run `microqueue sweep --every 5s`."
+    counts = [f"{getattr(report, name):,} {name}" for name in COUNTERS if getattr(report, name)]
+    changes = ", ".join(counts) or "no changes"
     buried = "".join(f"; {formats.one_line(one)}" for one in describe_burials(report.buried_tasks))
-    return f"Last sweep {formats.since(report.at, now)} by {report.sweeper_id}: {what}{buried}."
+    return (
+        f"Last sweep {formats.relative(report.at, now)} by {report.sweeper_id}: {changes}{buried}."
+    )

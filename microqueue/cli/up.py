@@ -1,4 +1,4 @@
-"""The command that runs the embedded server and its sweeper in the foreground."""
+"""The ``up`` command: run the embedded server, its sweeper and the dashboard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from microqueue.cli import maintenance
 from microqueue.cli.dashboard import NotInstalled, new_server
-from microqueue.cli.dlq_detection import adopt
+from microqueue.cli.dlq_detection import detect_dlq
 from microqueue.cli.exit import stop_on_signals
 from microqueue.cli.options import DURATION
 from microqueue.cli.session import Session
@@ -33,12 +33,12 @@ from microqueue.sweeper import Sweeper, check_every
 if TYPE_CHECKING:
     from microqueue.dashboard.server import DashboardServer
 
-LOOK_SEC = 1.0
-"""How often to look whether the server is still there."""
+CHECK_SEC = 1.0
+"""How often to check that the server is still running."""
 NEXT_STEPS = (
-    ('microqueue enqueue \'{"hello": "world"}\'', "add a task"),
-    ("microqueue worker module:function", "work tasks off"),
-    ("microqueue stats --watch", "look on"),
+    ('microqueue enqueue \'{"hello": "world"}\'', "enqueue a task"),
+    ("microqueue worker module:function", "process tasks"),
+    ("microqueue stats --watch", "watch the queues"),
 )
 
 
@@ -46,27 +46,34 @@ def up(
     session: Session,
     *,
     directory: Annotated[
-        Path | None, typer.Option(help="Where its files are; else in your home directory.")
+        Path | None,
+        typer.Option(
+            help="Data directory of MongoDB. "
+            "(default: $MICROQUEUE_HOME, or a directory in your home)"
+        ),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Where it listens; else a free port.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of MongoDB. (default: any free port)")
+    ] = None,
     every: Annotated[
-        timedelta, typer.Option(help="The pause between two sweeps.", **DURATION)
+        timedelta,
+        typer.Option(help="Time between two sweeps.", show_default="5s", **DURATION),
     ] = timedelta(seconds=5),
     dashboard_port: Annotated[
         int | None,
-        typer.Option(help=f"Where the dashboard is; else at {DASHBOARD_PORT}, or a free port."),
+        typer.Option(help=f"Port of the dashboard. (default: {DASHBOARD_PORT}, or any free port)"),
     ] = None,
     with_dashboard: Annotated[
-        bool, typer.Option("--dashboard/--no-dashboard", help="Serve the dashboard, too.")
+        bool, typer.Option("--dashboard/--no-dashboard", help="Serve the dashboard.")
     ] = True,
 ) -> None:
     """Run an embedded MongoDB, the sweeper and the dashboard until Ctrl-C or SIGTERM.
 
-    The other commands find it by themselves, and the tasks are kept for the next time.
+    Other commands use this server by default. The tasks are kept when it stops.
     """
-    session.refuse_queue("up serves all queues")
+    session.reject_queue("up runs a server for all queues")
     if session.options.uri is not None:
-        raise InvalidArgument("up runs the embedded server, and takes no --uri", argument="uri")
+        raise InvalidArgument("up runs the embedded server; leave --uri out", argument="uri")
     pause = check_every(every)
     home = directory or default_directory()
     with stop_on_signals() as stop, EmbeddedServer.start(home, port=port) as server:
@@ -74,21 +81,21 @@ def up(
             Queue[Any].from_uri(server.uri, collection=session.collection) as queue,
             ExitStack() as stack,
         ):
-            adopt(queue)
+            detect_dlq(queue)
             queue.ensure_indexes(adjust=False)
             page = _dashboard(session, queue, dashboard_port) if with_dashboard else None
             if page is not None:
                 stack.enter_context(page.running())
             _announce(session, server, core_of(queue).run(server_version()), page)
-            tell = partial(maintenance.print_sweep, session, quiet=True, stream=True)
-            sweeper = Sweeper(queue, on_report=tell)
+            report = partial(maintenance.print_sweep, session, quiet=True, stream=True)
+            sweeper = Sweeper(queue, on_report=report)
             _sweep_until(stop, session, server, queue, sweeper, pause=pause)
-        session.out.say("Stopping ...")
-    session.out.say("Stopped. The tasks are kept for the next time.")
+        session.out.print("Stopping ...")
+    session.out.print("Stopped. The tasks are kept.")
 
 
 def _dashboard(session: Session, queue: Queue[Any], port: int | None) -> DashboardServer | None:
-    """Make the dashboard; where it is not installed, the rest does without it."""
+    """Return the dashboard server, or None if its extra is not installed."""
     try:
         if port is not None:
             return new_server(queue, port=port)
@@ -97,7 +104,7 @@ def _dashboard(session: Session, queue: Queue[Any], port: int | None) -> Dashboa
         except InvalidArgument:
             return new_server(queue, port=0)
     except NotInstalled as exc:
-        session.out.remark(str(exc))
+        session.out.hint(str(exc))
         return None
 
 
@@ -112,26 +119,30 @@ def _sweep_until(
 ) -> None:
     while not stop.is_set():
         try:
-            adopt(queue)
+            detect_dlq(queue)
             sweeper.run_once()
-        except MicroqueueError as exc:  # The next sweep may find all well.
+        except MicroqueueError as exc:  # The next sweep may succeed.
             if server.is_alive():
                 session.out.error(exc)
-        _rest(stop, server, pause)
+        _wait_for_next_sweep(stop, server, pause)
 
 
-def _rest(stop: threading.Event, server: EmbeddedServer, pause: float) -> None:
-    """Wait for the next sweep, but not for a server that has ended."""
+def _wait_for_next_sweep(stop: threading.Event, server: EmbeddedServer, pause: float) -> None:
+    """Wait until the next sweep is due.
+
+    Raises:
+        EmbeddedServerError: The server has stopped.
+    """
     until = time.monotonic() + pause
     while not stop.is_set():
         if not server.is_alive():
             raise EmbeddedServerError(
-                f"the MongoDB of {server.directory} has ended; its log is there. The tasks "
-                "are kept: run microqueue up again"
+                f"MongoDB has stopped; see its log in {server.directory}. The tasks are kept: "
+                "run `microqueue up` again"
             )
         if (left := until - time.monotonic()) <= 0:
             return
-        stop.wait(min(left, LOOK_SEC))
+        stop.wait(min(left, CHECK_SEC))
 
 
 def _announce(
@@ -152,19 +163,19 @@ def _announce(
         )
         return
     verb = "was already running" if server.reused else "is running"
-    out.say(f"MongoDB {version} {verb}, with its data in {server.directory}")
+    out.print(f"MongoDB {version} {verb}, with its data in {server.directory}")
     out.console.print(Text(f"  {server.uri}", style="bold green"), soft_wrap=True)
     if page is not None:
         line = Text("  Dashboard: ").append(page.address, style="bold green")
         out.console.print(line, soft_wrap=True)
-    out.say("\nIn another terminal:")
+    out.print("\nIn another terminal:")
     if server.directory != default_directory().resolve():
-        out.say(f"  export MICROQUEUE_HOME={shlex.quote(str(server.directory))}", "cyan")
+        out.print(f"  export MICROQUEUE_HOME={shlex.quote(str(server.directory))}", "cyan")
     elif os.environ.get(URI_VARIABLE):
-        out.say(f"  unset {URI_VARIABLE}   # it hides this server from the other commands", "cyan")
+        out.print(f"  unset {URI_VARIABLE}   # otherwise commands use that server", "cyan")
     steps = [(session.with_collection(command), purpose) for command, purpose in NEXT_STEPS]
     width = max(len(command) for command, _ in steps)
     for command, purpose in steps:
         line = Text(f"  {command:{width}}", style="cyan").append(f"   {purpose}", style="dim")
         out.console.print(line, soft_wrap=True)
-    out.say("\nThe sweeper is at work. Ctrl-C stops everything; the tasks are kept.")
+    out.print("\nThe sweeper is running. Press Ctrl-C to stop everything; the tasks are kept.")

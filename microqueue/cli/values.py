@@ -1,4 +1,4 @@
-"""What people type, read into values: durations, instants, ids, JSON, headers."""
+"""Parse option values: durations, instants, JSON, weights, headers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from microqueue.payload import check_encodable, finite_number
 
 
 def read_duration(text: str | timedelta) -> timedelta:
-    """Read seconds, or ``30s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
+    """Parse seconds, or ``30s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
     if isinstance(text, timedelta):  # A default value.
         return text
     try:
@@ -29,14 +29,14 @@ def read_duration(text: str | timedelta) -> timedelta:
 
 
 def read_retention(text: str | timedelta) -> timedelta:
-    """Read how long done tasks are kept: a duration, or ``forever``."""
+    """Parse a retention: a duration, or ``forever``."""
     if isinstance(text, str) and text.strip().lower() == "forever":
         return timedelta(seconds=NEVER_SEC)
     return read_duration(text)
 
 
 def read_instant(text: str | datetime) -> datetime:
-    """Read an instant of ISO 8601, and refuse one without a timezone."""
+    """Parse an ISO 8601 time; reject one without a timezone."""
     if isinstance(text, datetime):
         return text
     try:
@@ -55,7 +55,7 @@ def read_instant(text: str | datetime) -> datetime:
 
 
 def read_past(text: str | timedelta | datetime) -> timedelta | datetime:
-    """Read an instant, or how long ago it was: ``2h``, ``2h ago``."""
+    """Parse an instant, or how long ago it was: ``2h``, ``2h ago``."""
     if not isinstance(text, str):
         return text
     wanted = text.strip().removesuffix("ago")
@@ -71,14 +71,22 @@ def read_past(text: str | timedelta | datetime) -> timedelta | datetime:
 
 
 def before(now: datetime, past: timedelta | datetime | None) -> datetime | None:
-    """Turn how long ago something was into when it was."""
+    """Return the instant, computed from now if it was given as a duration."""
     return now - past if isinstance(past, timedelta) else past
 
 
 def read_payload(text: str, *, where: str = "the payload") -> dict[str, Any]:
-    """Read a JSON object, or raise :class:`InvalidPayload` that says where it is wrong."""
+    """Parse a JSON object.
+
+    Args:
+        text: The JSON.
+        where: What the error calls it.
+
+    Raises:
+        InvalidPayload: It is not a JSON object.
+    """
     try:
-        payload = json.loads(text, parse_constant=_refuse_constant, parse_float=finite_number)
+        payload = json.loads(text, parse_constant=_reject_constant, parse_float=finite_number)
     except ValueError as exc:
         raise InvalidPayload(
             f"{where} is not JSON: {exc}; found {shorten(text, 60)}", argument="payload", value=text
@@ -95,9 +103,9 @@ def read_payload(text: str, *, where: str = "the payload") -> dict[str, Any]:
 
 
 def read_payloads(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """Read one JSON object per line; empty lines are left out.
+    """Parse one JSON object per line; skip empty lines.
 
-    What cannot be stored is refused here: the queue would not know the number of its line.
+    Values that MongoDB cannot store are rejected here, where the line number is known.
     """
     payloads = []
     for number, line in enumerate(lines, start=1):
@@ -113,12 +121,12 @@ def read_payloads(lines: Iterable[str]) -> list[dict[str, Any]]:
     return payloads
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
 
 
 def read_weights(pairs: Sequence[str] | None, names: Sequence[str]) -> dict[str, float] | None:
-    """Read ``name=number``, one for each queue, or none at all."""
+    """Parse ``NAME=NUMBER`` pairs, whose names must be among the queues."""
     if not pairs:
         return None
     weights = {}
@@ -138,7 +146,7 @@ def read_weights(pairs: Sequence[str] | None, names: Sequence[str]) -> dict[str,
 
 
 def read_headers(pairs: Iterable[str]) -> dict[str, Any]:
-    """Read ``key=value`` pairs."""
+    """Parse ``key=value`` pairs."""
     headers: dict[str, Any] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")

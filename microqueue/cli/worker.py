@@ -17,11 +17,11 @@ import typer
 
 from microqueue.async_queue import AsyncQueue
 from microqueue.cli import formats, metrics, values
-from microqueue.cli.dlq_detection import adopt
+from microqueue.cli.dlq_detection import detect_dlq
 from microqueue.cli.exit import Watchdog
 from microqueue.cli.loading import load
 from microqueue.cli.logs import LogLevel
-from microqueue.cli.options import DURATION
+from microqueue.cli.options import DURATION, MetricsHost
 from microqueue.cli.queues import resume_command
 from microqueue.cli.session import Session
 from microqueue.core import core_of, worker_name
@@ -32,6 +32,7 @@ from microqueue.queue import Queue
 from microqueue.reports import Pause
 from microqueue.settings import QueueSettings
 from microqueue.sweeper import describe_burials
+from microqueue.task import DEFAULT_QUEUE
 from microqueue.worker import AsyncWorker, Worker, stopping_by_signal
 from microqueue.worker.handlers import router_for
 from microqueue.worker.shutdown import ENDING_SEC, HURRY_SEC
@@ -44,12 +45,12 @@ from microqueue.worker.supervisor import (
 )
 from microqueue.worker.waiting import await_server
 
-MARGIN_SEC = 1.0  # A worker ends in time by itself, unless its handlers keep it from that.
+MARGIN_SEC = 1.0  # Beyond the time in which a worker exits, unless its handlers block it.
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run: the handler, on which queues, how."""
+    """What to run: the handler, the queues and the options."""
 
     session: Session
     handler: str
@@ -60,36 +61,36 @@ class Job:
     watchdog: Watchdog
 
     def expect_end(self, *, immediately: bool) -> None:
-        """See to it that the process ends in time after a stop, whatever keeps it."""
+        """Arm the watchdog after a stop."""
         grace_sec = self.options["grace"].total_seconds()
         limit_sec = HURRY_SEC if immediately else grace_sec + ENDING_SEC
         self.watchdog.expect_end(limit_sec + MARGIN_SEC)
 
 
-class Stop:
-    """What signals ask for: first of the wait for MongoDB, then of what runs.
+class StopRequest:
+    """Passes a stop by signal to the worker, once there is one; before that, it is remembered.
 
-    Only sets flags and calls, so that a signal handler may call it.
+    It only sets flags and calls functions, so a signal handler may call it.
     """
 
     def __init__(self, expect_end: Callable[..., None]) -> None:
         self._expect_end = expect_end
-        self._pass_on: Callable[..., None] | None = None
+        self._target: Callable[..., None] | None = None
         self._immediately = False
-        self.asked = False
+        self.requested = False
 
     def __call__(self, *, immediately: bool = False) -> None:
-        """Stop what is under way."""
+        """Request a stop."""
         self._immediately = self._immediately or immediately
-        self.asked = True
+        self.requested = True
         self._expect_end(immediately=immediately)
-        if self._pass_on is not None:
-            self._pass_on(immediately=immediately)
+        if self._target is not None:
+            self._target(immediately=immediately)
 
-    def pass_on_to(self, stop: Callable[..., None]) -> None:
-        """Pass on from now on, and what was asked before."""
-        self._pass_on = stop
-        if self.asked:
+    def forward_to(self, stop: Callable[..., None]) -> None:
+        """Forward requests to ``stop`` from now on, including an earlier one."""
+        self._target = stop
+        if self.requested:
             stop(immediately=self._immediately)
 
 
@@ -98,61 +99,80 @@ def worker(
     handler: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:NAME", help="A function of the payload, or a Tasks registry."
+            metavar="MODULE:NAME",
+            help="Handler: a function or coroutine that takes the payload, or a Tasks registry.",
         ),
     ],
     *,
     queues: Annotated[
         list[str] | None,
         typer.Option(
-            "--queue", "-q", metavar="NAME", help="Repeatable; the first with a task goes first."
+            "--queue",
+            "-q",
+            metavar="NAME",
+            help="Queue to process; repeatable. Earlier queues have precedence. "
+            f"(default: {DEFAULT_QUEUE})",
         ),
     ] = None,
     weight: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=NUMBER", help="Share the work by weight; one per queue."),
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="Weight of a queue, one for each: share the work instead of precedence.",
+        ),
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="How many handlers run at a time.")] = 8,
+    concurrency: Annotated[
+        int, typer.Option(help="Number of handlers to run at once, per process.")
+    ] = 8,
     processes: Annotated[
-        int, typer.Option(min=1, help="How many processes, for handlers that compute.")
+        int, typer.Option(min=1, help="Number of processes, for CPU-bound handlers.")
     ] = 1,
-    prefetch: Annotated[int, typer.Option(help="How many tasks may wait, claimed.")] = 500,
+    prefetch: Annotated[
+        int, typer.Option(help="Maximum number of tasks to claim ahead of the handlers.")
+    ] = 500,
     timeout: Annotated[
         timedelta | None,
-        typer.Option(help="How long one handler may take: 30s, 5m.", **DURATION),
+        typer.Option(help="Maximum run time of a handler: 30s, 5m. (default: none)", **DURATION),
     ] = None,
     grace: Annotated[
         timedelta,
-        typer.Option(help="How long handlers may go on after a signal: 30s.", **DURATION),
+        typer.Option(
+            help="Time for running handlers to finish after a signal.",
+            show_default="30s",
+            **DURATION,
+        ),
     ] = timedelta(seconds=30),
-    burst: Annotated[bool, typer.Option("--burst", help="End when nothing is ready.")] = False,
+    burst: Annotated[bool, typer.Option("--burst", help="Exit when no task is ready.")] = False,
     keep_result: Annotated[
-        bool, typer.Option("--keep-result", help="Store what the handler returns.")
+        bool, typer.Option("--keep-result", help="Store the return value of the handler.")
     ] = False,
     reload: Annotated[
-        bool, typer.Option("--reload", help="For development: start anew when code changes.")
+        bool, typer.Option("--reload", help="For development: restart when code changes.")
     ] = False,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Serve Prometheus metrics here; processes count up.")
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="Serve Prometheus metrics on this port; each process uses the next one.",
+        ),
     ] = None,
-    metrics_host: Annotated[
-        str, typer.Option(help="The address on which metrics are served.")
-    ] = metrics.LOCAL,
+    metrics_host: MetricsHost = metrics.LOCAL,
     worker_id: Annotated[
         str | None,
         typer.Option(
-            help="The name under which tasks are claimed. Each start adds some letters of its "
-            "own, and processes their number."
+            metavar="NAME",
+            help="Name of the worker; a random suffix and the process number are appended. "
+            "(default: host and process id)",
         ),
     ] = None,
 ) -> None:
-    """Work off queues until Ctrl-C or SIGTERM: in threads, or with asyncio for coroutines.
+    """Process tasks until Ctrl-C or SIGTERM.
 
-    The first signal lets running handlers finish within --grace and hands the rest back; the
-    second one hands everything back at once. A MongoDB that is not there yet is waited for, unless
-    with --burst.
+    Functions run in threads, coroutines with asyncio. After the first signal, running handlers
+    finish within --grace, and the other claimed tasks are released; the second signal releases
+    all tasks at once. If MongoDB is not available, the worker waits for it, except with --burst.
     """
-    session.log(LogLevel.INFO)
+    session.configure_logging(LogLevel.INFO)
     metrics.check_ports(metrics_port, processes)
     names = queues or [session.queue_name]
     options: dict[str, Any] = {
@@ -164,7 +184,7 @@ def worker(
         "weights": values.read_weights(weight, names),
         "worker_id": own_name() or worker_name(worker_id),
     }
-    # The first process of a container has to bury orphans, which a supervisor does.
+    # PID 1 of a container must reap orphaned processes; the supervisor does.
     if own_name() is None and (processes > 1 or reload or os.getpid() == INIT_PID):
         _supervise(
             session,
@@ -178,35 +198,38 @@ def worker(
             name=worker_name(worker_id),
         )
         return
-    with Watchdog() as watchdog, metrics.metrics(metrics_host, metrics_port, own_name()) as hooks:
+    with (
+        Watchdog() as watchdog,
+        metrics.serve_worker_metrics(metrics_host, metrics_port, own_name()) as hooks,
+    ):
         handled = _run(Job(session, handler, names, options, burst, hooks, watchdog))
     if session.out.as_json:
         session.out.json({"handled": handled})
     else:
-        session.out.say(f"Handled {formats.count(handled, 'task')}.")
+        session.out.print(f"Handled {formats.count(handled, 'task')}.")
 
 
 def _run(job: Job) -> int:
     function = load(job.handler)
-    # Not before: what the app says of its own logging counts.
-    job.session.log(LogLevel.INFO, of_app=True)
-    stop = Stop(job.expect_end)
+    # After the import, because the logging configuration of the app has precedence.
+    job.session.configure_logging(LogLevel.INFO, of_app=True)
+    stop = StopRequest(job.expect_end)
     with stopping_by_signal(stop), ExitStack() as opened:
         end_with_supervisor(stop)
         first = opened.enter_context(job.session.open(job.names[0]))
-        who = f"worker {job.options['worker_id']}"
-        pauses = _prepare(first, who, stop, burst=job.burst)
+        name = f"worker {job.options['worker_id']}"
+        pauses = _prepare(first, name, stop, burst=job.burst)
         if pauses is None:
             job.watchdog.succeeded()
             return 0
         if not job.burst and own_name() is None:
             described = formats.listed([repr(name) for name in job.names])
             noun = "queue" if len(job.names) == 1 else "queues"
-            job.session.out.say(
-                f"Working on {noun} {described} with {job.handler}. Ctrl-C ends it."
+            job.session.out.print(
+                f"Processing {noun} {described} with {job.handler}. Press Ctrl-C to stop."
             )
         if own_name() is None:
-            _tell_pauses(job.session, pauses, job.names)
+            _note_pauses(job.session, pauses, job.names)
         if router_for(function).coroutines():
             return asyncio.run(_run_async(job, function, first.settings, stop))
         others = [
@@ -214,43 +237,45 @@ def _run(job: Job) -> int:
             for name in job.names[1:]
         ]
         threads = Worker([first, *others], function, hooks=job.hooks, **job.options)
-        stop.pass_on_to(threads.stop)
+        stop.forward_to(threads.stop)
         handled = threads.run(burst=job.burst)
         job.watchdog.succeeded()
         return handled
 
 
-def _prepare(queue: Queue[Any], who: str, stop: Stop, *, burst: bool) -> Sequence[Pause] | None:
-    """Find the dead letters, create the indexes, and return what is paused.
+def _prepare(
+    queue: Queue[Any], name: str, stop: StopRequest, *, burst: bool
+) -> Sequence[Pause] | None:
+    """Detect the DLQ, create the indexes and read the pauses, once MongoDB is available.
 
-    All of it once MongoDB is there; in a burst that is now, or an error.
+    A burst does not wait for MongoDB, but raises.
 
     Returns:
-        The pauses; none if there was a stop before MongoDB was there.
+        The pauses; None if a stop was requested before MongoDB was available.
     """
     pauses: list[Pause] = []
 
     def prepare() -> None:
-        adopt(queue)
+        detect_dlq(queue)
         queue.ensure_indexes(adjust=False)
         pauses[:] = core_of(queue).run(list_paused(core_of(queue).collections.name))
 
     if burst:
         prepare()
         return pauses
-    return pauses if await_server(prepare, who=who, stopping=lambda: stop.asked) else None
+    return pauses if await_server(prepare, who=name, stopping=lambda: stop.requested) else None
 
 
-def _tell_pauses(session: Session, pauses: Sequence[Pause], names: list[str]) -> None:
-    """Say which queues give nothing, and how that ends."""
+def _note_pauses(session: Session, pauses: Sequence[Pause], names: list[str]) -> None:
+    """Print which queues are paused, and the commands that resume them."""
     for one in pauses:
         if one.queue in names:
             reason = f" ({one.reason})" if one.reason else ""
-            ends = resume_command(session, one.queue)
-            session.out.remark(f"Queue {one.queue!r} is paused{reason}; `{ends}` ends that.")
+            command = resume_command(session, one.queue)
+            session.out.hint(f"Queue {one.queue!r} is paused{reason}; run `{command}`.")
 
 
-async def _run_async(job: Job, function: Any, settings: QueueSettings, stop: Stop) -> int:
+async def _run_async(job: Job, function: Any, settings: QueueSettings, stop: StopRequest) -> int:
     async with AsyncExitStack() as opened:
         first = await opened.enter_async_context(
             AsyncQueue[Any].from_uri(
@@ -265,7 +290,7 @@ async def _run_async(job: Job, function: Any, settings: QueueSettings, stop: Sto
             for name in job.names[1:]
         ]
         coroutines = AsyncWorker([first, *others], function, hooks=job.hooks, **job.options)
-        stop.pass_on_to(coroutines.stop)
+        stop.forward_to(coroutines.stop)
         handled = await coroutines.run(burst=job.burst)
         job.watchdog.succeeded()
         return handled
@@ -283,58 +308,60 @@ def _supervise(
     burst: bool,
     name: str,
 ) -> None:
-    """Run this very command in several processes, and take back what a dead one held."""
-    load(handler)  # A wrong name is told once, before anything starts.
+    """Run this command in several processes, and reclaim the tasks of one that died."""
+    load(handler)  # A wrong name is reported once, before any process starts.
     grace_sec = grace.total_seconds()
     with Watchdog() as watchdog:
 
         def expect_end(*, immediately: bool) -> None:
-            # It waits for its processes, kills what is left, and waits for that.
+            # The supervisor waits for its processes, kills the rest, and waits for those.
             limit_sec = (0.0 if immediately else grace_sec) + 2 * KILL_AFTER_SEC
             watchdog.expect_end(limit_sec + ENDING_SEC)
 
-        stop = Stop(expect_end)
+        stop = StopRequest(expect_end)
         with stopping_by_signal(stop), session.open(names[0]) as queue:
             pauses = _prepare(queue, f"supervisor {name}", stop, burst=burst)
             if pauses is None:
                 watchdog.succeeded()
                 return
-            _tell_pauses(session, pauses, names)
-            session.out.say(
-                f"Working on {formats.listed([repr(name) for name in names])} with {handler} in "
-                f"{formats.count(processes, 'process', 'processes')}. Ctrl-C ends it."
+            _note_pauses(session, pauses, names)
+            session.out.print(
+                f"Processing {formats.listed([repr(name) for name in names])} with {handler} in "
+                f"{formats.count(processes, 'process', 'processes')}. Press Ctrl-C to stop."
             )
 
-            def take_back(name: str) -> int | None:
+            def reclaim(name: str) -> int | None:
                 try:
-                    # It stays on the list until the sweeper has looked once more: a claim of its
-                    # last moment may reach the server only now.
+                    # The worker stays registered until the sweeper has checked it again: its
+                    # last claim may still be on its way to the server.
                     found = core_of(queue).run(
                         workers.reclaim_from(
                             name, queue.now(), queue.settings, concurrency=concurrency
                         )
                     )
-                except MicroqueueError as exc:  # The sweeper finds out by the heartbeat.
+                except MicroqueueError as exc:  # The sweeper will notice the missing heartbeat.
                     session.out.error(exc)
                     return None
                 if count := found.counts.total():
-                    session.out.remark(f"{name} is gone; {count} of its tasks were taken back.")
+                    session.out.hint(
+                        f"process {name} died; reclaimed {formats.count(count, 'task')}."
+                    )
                 for line in describe_burials(found.burials):
-                    session.out.remark(line)
+                    session.out.hint(line)
                 return count
 
             supervisor = Supervisor(
                 [sys.executable, "-m", "microqueue.cli", *sys.argv[1:]],
                 processes,
                 name=name,
-                on_death=take_back,
+                on_death=reclaim,
                 grace_sec=grace_sec,
                 patient=reload,
                 may_end=burst,
             )
-            stop.pass_on_to(lambda **_: supervisor.stop())
+            stop.forward_to(lambda **_: supervisor.stop())
             if reload:
-                watch_code(supervisor.restart)
+                restart_on_change(supervisor.restart)
             status = supervisor.run()
             if status == 0:
                 watchdog.succeeded()
@@ -342,7 +369,7 @@ def _supervise(
         raise typer.Exit(status)
 
 
-def watch_code(restart: Callable[[], None]) -> None:
+def restart_on_change(restart: Callable[[], None]) -> None:
     """Call ``restart`` whenever a Python file below the current directory changes."""
     try:
         from watchfiles import PythonFilter, watch  # noqa: PLC0415 (only for --reload)

@@ -157,11 +157,11 @@ def test_peek_shows_the_newest_first_and_leaves_no_trace(
     cli: Cli, queue: Queue[Any], microqueue_database: Any
 ) -> None:
     queue.enqueue_many([{"n": number} for number in range(12)])
-    before = list(microqueue_database.tasks.find())
+    before = list(microqueue_database.tasks.find_task())
     assert [task["payload"]["n"] for task in cli.json("peek")] == list(range(11, 1, -1))
     assert len(cli.json("peek", "-n", "12")) == 12
     assert cli.json("peek", "--status", "done") == []
-    assert list(microqueue_database.tasks.find()) == before
+    assert list(microqueue_database.tasks.find_task()) == before
 
 
 def test_pipe_gets_whole_ids_and_payloads_however_narrow(
@@ -627,7 +627,7 @@ def test_log_has_no_password_and_no_traceback_unless_debugging(
 
 def test_unexpected_error_is_shown_without_a_password(capsys: pytest.CaptureFixture[str]) -> None:
     error = RuntimeError("no way to mongodb://anna:sesame@host")
-    cli_app._tell_unexpected(RuntimeError, error, None)  # noqa: SLF001 (it is the excepthook)
+    cli_app.print_unexpected(RuntimeError, error, None)
     assert capsys.readouterr().err == "RuntimeError: no way to ***@host\n"
 
 
