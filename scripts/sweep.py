@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Sweep the queues of a MongoDB collection: for cron, or with --every as a small service.
+"""Sweep the queues of a MongoDB collection: from cron, or with --every as a small service.
 
     */1 * * * *  MICROQUEUE_URI=mongodb://... python scripts/sweep.py
 
-Two at once do no harm: a second one of the same jobs and queues skips its turn.
-One log line per sweep goes to stderr. The exit status is 0, or 1 if the server could not be
-reached or a job failed.
+Any number may run at once: while one sweeps, another with the same jobs and queues skips its turn.
+Each sweep logs one line to stderr. The exit status is 1 if the server could not be reached or a
+job failed, else 0. Needs no extra.
 """
 
 from __future__ import annotations
@@ -37,34 +37,49 @@ logger = logging.getLogger("sweep")
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--uri", help="else $MICROQUEUE_URI, else the embedded server")
+    parser.add_argument(
+        "--uri",
+        metavar="URI",
+        help="MongoDB to connect to (default: $MICROQUEUE_URI, or the embedded server)",
+    )
     when = parser.add_mutually_exclusive_group()
-    when.add_argument("--once", action="store_true", help="sweep once, the default")
-    when.add_argument("--every", type=float, metavar="SECONDS", help="sweep until SIGTERM")
-    parser.add_argument(
-        "--job", action="append", choices=JOBS, metavar="JOB", help=f"some of {', '.join(JOBS)}"
+    when.add_argument("--once", action="store_true", help="sweep once (the default)")
+    when.add_argument(
+        "--every", type=float, metavar="SECONDS", help="sweep with this pause until SIGTERM"
     )
-    parser.add_argument("--queue", action="append", metavar="NAME", help="only this; repeatable")
     parser.add_argument(
-        "--lock-ttl", type=float, metavar="SECONDS", help="how long the lock lives unless renewed"
+        "--job",
+        action="append",
+        choices=JOBS,
+        metavar="JOB",
+        help=f"run only this job; repeatable (default: all of {', '.join(JOBS)})",
     )
-    parser.add_argument("--json", action="store_true", help="print each report as a line of JSON")
+    parser.add_argument(
+        "--queue",
+        action="append",
+        metavar="NAME",
+        help="sweep only this queue; repeatable (default: all queues)",
+    )
+    parser.add_argument(
+        "--lock-ttl", type=float, metavar="SECONDS", help="lifetime of the sweeper's lock"
+    )
+    parser.add_argument("--json", action="store_true", help="print each report as one line of JSON")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Sweep as the arguments say, and give the exit status."""
+    """Sweep once or repeatedly, and return the exit status."""
     options = read_arguments(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="INFO")
-    # The sweeper logs as it goes; here each sweep is one line, which holds its errors too.
+    # Each sweep is one line here, including its errors, instead of the sweeper's own log.
     logging.getLogger("microqueue").setLevel(logging.CRITICAL)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     if not (options.uri or os.environ.get(URI_VARIABLE)):
-        logger.warning("neither --uri nor %s is given: the embedded MongoDB is swept", URI_VARIABLE)
+        logger.warning("neither --uri nor %s is set: sweeping the embedded MongoDB", URI_VARIABLE)
     try:
         pause = None if options.every is None else check_every(options.every)
         with Queue.from_uri(options.uri) as queue:
@@ -86,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def sweep(queue: Queue[Any], sweeper: Sweeper, *, as_json: bool) -> bool:
-    """Sweep once, log one line, and tell whether all went well."""
+    """Sweep once, log one line, and return whether all jobs succeeded."""
     try:
         detect_dlq(queue)
         report = sweeper.run_once()
@@ -100,9 +115,9 @@ def sweep(queue: Queue[Any], sweeper: Sweeper, *, as_json: bool) -> bool:
 
 
 def describe(report: SweepReport) -> str:
-    """Say in one line what a sweep did."""
+    """Return one line about a sweep."""
     if report.skipped:
-        return "skipped: another sweeper is at it"
+        return "skipped: another sweeper is running"
     counts = " ".join(f"{name}={getattr(report, name)}" for name in COUNTERS)
     errors = "".join(f"; {job} failed: {message}" for job, message in report.errors.items())
     buried = "".join(f"; {line}" for line in describe_burials(report.buried_tasks))

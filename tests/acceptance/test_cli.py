@@ -29,7 +29,7 @@ from microqueue.operations.call import Operation
 from tests.acceptance.command_line import PROGRAM, Cli, bury
 from tests.waiting import lasts
 
-# Producing and looking
+# Enqueuing and inspecting
 
 
 def test_enqueue_stores_the_task_with_all_its_options(cli: Cli, queue: Queue[Any]) -> None:
@@ -91,7 +91,7 @@ def test_wrong_line_of_many_is_named_and_nothing_is_added(cli: Cli, queue: Queue
         (["{}", "--delay", "1", "--eta", "2100-01-01T00:00:00Z"], "give delay or eta, not both"),
         (["{}", "-q", ""], "name='' is not valid"),
         (["{}", "--many"], "--many reads stdin"),
-        (["--many", "--id", "1"], "for a single task"),
+        (["--many", "--id", "1"], "--id and --dedupe-key need a single task"),
     ],
 )
 def test_value_that_cannot_be_accepted_is_one_line_and_status_1(
@@ -116,23 +116,23 @@ def test_value_that_cannot_be_accepted_is_one_line_and_status_1(
         (["dlq", "list", "--since", "yesterday"], "is not a time"),
         (["peek", "--status", "lost"], "lost"),
         (["peek", "--no-such-option"], "No such option"),
-        (["dlq", "replay"], "say which"),
+        (["dlq", "replay"], "which dead letters? Give: ids, or filters"),
         (["dlq", "replay", "1", "--code", "x"], "give only one of"),
         (["dlq", "discard", "--all", "--code", "x"], "give only one of"),
-        (["dlq", "replay", "--all"], "give --queue NAME, or --all-queues"),
-        (["dlq", "discard", "--code", "x"], "give --queue NAME, or --all-queues"),
+        (["dlq", "replay", "--all"], "Give --queue NAME, or --all-queues"),
+        (["dlq", "discard", "--code", "x"], "Give --queue NAME, or --all-queues"),
         (["dlq", "discard", "--all", "-q", "x", "--all-queues"], "not both"),
-        (["purge", "--yes"], "give --queue NAME, or --all-queues"),
+        (["purge", "--yes"], "Give --queue NAME, or --all-queues"),
         (["purge", "-q", "x", "--all-queues"], "not both"),
-        (["pipeline", "archive", "kept"], "give --queue NAME, or --all-queues"),
-        (["pipeline", "replay", "--where", "true"], "give --queue NAME, or --all-queues"),
-        (["enqueue", "{}", "--if-absent"], "--if-absent is of use with --id or --dedupe-key"),
+        (["pipeline", "archive", "kept"], "Give --queue NAME, or --all-queues"),
+        (["pipeline", "replay", "--where", "true"], "Give --queue NAME, or --all-queues"),
+        (["enqueue", "{}", "--if-absent"], "--if-absent needs --id or --dedupe-key"),
         (["sweep", "--once", "--every", "5"], "not both"),
-        (["sweep", "--metrics-port", "9"], "--metrics-port is of use with --every only"),
-        (["stats", "--every", "5"], "--every is of use with --watch only"),
+        (["sweep", "--metrics-port", "9"], "--metrics-port needs --every"),
+        (["stats", "--every", "5"], "--every needs --watch"),
     ],
 )
-def test_wrong_usage_is_told_before_connecting_with_status_2(
+def test_wrong_usage_is_reported_before_connecting_with_status_2(
     absent: str, arguments: list[str], message: str
 ) -> None:
     cli = Cli()
@@ -153,15 +153,15 @@ def test_shared_options_work_before_and_after_the_command(cli: Cli, queue: Queue
     assert [task.queue for task in queue.peek(queue="two")] == ["two"]
 
 
-def test_peek_shows_the_newest_first_and_leaves_no_trace(
+def test_peek_shows_the_newest_first_and_is_read_only(
     cli: Cli, queue: Queue[Any], microqueue_database: Any
 ) -> None:
     queue.enqueue_many([{"n": number} for number in range(12)])
-    before = list(microqueue_database.tasks.find_task())
+    before = list(microqueue_database.tasks.find())
     assert [task["payload"]["n"] for task in cli.json("peek")] == list(range(11, 1, -1))
     assert len(cli.json("peek", "-n", "12")) == 12
     assert cli.json("peek", "--status", "done") == []
-    assert list(microqueue_database.tasks.find_task()) == before
+    assert list(microqueue_database.tasks.find()) == before
 
 
 def test_pipe_gets_whole_ids_and_payloads_however_narrow(
@@ -181,8 +181,8 @@ def test_empty_queue_is_said_so_with_the_names_of_others(cli: Cli, queue: Queue[
     done = ("peek", "--status", "done")
     assert cli(*done) == "No done tasks in any queue.\n"
     assert cli(*done, "-q", "default") == "No done tasks in queue 'default'.\n"
-    assert "Other queues here: default" in cli("peek", "-q", "mails")
-    assert "Other queues here: default" in cli("stats", "-q", "mails")
+    assert "Other queues: default" in cli("peek", "-q", "mails")
+    assert "Other queues: default" in cli("stats", "-q", "mails")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_no_dead_letters_is_good_news(cli: Cli, queue: Queue[Any]) -> None:
     assert cli("dlq", "list", "-q", "default") == "No dead letters in queue 'default'.\n"
     assert cli("dlq", "list") == "No dead letters in any queue.\n"
     bury(queue, code="timeout")
-    none = "None of the 1 dead letters of all queues match.\n"
+    none = "No match among the 1 dead letters of all queues.\n"
     assert cli("dlq", "list", "--code", "other") == none
 
 
@@ -465,7 +465,7 @@ def test_sweep_reports_what_it_did(
     assert cli.json("sweep", "--job", "promote_due")["reclaimed"] == 0
     assert cli.json("sweep", "-q", "other")["reclaimed"] == 1
     assert re.fullmatch(r"Swept in .*: 1 reclaimed\.\n", cli("sweep", "--once"))
-    assert re.fullmatch(r"Swept in .*: nothing to do\.\n", cli("sweep", "--once"))
+    assert re.fullmatch(r"Swept in .*: no changes\.\n", cli("sweep", "--once"))
     cli("sweep", "--job", "nonsense", status=1)
     assert "'nonsense'" in cli.stderr
 
@@ -476,7 +476,7 @@ def test_sweep_skips_its_turn_while_another_one_sweeps(
     later = datetime.now(UTC) + timedelta(minutes=1)
     lock = {"_id": "sweeper:tasks", "token": "other", "expires_at": later}
     microqueue_database.microqueue_locks.insert_one(lock)
-    assert cli("sweep") == "Skipped: another sweeper is at it.\n"
+    assert cli("sweep") == "Skipped: another sweeper is running.\n"
     assert cli.json("sweep")["skipped"] is True
 
 
@@ -500,8 +500,8 @@ def test_stats_count_the_tasks_and_the_reasons_of_failures(cli: Cli, queue: Queu
     assert counts == {"ready": 1, "delayed": 1, "pending": 2, "done": 0, "failed": 1}
     assert found["dead_letters"]["by_code"] == {"declined": 1}
     shown = cli("stats")
-    assert re.search(r"^ready +1 +the oldest for", shown, re.MULTILINE)
-    assert re.search(r"^delayed +1 +the next in (1 h|59 m)", shown, re.MULTILINE)
+    assert re.search(r"^ready +1 +oldest: \d", shown, re.MULTILINE)
+    assert re.search(r"^delayed +1 +next in (1 h|59 m)", shown, re.MULTILINE)
     assert re.search(r"^failed +1 +1 declined", shown, re.MULTILINE)
 
 
@@ -520,7 +520,9 @@ def test_stats_above_the_limit_are_marked_and_exact_on_request(
     assert (found["estimated"], found["failed"]) == ([], 6)
     assert found["dead_letters"]["by_code"] == {"b": 5, "a": 1}
     assert re.search(r"^failed +6 +5 b, 1 a", cli("stats", "--exact"), re.MULTILINE)
-    assert re.search(r"None of the ~\d dead letters of", cli("dlq", "list", "--code", "other"))
+    assert re.search(
+        r"No match among the ~\d dead letters of", cli("dlq", "list", "--code", "other")
+    )
 
 
 @pytest.mark.parametrize(
@@ -531,13 +533,14 @@ def test_estimate_is_written_as_one(value: int, *, estimated: bool, shown: str) 
     assert formats.figure(formats.number(value, estimated=estimated)) == shown
 
 
-def test_indexes_are_made_and_shown_with_the_one_that_a_pop_uses(cli: Cli) -> None:
+def test_indexes_are_created_and_shown_with_the_one_that_a_claim_uses(cli: Cli) -> None:
     first = cli.json("indexes")
     assert "ready" in first["created"]
     assert first["pop_uses"] == ["ready"]
     again = cli("indexes")
-    assert "All were there." in again
-    assert "A pop uses: ready." in again
+    assert cli.json("indexes")["created"] == []
+    assert "All indexes exist." in again
+    assert "A claim uses: ready." in again
     assert re.search(r"^ready +queue, -priority, position, _id +\{", again, re.MULTILINE)
 
 
@@ -677,7 +680,7 @@ def test_up_serves_the_other_commands_until_sigterm_and_keeps_the_tasks(home: Pa
 def test_up_takes_no_uri(absent: str) -> None:
     cli = Cli()
     cli("up", "--uri", absent, status=1)
-    assert "takes no --uri" in cli.stderr
+    assert "leave --uri out" in cli.stderr
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
@@ -721,7 +724,7 @@ def test_worker_finishes_its_task_when_it_is_terminated(
     assert done.status is TaskStatus.DONE
 
 
-def test_second_signal_hands_the_running_task_back_at_once(
+def test_second_signal_releases_the_running_task_at_once(
     database_uri: str, queue: Queue[Any], tmp_path: Path
 ) -> None:
     code = "import time\ndef handle(payload):\n    print('at it', flush=True)\n    time.sleep(60)\n"
@@ -746,7 +749,7 @@ def test_second_signal_hands_the_running_task_back_at_once(
     assert (back.status, back.attempts) == (TaskStatus.PENDING, 0)
 
 
-def test_sweep_goes_on_until_a_signal(database_uri: str, queue: Queue[Any]) -> None:
+def test_sweep_repeats_until_a_signal(database_uri: str, queue: Queue[Any]) -> None:
     command = [*PROGRAM, "sweep", "--every", "0.05", "--json", "--uri", database_uri]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

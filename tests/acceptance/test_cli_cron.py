@@ -1,4 +1,4 @@
-"""What commands say where nobody looks on: from cron, and in scripts."""
+"""What commands print without a terminal: in cron jobs and scripts."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def stuck(microqueue_database: Any) -> Queue[Any]:
 # The embedded server
 
 
-def told(home: Path) -> str:
+def embedded_note(home: Path) -> str:
     return (
-        f"Neither --uri nor MICROQUEUE_URI is given: using the embedded MongoDB of "
+        f"Neither --uri nor MICROQUEUE_URI is set: using the embedded MongoDB in "
         f"{home.resolve()}.\n"
     )
 
 
 def test_use_of_the_embedded_server_is_told_where_there_is_no_terminal(home: Path) -> None:
     cli = Cli()
-    assert "nothing to do" in cli("sweep", "--once")
-    assert cli.stderr == told(home)
+    assert "no changes" in cli("sweep", "--once")
+    assert cli.stderr == embedded_note(home)
     assert cli.json("stats")["ready"] == 0
-    assert cli.stderr == told(home)
+    assert cli.stderr == embedded_note(home)
     with EmbeddedServer.start(home) as server:  # One that runs is not the wanted one, either.
         cli("sweep", "--quiet")
-        assert cli.stderr == told(home)
+        assert cli.stderr == embedded_note(home)
         cli("sweep", "--uri", server.uri)
         assert cli.stderr == ""
 
@@ -78,8 +78,8 @@ def test_worker_tells_of_the_embedded_server_once(
         timeout=60,
         env={**os.environ, "PYTHONPATH": str(Path(microqueue.__file__).parents[1])},
     )
-    told_first, *others = result.stderr.splitlines(keepends=True)
-    assert told_first == told(home)
+    first, *others = result.stderr.splitlines(keepends=True)
+    assert first == embedded_note(home)
     assert "Neither" not in "".join(others)
 
 
@@ -87,7 +87,8 @@ def test_json_log_holds_the_use_of_the_embedded_server(home: Path) -> None:
     cli = Cli()
     cli("sweep", "--log-format", "json")
     line = json.loads(cli.stderr)
-    assert (line["level"], line["message"]) == ("warning", told(home).strip())
+    assert (line["level"], line["message"]) == ("warning", embedded_note(home).strip())
+    assert line["embedded"] == str(home.resolve())
 
 
 def test_terminal_is_told_only_of_a_server_that_is_started(
@@ -96,7 +97,7 @@ def test_terminal_is_told_only_of_a_server_that_is_started(
     monkeypatch.setenv("FORCE_COLOR", "1")  # As at a terminal.
     cli = Cli()
     cli("stats")
-    assert f"Starting the embedded MongoDB of {home.resolve()} for this command" in cli.stderr
+    assert f"Starting the embedded MongoDB in {home.resolve()} for this command" in cli.stderr
     assert "Neither" not in cli.stderr
     with EmbeddedServer.start(home):
         cli("stats")
@@ -169,7 +170,7 @@ def test_quiet_sweep_tells_that_there_is_no_server(absent: str) -> None:
     assert "no MongoDB server answered in time" in cli.stderr
 
 
-def test_quiet_sweeper_goes_on_in_silence(database_uri: str, stuck: Queue[Any]) -> None:
+def test_quiet_sweeper_repeats_without_output(database_uri: str, stuck: Queue[Any]) -> None:
     command = [*PROGRAM, "sweep", "--every", "0.05", "--quiet", "--uri", database_uri]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 

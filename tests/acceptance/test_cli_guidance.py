@@ -54,7 +54,7 @@ def test_task_of_another_queue_than_the_one_given_is_left_alone(
     before = list(microqueue_database.tasks.find())
     refusal = (
         "Error: queue='other' is not valid: task 'mail-1' is in queue 'mail'; "
-        "give that one, or leave --queue out\n"
+        "give that queue, or leave --queue out\n"
     )
     assert cli(*command, "mail-1", "-q", "other", status=1) == ""
     assert cli.stderr == refusal
@@ -112,9 +112,9 @@ def test_empty_list_of_dead_letters_names_the_other_queues(
 ) -> None:
     queue.enqueue({})
     bury(mail)
-    mistyped = "No dead letters in queue 'mial'. Other queues here: default, mail (use -q).\n"
+    mistyped = "No dead letters in queue 'mial'. Other queues: default, mail (use -q).\n"
     assert cli("dlq", "list", "-q", "mial") == mistyped
-    empty = "No dead letters in queue 'default'. Other queues here: mail (use -q).\n"
+    empty = "No dead letters in queue 'default'. Other queues: mail (use -q).\n"
     assert cli("dlq", "list", "-q", "default") == empty
     assert "Other queues" not in cli("dlq", "list", "-q", "mail")
     nothing = {"tasks": [], "next_cursor": None, "queues": ["mial"]}
@@ -124,12 +124,12 @@ def test_empty_list_of_dead_letters_names_the_other_queues(
 # Pauses
 
 
-def test_pause_tells_the_command_that_ends_it(cli: Cli, mail: Queue[Any]) -> None:
-    assert "`microqueue resume -q mail` ends it." in cli("pause", "-q", "mail")
-    assert cli("resume", "-q", "mail") == "Queue 'mail' goes on.\n"
+def test_pause_prints_the_command_that_resumes(cli: Cli, mail: Queue[Any]) -> None:
+    assert "Run `microqueue resume -q mail` to resume it." in cli("pause", "-q", "mail")
+    assert cli("resume", "-q", "mail") == "Queue 'mail' resumed.\n"
     assert mail.paused() is None
-    assert "`microqueue resume -q default` ends it." in cli("pause")
-    assert "`microqueue resume -q 'my mail'` ends it." in cli("pause", "-q", "my mail")
+    assert "Run `microqueue resume -q default` to resume it." in cli("pause")
+    assert "Run `microqueue resume -q 'my mail'` to resume it." in cli("pause", "-q", "my mail")
 
 
 def test_pause_keeps_its_start_and_its_reason_until_another_is_given(
@@ -206,8 +206,8 @@ def test_worker_of_a_paused_queue_says_at_a_terminal_why_it_idles(
     cli("pause", "-q", "mail", "--reason", "moving house")
     cli("pause", "-q", "elsewhere")
     said = work()
-    remark = "Queue 'mail' is paused (moving house); `microqueue resume -q mail` ends that."
-    assert said.count(remark) == 1
+    hint = "Queue 'mail' is paused (moving house); run `microqueue resume -q mail`."
+    assert said.count(hint) == 1
     assert "elsewhere" not in said
     assert mail.stats().ready == 1
     cli("resume", "-q", "mail")
@@ -244,7 +244,7 @@ def test_up_takes_no_empty_uri_either(tmp_path: Path) -> None:
     cli = Cli()
     later = ["--every", "0"]  # This would be refused later on.
     cli("up", "--uri", "", "--directory", str(tmp_path / "home"), *later, status=1)
-    assert "takes no --uri" in cli.stderr
+    assert "leave --uri out" in cli.stderr
     assert not (tmp_path / "home").exists()
 
 
@@ -312,7 +312,7 @@ def test_up_ends_with_an_error_when_its_server_is_killed_and_keeps_the_tasks(hom
         process.communicate()
     assert process.returncode == 1
     assert errors == (
-        f"Error: the MongoDB of {home.resolve()} has ended; its log is there. The tasks are "
-        "kept: run microqueue up again\n"
+        f"Error: MongoDB has stopped; see its log in {home.resolve()}. The tasks are kept: "
+        "run `microqueue up` again\n"
     )
     assert cli.json("show", "kept")["status"] == "pending"

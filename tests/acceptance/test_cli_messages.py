@@ -60,10 +60,10 @@ LAST_PORT = ["--metrics-port", "65535"]
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["worker", "json:loads", "--metrics-port", "99999"], "--metrics-port 99999 cannot"),
-        (["worker", "json:loads", "--metrics-port", "-1"], "--metrics-port -1 cannot"),
-        (["worker", "json:loads", *LAST_PORT, "--processes", "2"], "1 to 65534, for each of 2"),
-        (["sweep", "--every", "1", "--metrics-port", "99999"], "--metrics-port 99999 cannot"),
+        (["worker", "json:loads", "--metrics-port", "99999"], "--metrics-port 99999 is not valid"),
+        (["worker", "json:loads", "--metrics-port", "-1"], "--metrics-port -1 is not valid"),
+        (["worker", "json:loads", *LAST_PORT, "--processes", "2"], "1 to 65534, because each of 2"),
+        (["sweep", "--every", "1", "--metrics-port", "99999"], "--metrics-port 99999 is not valid"),
         (["up", "--port", "99999"], "port=99999 is not valid"),
         (["up", "--port", "-1"], "port=-1 is not valid"),
         (["dashboard", "--port", "99999"], "port=99999 is not valid"),
@@ -122,7 +122,6 @@ def test_options_that_exclude_each_other_are_told_without_the_task(shell: Shell)
         (["worker", "json:loads", "--timeout", "0", "--burst"], "timeout=0 s"),
         (["sweep", "--every", "0"], "every=0 s"),
         (["top", "--every", "0"], "every=0 s"),
-        (["top", "--interval", "0"], "every=0 s"),
         (["up", "--every", "0"], "every=0 s"),
         (["indexes", "--retention", "0"], "retention=0 s"),
         (["stats", "--watch", "--every", "0s"], "every=0 s"),

@@ -45,7 +45,7 @@ def test_pause_holds_for_the_collection_that_is_named(
     cli: Cli, jobs: Queue[Any], queue: Queue[Any]
 ) -> None:
     said = cli("pause", *JOBS)
-    assert "`microqueue resume -q default --collection jobs` ends it." in said
+    assert "Run `microqueue resume -q default --collection jobs` to resume it." in said
     assert jobs.paused() is not None
     assert queue.paused() is None
     cli("resume", *JOBS)
@@ -127,5 +127,8 @@ def test_help_tells_which_database_and_collection_are_used(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     shown = re.sub(r"[\s│]+", " ", cli("peek", "--help"))
-    assert "Its path names the database, as in mongodb://host/shop; else microqueue." in shown
-    assert "The collection of the tasks. Else tasks." in shown
+    assert (
+        "path names the database, as in mongodb://host/shop; without a path, it is microqueue."
+        in (shown)
+    )
+    assert "Collection that holds the tasks. (default: tasks)" in shown

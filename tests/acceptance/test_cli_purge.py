@@ -55,7 +55,7 @@ def test_purge_can_only_count(cli: Cli, queue: Queue[Any]) -> None:
 
 def test_purge_needs_a_yes_where_nobody_can_be_asked(cli: Cli, queue: Queue[Any]) -> None:
     cli("purge", "-q", "mail", status=1)
-    assert "there is no terminal to ask at: add --yes" in cli.stderr
+    assert "without a terminal: add --yes" in cli.stderr
     assert queue.stats().done == 2
 
 
@@ -64,7 +64,7 @@ def test_purge_asks_at_a_terminal(
 ) -> None:
     monkeypatch.setattr("microqueue.cli.prompts.at_terminal", lambda: True)
     cli("purge", "-q", "mail", stdin="n\n", status=1)
-    assert "Purge for good: 2 done tasks of queue 'mail'?" in cli.stderr
+    assert "Permanently delete 2 done tasks of queue 'mail'?" in cli.stderr
     assert queue.stats().done == 2
     cli("purge", "-q", "mail", stdin="y\n")
     assert queue.stats().done == 0

@@ -98,7 +98,7 @@ def test_stats_count_all_queues(cli: Cli, mail: Queue[Any], bulk: Queue[Any]) ->
 
 
 def test_stats_of_a_single_queue_are_told_in_detail(cli: Cli, mail: Queue[Any]) -> None:
-    assert cli("stats") == "There are no tasks in any queue.\n"
+    assert cli("stats") == "No tasks in any queue.\n"
     bury(mail, code="late")
     heading, *rows = cli("stats").splitlines()
     assert heading.startswith("queue mail ")
@@ -185,3 +185,33 @@ def test_commands_of_one_queue_say_which_it_is(cli: Cli, mail: Queue[Any]) -> No
     assert cli.json("show", "d1")["queue"] == "default"
     assert "'default'" in cli("pause")
     assert "'mail'" in cli("resume", "-q", "mail")
+
+
+# Help
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        (["enqueue"], "(default: default)"),
+        (["worker"], "(default: default)"),
+        (["pause"], "(default: default)"),
+        (["peek"], "(default: all queues)"),
+        (["dlq", "list"], "(default: all queues)"),
+        (["show"], "(default: any queue)"),
+        (["purge"], "Required, unless --all-queues is given."),
+        (["dlq", "replay"], "Required, unless --all-queues or task ids are given."),
+    ],
+    ids=" ".join,
+)
+def test_help_states_the_default_queue_of_each_command(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, command: list[str], default: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (line,) = [line for line in cli(*command, "--help").splitlines() if "--queue " in line[:30]]
+    assert default in line
+
+
+@pytest.mark.parametrize("command", ["up", "dashboard", "backoff"])
+def test_help_hides_the_queue_where_it_is_rejected(cli: Cli, command: str) -> None:
+    assert "--queue" not in cli(command, "--help")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -23,6 +24,7 @@ from tests.waiting import wait_for
 
 # Far more than a slow machine needs; without a limit it takes longer than this, or for ever.
 LIMIT_SEC = 25
+LOGGED = ("--log-format", "json")
 
 HANDLERS = """
 import asyncio, time
@@ -50,6 +52,11 @@ async def block(payload):
     print("begun", flush=True)
     time.sleep(100)
 """
+
+
+def was_killed_by_watchdog(line: str) -> bool:
+    """Return whether a line of stderr is the log record of the watchdog."""
+    return line.startswith("{") and json.loads(line).get("killed_by") == "watchdog"
 
 
 @pytest.fixture
@@ -130,12 +137,12 @@ def test_work_that_a_handler_left_in_a_pool_does_not_keep_the_process(
     program: Program, queue: Queue[Any], options: tuple[str, ...]
 ) -> None:
     queue.enqueue({})
-    program.start("worker", "app:leave_work", "--grace", "1s", *options)
+    program.start("worker", "app:leave_work", "--grace", "1s", *LOGGED, *options)
     wait_for(lambda: queue.stats().done == 1)
     program.signal(signal.SIGTERM)
     assert ends(program) == 0
     assert "Handled 1 task." in program.said()
-    assert any("it is ended now" in line for line in program.errors())
+    assert any(was_killed_by_watchdog(line) for line in program.errors())
     assert queue.workers() == []
 
 
@@ -143,13 +150,13 @@ def test_second_signal_ends_a_process_whose_loop_is_blocked(
     program: Program, queue: Queue[Any]
 ) -> None:
     queue.enqueue({})
-    program.start("worker", "app:block", "--grace", "5m")
+    program.start("worker", "app:block", "--grace", "5m", *LOGGED)
     wait_for(lambda: "begun" in program.said())
     for _ in range(2):
         program.signal(signal.SIGTERM)
         time.sleep(0.5)
     assert ends(program) == 1
-    assert "it is ended now" in program.errors()[-1]
+    assert was_killed_by_watchdog(program.errors()[-1])
     assert queue.stats().processing == 1  # Nobody could hand it back.
 
 

@@ -75,7 +75,7 @@ def test_jobs_and_queues_limit_a_run(database_uri: str, microqueue_database: Any
     assert Queue[Any](microqueue_database, "three").stats().overdue == 1
 
 
-def test_second_sweep_at_once_does_no_harm(database_uri: str, microqueue_database: Any) -> None:
+def test_second_sweep_at_once_skips_its_turn(database_uri: str, microqueue_database: Any) -> None:
     abandon(microqueue_database, "one")
     later = datetime.now(UTC) + timedelta(minutes=1)
     lock = {"_id": "sweeper:tasks", "token": "other", "expires_at": later}
@@ -83,7 +83,7 @@ def test_second_sweep_at_once_does_no_harm(database_uri: str, microqueue_databas
     result = run("--uri", database_uri)
     assert result.returncode == 0
     (line,) = result.stderr.splitlines()
-    assert line.endswith("skipped: another sweeper is at it")
+    assert line.endswith("skipped: another sweeper is running")
     assert Queue[Any](microqueue_database, "one").stats().overdue == 1
 
 
@@ -157,4 +157,4 @@ def test_sweep_of_the_embedded_server_is_told(tmp_path: Path) -> None:
     # A mongod that is not there: what matters is what was said before.
     result = run(MICROQUEUE_URI="", MICROQUEUE_HOME=str(tmp_path), MICROQUEUE_MONGOD="/nowhere")
     assert result.returncode == 1
-    assert "neither --uri nor MICROQUEUE_URI is given" in result.stderr.splitlines()[0]
+    assert "neither --uri nor MICROQUEUE_URI is set" in result.stderr.splitlines()[0]

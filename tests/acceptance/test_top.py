@@ -86,7 +86,7 @@ def test_top_marks_estimates_and_counts_everything_on_request(
 def test_top_tells_the_last_sweep(queue: Queue[Any]) -> None:
     sweeper = Sweeper(queue)
     sweeper.run_once()
-    assert f"by {sweeper.sweeper_id}: nothing to do" in run("top", "--once")
+    assert f"by {sweeper.sweeper_id}: no changes" in run("top", "--once")
 
 
 def test_top_as_json_has_queues_rates_workers_and_what_runs(queue: Queue[Any]) -> None:
@@ -149,14 +149,19 @@ def test_top_of_one_queue_shows_what_runs_there_however_much_runs_elsewhere(
     assert [one["worker_id"] for one in running] == ["host:1:abc"]
 
 
-def test_help_of_top_names_every_and_not_its_former_name(uri: str) -> None:
+def test_former_name_of_every_is_hidden_and_deprecated(uri: str) -> None:
     shown = run("top", "--help")
     assert "--every" in shown
     assert "--interval" not in shown
+    result = CliRunner().invoke(cli_app.app, ["top", "--once", "--interval", "5"])
+    assert result.exit_code == 0
+    assert result.stderr == "Warning: --interval is deprecated; use --every.\n"
+    result = CliRunner().invoke(cli_app.app, ["top", "--once", "--interval", "0"])
+    assert (result.exit_code, "every=0 s is not valid" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("option", ["--every", "--interval"])
-def test_top_at_a_terminal_goes_on_until_interrupted(queue: Queue[Any], option: str) -> None:
+def test_top_at_a_terminal_refreshes_until_interrupted(queue: Queue[Any], option: str) -> None:
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "microqueue.cli", "top", option, "0.1"]
     process = subprocess.Popen(
@@ -164,7 +169,7 @@ def test_top_at_a_terminal_goes_on_until_interrupted(queue: Queue[Any], option: 
     )
     os.close(slave)
     try:
-        shown = read_until(master, b"Ctrl-C ends this")
+        shown = read_until(master, b"Press Ctrl-C to quit")
         assert b"host:1:abc" in shown
         queue.enqueue_many([{"n": n} for n in range(1321)])
         read_until(master, b"1,322")  # It looks again by itself.

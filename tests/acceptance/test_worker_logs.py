@@ -81,7 +81,9 @@ def test_worker_logs_from_info_on_unless_told_otherwise(
 
 def test_help_names_the_default_level(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert "What to log to stderr. Else warning, and info for a worker." in cli("peek", "--help")
+    assert "Lowest level to log to stderr. (default: info for worker, else warning)" in cli(
+        "peek", "--help"
+    )
 
 
 def test_libraries_say_more_only_when_debugging(program: Program, queue: Queue[Any]) -> None:
