@@ -164,7 +164,7 @@ async function openDiscardForm(view) {
     fields: h(
       "p",
       { class: "dry-run", "data-matched": found.matched },
-      `Dry run: ${count(found.matched, "dead letter")} matched. Discarding deletes them permanently. Export them first to keep a copy.`,
+      `Dry run: ${count(found.matched, "dead letter")} matched. Discarded tasks are deleted permanently. Export first to keep a copy.`,
     ),
     submit: async () => {
       await app.act(

@@ -19,7 +19,7 @@ export function sweeperPanel({ last_sweep: last, last_active_sweep: active }) {
     ),
     last
       ? facts([
-          ["Sweeper", h("code", {}, last.sweeper_id)],
+          ["Sweeper ID", h("code", {}, last.sweeper_id)],
           ["Duration", took(last.took_sec * 1000)],
           ["Changes", describeChanges(last) || "none"],
           [

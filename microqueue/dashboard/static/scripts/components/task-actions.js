@@ -22,12 +22,11 @@ export function selectionId({ id, reference }) {
 /** Buttons for the actions that the server allows for a task. */
 export function taskActions(task, app) {
   if (!app.mayAct) return [];
-  return task.actions
-    .filter((name) => TASK_ACTIONS[name])
-    .map((name) => {
-      const { label, kind, perform } = TASK_ACTIONS[name];
-      return button(label, () => perform(task, app), { kind, key: name });
-    });
+  return Object.entries(TASK_ACTIONS)
+    .filter(([name]) => task.actions.includes(name))
+    .map(([name, { label, kind, perform }]) =>
+      button(label, () => perform(task, app), { kind, key: name }),
+    );
 }
 
 const TASK_ACTIONS = {

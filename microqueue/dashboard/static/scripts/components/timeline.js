@@ -6,7 +6,7 @@ import { empty, errorText } from "./common.js";
 
 const OUTCOME_LABELS = {
   done: "done",
-  retried: "failed, will be retried",
+  retried: "failed, retried",
   failed: "failed permanently",
   released: "released",
   snoozed: "snoozed",

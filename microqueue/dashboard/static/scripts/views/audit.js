@@ -64,7 +64,7 @@ function row(entry) {
       { "data-label": "Time", class: "when" },
       h("time", { datetime: entry.at, title: entry.at }, instant(entry.at)),
     ),
-    h("td", { "data-label": "User" }, entry.who),
+    h("td", { "data-label": "User", class: "user" }, clipped(entry.who)),
     h("td", { "data-label": "Action" }, h("code", {}, entry.action)),
     h("td", { "data-label": "Queue" }, entry.queue ? queueLink(entry.queue) : "—"),
     h(
