@@ -18,6 +18,8 @@ DRIFT = 1e-4
 TICK = timedelta(milliseconds=1)
 """The precision of the server's reply, and of what MongoDB stores."""
 CERTAIN = timedelta(0)
+LARGEST_SKEW = timedelta(seconds=1)
+"""How far the clocks of two processes may differ, where instants that they wrote are compared."""
 
 
 def whole_milliseconds(instant: datetime) -> datetime:

@@ -33,7 +33,7 @@ from microqueue.arguments import (
     check_status,
     refused,
 )
-from microqueue.clock import TICK, Clock, later
+from microqueue.clock import LARGEST_SKEW, TICK, Clock, later
 from microqueue.durations import Duration, duration_argument, to_positive_timedelta
 from microqueue.errors import InvalidArgument, InvalidPayload, LeaseLost
 from microqueue.model import shorten
@@ -348,7 +348,7 @@ class QueueCore(Generic[PayloadT]):
         now = yield from self.begin()
         started_at = now
         # A clock that went back by more was wrong before.
-        if after is not None and now <= after < now + claim.LARGEST_SKEW:
+        if after is not None and now <= after < now + LARGEST_SKEW:
             started_at = after + TICK
         return Lease.trusted(
             token=token or new_token(),

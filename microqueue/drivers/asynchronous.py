@@ -22,12 +22,13 @@ from microqueue.drivers.retry import (
     FEW,
     MANY,
     PING,
+    THROWN,
     Bounds,
     Patience,
     took_too_long,
     translate,
 )
-from microqueue.operations.call import CURSORS, ENOUGH, Call, Operation, Timed
+from microqueue.operations.call import CURSORS, ENOUGH, Call, Operation, RepeatDue, Timed
 from microqueue.settings import QueueSettings
 
 T = TypeVar("T")
@@ -40,6 +41,10 @@ async def settled(reply: Any) -> Any:
     return await reply if inspect.isawaitable(reply) else reply
 
 
+def _nothing(call: Call) -> None:
+    """Do nothing before a call."""
+
+
 class AsyncDriver:
     """Performs the calls of an operation one after the other, awaiting each."""
 
@@ -49,6 +54,8 @@ class AsyncDriver:
         self._collections = collections
         self._on_retry = on_retry
         self._bounds = Bounds(collections, settings)
+        self.before_call: Callable[[Call], object] = _nothing
+        """Called before each call of an operation: a fault point for tests."""
 
     async def run(self, operation: Operation[T]) -> T:
         """Drive an operation to its result, with errors as :meth:`SyncDriver.run` has them."""
@@ -58,9 +65,10 @@ class AsyncDriver:
         try:
             call = next(operation)
             while True:
+                self.before_call(call)
                 try:
                     reply = await self._perform_repeatedly(call)
-                except DRIVER_ERRORS as exc:
+                except THROWN as exc:
                     call = operation.throw(exc)
                 else:
                     call = operation.send(reply)
@@ -78,10 +86,16 @@ class AsyncDriver:
         if self._bounds.must_ask_first(call):
             await self._perform_repeatedly(PING)
         patience = Patience(self._bounds, call)
+        if call.after is not None:
+            patience = call.after.patience
+            await asyncio.sleep(patience.pause_sec())
         try:
             return await self._attempt(call, patience)
         except PyMongoError as exc:
             patience.check_repeatable(exc)
+            if call.recheck:
+                self._on_retry()
+                raise RepeatDue(patience) from exc
         self._on_retry()
         # The first repeat is immediate; the next ones are left to tenacity.
         retrying = AsyncRetrying(**patience.retry_options(self._on_retry))

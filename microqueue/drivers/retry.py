@@ -20,7 +20,7 @@ from pymongo.errors import (
     PyMongoError,
     ServerSelectionTimeoutError,
 )
-from tenacity import retry_if_exception, wait_random_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from microqueue.drivers.collections import Collections
 from microqueue.errors import (
@@ -31,7 +31,7 @@ from microqueue.errors import (
     ServerUnavailable,
 )
 from microqueue.masking import without_password
-from microqueue.operations.call import Call, Span, Target
+from microqueue.operations.call import Call, RepeatDue, Span, Target
 from microqueue.operations.mongo_errors import (
     INTERRUPTED,
     KILLED,
@@ -58,6 +58,9 @@ TOO_LARGE_CODES = frozenset({10334, 17419, 17280})
 
 DRIVER_ERRORS = (PyMongoError, BSONError, OverflowError, UnicodeError)
 """What a call may raise: the server's and the connection's errors, and those of encoding."""
+THROWN = (*DRIVER_ERRORS, RepeatDue)
+"""What a driver throws into an operation."""
+PAUSES = wait_random_exponential(multiplier=0.05, max=1.0)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -145,12 +148,12 @@ class Patience:
     or a ``pymongo.timeout`` around the call.
     """
 
-    __slots__ = ("_bounds", "_call", "_ends", "_repeated", "_strict")
+    __slots__ = ("_bounds", "_call", "_ends", "_repeats", "_strict")
 
     def __init__(self, bounds: Bounds, call: Call) -> None:
         self._bounds = bounds
         self._call = call
-        self._repeated = False
+        self._repeats = 0
         now = time.monotonic()
         self._ends = now + bounds.deadline_sec
         self._strict = float("inf") if bounds.client_sec is None else now + bounds.client_sec
@@ -162,33 +165,41 @@ class Patience:
         """Return how long the next attempt may take."""
         limit_sec = self._bounds.limit_sec(self._call)
         until = self._strict
-        if self._repeated and self._call.span is Span.BRIEF:
+        if self._repeats and self._call.span is Span.BRIEF:
             until = min(until, self._ends)
         # Not zero, which would be no limit at all.
         return max(min(limit_sec, until - time.monotonic()), SHORTEST_SEC)
 
     def check_repeatable(self, error: PyMongoError) -> None:
-        """Raise the error of the first attempt, unless the call is repeated after it."""
+        """Raise the error of an attempt, unless the call is repeated after it."""
         if not self._may_repeat(error) or self._is_over():
             raise error
-        self._repeated = True
+        self._repeats += 1
+
+    def pause_sec(self) -> float:
+        """Return how long to wait before the next attempt; the first repeat is immediate."""
+        state = RetryCallState(Retrying(), None, (), {})
+        state.attempt_number = self._repeats - 1
+        return self._pause_sec(state) if state.attempt_number else 0.0
 
     def retry_options(self, on_retry: Callable[[], None]) -> dict[str, Any]:
         """Configure tenacity: jittered pauses of up to a second, until the deadline."""
-        drawn = wait_random_exponential(multiplier=0.05, max=1.0)
         return {
             "retry": retry_if_exception(self._may_repeat),
             "stop": lambda _state: self._is_over(),
-            # The last pause ends before the deadline, so that there is time for an attempt.
-            "wait": lambda state: min(drawn(state), max(self._left_sec() - LAST_SEC, 0.0)),
+            "wait": self._pause_sec,
             "before_sleep": lambda _state: on_retry(),
             "reraise": True,
         }
 
+    def _pause_sec(self, state: RetryCallState) -> float:
+        # The last pause ends before the deadline, so that there is time for an attempt.
+        return min(PAUSES(state), max(self._left_sec() - LAST_SEC, 0.0))
+
     def _may_repeat(self, error: BaseException) -> bool:
         if not isinstance(error, PyMongoError) or self._exceeded_own_limit(error):
             return False
-        return self._call.repeatable and self._bounds.passes(error, first=not self._repeated)
+        return self._call.repeatable and self._bounds.passes(error, first=not self._repeats)
 
     def _exceeded_own_limit(self, error: PyMongoError) -> bool:
         late = isinstance(error, ExecutionTimeout | NetworkTimeout)

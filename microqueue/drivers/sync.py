@@ -21,18 +21,23 @@ from microqueue.drivers.retry import (
     FEW,
     MANY,
     PING,
+    THROWN,
     Bounds,
     Patience,
     took_too_long,
     translate,
 )
-from microqueue.operations.call import CURSORS, ENOUGH, Call, Operation, Timed
+from microqueue.operations.call import CURSORS, ENOUGH, Call, Operation, RepeatDue, Timed
 from microqueue.settings import QueueSettings
 
 T = TypeVar("T")
 
 bounded = pymongo.timeout
 """End what is done here by a limit, in seconds; a shorter one around it holds as well."""
+
+
+def _nothing(call: Call) -> None:
+    """Do nothing before a call."""
 
 
 class SyncDriver:
@@ -44,6 +49,8 @@ class SyncDriver:
         self._collections = collections
         self._on_retry = on_retry
         self._bounds = Bounds(collections, settings)
+        self.before_call: Callable[[Call], object] = _nothing
+        """Called before each call of an operation: a fault point for tests."""
 
     def run(self, operation: Operation[T]) -> T:
         """Drive an operation to its result.
@@ -58,9 +65,10 @@ class SyncDriver:
         try:
             call = next(operation)
             while True:
+                self.before_call(call)
                 try:
                     reply = self._perform_repeatedly(call)
-                except DRIVER_ERRORS as exc:
+                except THROWN as exc:
                     call = operation.throw(exc)
                 else:
                     call = operation.send(reply)
@@ -78,10 +86,16 @@ class SyncDriver:
         if self._bounds.must_ask_first(call):
             self._perform_repeatedly(PING)
         patience = Patience(self._bounds, call)
+        if call.after is not None:
+            patience = call.after.patience
+            time.sleep(patience.pause_sec())
         try:
             return self._attempt(call, patience)
         except PyMongoError as exc:
             patience.check_repeatable(exc)
+            if call.recheck:
+                self._on_retry()
+                raise RepeatDue(patience) from exc
         self._on_retry()
         # The first repeat is immediate; the next ones are left to tenacity.
         retrying = Retrying(**patience.retry_options(self._on_retry))

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeAlias
 
-from microqueue.clock import later
+from microqueue.clock import LARGEST_SKEW, later
 from microqueue.operations import id_order
 from microqueue.operations.call import Call, Document, Operation, Span, Target
 
 MOST_NAMED = 10
 """How many buried tasks are named per code; all are counted."""
-LARGEST_SKEW = timedelta(seconds=1)
 
 Read: TypeAlias = Callable[[Sequence[Any], int], Operation[list[Document]]]
 """Reads the next documents: without those of the given ids, and at most so many."""

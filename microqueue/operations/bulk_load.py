@@ -71,8 +71,8 @@ def _take_part(
     # What another load has put there since then is not ours yet: it counts as gone.
     theirs = {**HELD, "held": {"$exists": True}, "held.by": {"$ne": hold}}
     found = yield from confirm.some({**met, "$nor": [theirs]}, {"queue": 1, "dedupe_key": 1})
-    ids = yield from enqueue.taken_by_letters(documents, settings)
-    ids |= {one["_id"] for one in found}
+    known = yield from enqueue.find_dead_letters(documents, settings)
+    ids = {*known.taken, *(one["_id"] for one in found)}
     keys = {(one["queue"], one["dedupe_key"]) for one in found if "dedupe_key" in one}
     return {
         document["_id"]

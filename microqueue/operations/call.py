@@ -70,12 +70,29 @@ class Timed(NamedTuple):
         return self.received - self.sent
 
 
+class RepeatDue(Exception):
+    """A call with ``recheck`` failed for a passing reason, and there is time to repeat it.
+
+    A driver throws it into the operation. The operation checks what has become of the first
+    attempt, and yields a call with ``after`` set to this, which continues the same deadline.
+    ``patience`` is the driver's.
+    """
+
+    def __init__(self, patience: Any) -> None:
+        super().__init__("the call may be repeated")
+        self.patience = patience
+
+
 class Call:
     """One method of a collection or database, with its arguments.
 
     ``repeatable`` says that performing it twice leaves the same state as once, so that a
     driver may repeat it after a connection was lost without a reply. A call inside a
     caller's transaction is never repeated alone: the whole transaction is.
+
+    ``recheck`` says that this holds only if the operation checks something before each repeat:
+    the driver then throws :class:`RepeatDue` instead of repeating the call. The repeat is a new
+    call, with that error as ``after``.
 
     ``each`` begins what is done with each document of a cursor as it arrives, so that few are
     held at a time; the reply is the list of what that gave. What gives ``ENOUGH`` ends it.
@@ -85,7 +102,10 @@ class Call:
     ``timed`` asks for a :class:`Timed` reply, which tells when the attempt that succeeded was made.
     """
 
-    __slots__ = ("arguments", "each", "method", "options", "repeatable", "span", "target", "timed")
+    __slots__ = (
+        "after", "arguments", "each", "method", "options", "recheck", "repeatable", "span",
+        "target", "timed",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -93,6 +113,8 @@ class Call:
         *arguments: Any,
         target: Target = Target.TASKS,
         repeatable: bool = True,
+        recheck: bool = False,
+        after: RepeatDue | None = None,
         session: Any = None,
         each: Each | None = None,
         timed: bool = False,
@@ -106,6 +128,8 @@ class Call:
         self.timed = timed
         self.span = SPANS.get(method, Span.BRIEF) if span is None else span
         self.repeatable = repeatable and session is None
+        self.recheck = recheck
+        self.after = after
         self.options = options if session is None else {**options, "session": session}
 
     @property

@@ -11,7 +11,7 @@ from bson import Int64
 from pymongo import ReturnDocument
 from pymongo.errors import OperationFailure, PyMongoError
 
-from microqueue.clock import round_up
+from microqueue.clock import LARGEST_SKEW, round_up
 from microqueue.operations import confirm, filters, mongo_errors
 from microqueue.operations.call import Call, Document, Operation
 from microqueue.operations.settle import INVALID_TASK
@@ -19,7 +19,6 @@ from microqueue.task import Lease
 
 WINDOWS = 16
 DUE_ORDER = [("next_retry_at", 1)]
-LARGEST_SKEW = timedelta(seconds=1)
 GOOD_IDS = "give an ObjectId, a string, an integer or a UUID"
 MALFORMED: dict[str, Document] = {
     # A list of numbers has the type of a number, too.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from bson import ObjectId
 from pymongo.errors import BulkWriteError, DuplicateKeyError
@@ -15,7 +15,7 @@ from microqueue.clock import later, round_up
 from microqueue.errors import DuplicateTask
 from microqueue.new_task import NewTask
 from microqueue.operations import confirm, filters, id_order
-from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.call import Call, Document, Operation, RepeatDue, Target
 from microqueue.operations.mongo_errors import DUPLICATE_KEY
 from microqueue.settings import QueueSettings
 
@@ -86,13 +86,25 @@ def enqueue(
 ) -> Operation[None]:
     """Insert one task, ``stored`` being the document as it is encoded.
 
-    Safe to repeat: the id is fixed before, and tells our own insert.
+    Safe to repeat: the id and the insert token are fixed before, and identify our own insert.
+    Where dead letters have their own collection, the task may fail and move there before a
+    repeat, so both collections are checked before each one.
     """
-    for last in _rounds():
-        if (yield from taken_by_letters([document], settings, session)):
+    repeat: RepeatDue | None = None
+    rounds = confirm.ROUNDS
+    while True:
+        untried = repeat is None and rounds == confirm.ROUNDS
+        known = yield from _find_known([document], settings, session, untried=untried)
+        if known.is_ours(document):
+            return
+        if document["_id"] in known.taken:
             raise _duplicate(document, existing_id=document["_id"])
         try:
-            yield Call("insert_one", stored, session=session)
+            yield Call(
+                "insert_one", stored, session=session, recheck=settings.separate_dlq, after=repeat
+            )
+        except RepeatDue as exc:
+            repeat = exc
         except DuplicateKeyError as exc:
             # A duplicate aborts the caller's transaction, in which nothing can be read any more.
             if session is not None:
@@ -105,7 +117,8 @@ def enqueue(
                 dedupe_key = None if by_id else document.get("dedupe_key")
                 existing_id = found["_id"]
                 raise _duplicate(document, existing_id=existing_id, dedupe_key=dedupe_key) from exc
-            if last:
+            rounds -= 1
+            if not rounds:
                 raise
         else:
             return
@@ -120,18 +133,23 @@ def enqueue_many(
 ) -> Operation[set[int]]:
     """Insert one chunk, ``stored`` being the documents as they are encoded.
 
-    Gives the places of those left out as duplicates.
+    Returns the places of those left out as duplicates.
 
     Safe to repeat for the same reason as :func:`enqueue`. Inside a transaction a duplicate
     is an error, because it aborts the transaction.
     """
     places: Sequence[int] = range(len(documents))
     left_out: set[int] = set()
-    for last in _rounds():
+    repeat: RepeatDue | None = None
+    rounds = confirm.ROUNDS
+    while True:
         whole = len(places) == len(documents)
         left = documents if whole else [documents[place] for place in places]
-        taken = yield from taken_by_letters(left, settings, session)
-        if taken:
+        untried = repeat is None and rounds == confirm.ROUNDS
+        known = yield from _find_known(left, settings, session, untried=untried)
+        if known.ours or known.letters:
+            places = [place for place in places if not known.is_ours(documents[place])]
+            taken = known.taken
             left_out |= {place for place in places if documents[place]["_id"] in taken}
             places = [place for place in places if place not in left_out]
         if session is not None and left_out:
@@ -142,8 +160,17 @@ def enqueue_many(
         whole = len(places) == len(documents)
         chunk = stored if whole else [stored[place] for place in places]
         try:
-            yield Call("insert_many", chunk, ordered=False, session=session)
+            yield Call(
+                "insert_many",
+                chunk,
+                ordered=False,
+                session=session,
+                recheck=settings.separate_dlq,
+                after=repeat,
+            )
             break
+        except RepeatDue as exc:
+            repeat = exc
         except BulkWriteError as exc:
             refused = [places[place] for place in only_duplicates(exc)]
             if session is not None:
@@ -153,19 +180,10 @@ def enqueue_many(
             met = dict(zip(refused, found, strict=True))
             left_out |= {place for place, one in met.items() if one is not _OURS and one}
             places = [place for place, one in met.items() if one is None]
-            if places and last:
+            rounds -= 1
+            if places and not rounds:
                 raise
     return left_out
-
-
-def _rounds() -> Iterator[bool]:
-    """Count the times that a task is inserted; the last one is true.
-
-    What was in the way may be gone when a majority is asked for it: it was rolled back, or has
-    ended. Then the task is inserted again. It is not for ever, as a unique index that is not ours
-    would be in the way each time.
-    """
-    yield from (number == confirm.ROUNDS - 1 for number in range(confirm.ROUNDS))
 
 
 def only_duplicates(error: BulkWriteError) -> list[int]:
@@ -207,7 +225,7 @@ def _find_in_the_way(documents: Sequence[Document]) -> Operation[list[Document |
             key = document.get("dedupe_key")
             holder = by_key.get((document["queue"], key)) if key is not None else None
             one = same_id or holder
-            met.append(_OURS if same_id and _same_insert(same_id, document) else one)
+            met.append(_OURS if same_id and _identity(same_id) == _identity(document) else one)
             if one is not None:
                 fence = {"_id": {"$eq": one["_id"]}, "insert_token": one.get("insert_token")}
                 fences.append(fence if same_id else {**fence, **_live_with_key(document)})
@@ -221,22 +239,71 @@ def key_is_taken(queue: Any, dedupe_key: Any) -> Operation[bool]:
     return (yield from confirm.holds(_live_with_keys(queue, {"$eq": dedupe_key})))
 
 
-def taken_by_letters(
-    documents: Sequence[Document], settings: QueueSettings, session: Any = None
-) -> Operation[set[Any]]:
-    """Find ids of the caller's own that dead letters have, in their own collection."""
+class Known(NamedTuple):
+    """Which new tasks are stored already: by our own insert, or under an id of a dead letter."""
+
+    ours: frozenset[tuple[Any, Any]] = frozenset()
+    """The id and the insert token of each: one call may have an id twice."""
+    letters: frozenset[Any] = frozenset()
+
+    def is_ours(self, document: Document) -> bool:
+        """Return whether our own insert stored this task."""
+        return _identity(document) in self.ours
+
+    @property
+    def taken(self) -> frozenset[Any]:
+        """The ids under which no other task may be inserted."""
+        return self.letters.union(task_id for task_id, _ in self.ours)
+
+
+def _find_known(
+    documents: Sequence[Document], settings: QueueSettings, session: Any, *, untried: bool
+) -> Operation[Known]:
+    """Find out which of these tasks need not, or must not, be inserted.
+
+    Only where dead letters have their own collection: otherwise the insert itself decides. Before
+    the first insert only ids that the caller chose can be stored. After it, our own task may be in
+    ``tasks``, may have moved to ``tasks_dlq``, or may have left a tombstone there. ``tasks`` is
+    read first, so that a task that moves out meanwhile is seen in one of the two.
+    """
     if not settings.separate_dlq:
-        return set()
-    own = [document["_id"] for document in documents if "insert_token" in document]
-    if not own:
-        return set()
-    letters = {**filters.any_of(own), **filters.DEAD}
-    place: Document = {"target": Target.DEAD_LETTERS}
+        return Known()
+    found: list[Document] = []
+    if not untried:
+        selection = filters.any_of(document["_id"] for document in documents)
+        found = yield from confirm.some(selection, IDENTITY)
+    known = yield from find_dead_letters(documents, settings, session, every_id=not untried)
+    return known._replace(ours=known.ours | _ours_among(found, documents))
+
+
+def find_dead_letters(
+    documents: Sequence[Document],
+    settings: QueueSettings,
+    session: Any = None,
+    *,
+    every_id: bool = False,
+) -> Operation[Known]:
+    """Find the ids of new tasks in the collection of dead letters.
+
+    Ids that we made ourselves are looked for only with ``every_id``.
+    """
+    own = [document["_id"] for document in documents if every_id or "insert_token" in document]
+    if not own or not settings.separate_dlq:
+        return Known()
+    query = filters.any_of(own), {**IDENTITY, "status": 1}
     if session is None:
-        found = yield from confirm.some(letters, {"_id": 1}, **place)
+        found = yield from confirm.some(*query, target=Target.DEAD_LETTERS)
     else:
-        found = yield Call("find", letters, {"_id": 1}, session=session, **place)
-    return {document["_id"] for document in found}
+        found = yield Call("find", *query, session=session, target=Target.DEAD_LETTERS)
+    # The tombstone of another task, which had this id, does not take it.
+    letters = {one["_id"] for one in found if one.get("status") == filters.FAILED}
+    return Known(_ours_among(found, documents), frozenset(letters))
+
+
+def _ours_among(
+    found: Iterable[Document], documents: Iterable[Document]
+) -> frozenset[tuple[Any, Any]]:
+    return frozenset(map(_identity, found)) & frozenset(map(_identity, documents))
 
 
 def _duplicate(
@@ -253,13 +320,12 @@ def _duplicate(
 IDENTITY = dict.fromkeys(["insert_token", "queue", "dedupe_key", "finished_at"], 1)
 
 
-def _same_insert(stored: Document, document: Document) -> bool:
-    """Tell whether a stored task is this insert, made just before the connection was lost.
+def _identity(document: Document) -> tuple[Any, Any]:
+    """Return what identifies one insert: the id, and the token if the caller chose the id.
 
-    An id that we made ourselves is proof enough, an id of the caller's own needs the token.
+    A stored task with the identity of a new one is that very insert, whose reply was lost.
     """
-    token = document.get("insert_token")
-    return stored.get("_id") == document["_id"] and stored.get("insert_token") == token
+    return document["_id"], document.get("insert_token")
 
 
 def _live_with_key(document: Document) -> Document:

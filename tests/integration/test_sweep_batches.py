@@ -7,14 +7,14 @@ a fault point, so that every run goes the same way.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import UTC, timedelta
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any
 
 import pytest
 from bson import ObjectId
 from pymongo import AsyncMongoClient
-from pymongo.errors import PyMongoError
 
 from microqueue import (
     AsyncQueue,
@@ -32,15 +32,13 @@ from microqueue.dlq import DeadLetterFilter
 from microqueue.embedded import EmbeddedServer
 from microqueue.insights import Insights
 from microqueue.operations import workers
-from microqueue.operations.call import Call, Operation
+from microqueue.operations.call import Call
 from microqueue.testing import FakeClock
 from tests.integration.queues import popped
 from tests.integration.race_worker import Process
 from tests.integration.test_crashes import registered
-from tests.tapping import tap
 from tests.waiting import wait_for
 
-T = TypeVar("T")
 SMALL: dict[str, Any] = {
     "batch_size": 2,
     "visibility_timeout": 30,
@@ -50,38 +48,9 @@ WRITES = frozenset({"update_many", "delete_many", "bulk_write", "replace_one", "
 MOST_CALLS = 500
 
 
-def tapped(operation: Operation[T], before: Callable[[Call], object]) -> Generator[Call, Any, T]:
-    """Do something before each call of an operation."""
-    try:
-        call = next(operation)
-        while True:
-            before(call)
-            try:
-                reply = yield call
-            except PyMongoError as exc:
-                call = operation.throw(exc)
-            else:
-                call = operation.send(reply)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-
-
-class TappedQueue(Queue[Any]):
-    """A queue with a fault point before each database call."""
-
-    before: Callable[[Call], object] | None = None
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        tap(self, self._run)
-
-    def _run(self, usual: Callable[..., T], operation: Operation[T]) -> T:
-        return usual(tapped(operation, self._meet))
-
-    def _meet(self, call: Call) -> None:
-        if self.before is not None:
-            self.before(call)
+def before_each_call(queue: Queue[Any] | AsyncQueue[Any], act: Callable[[Call], object]) -> None:
+    """Do something before each database call of a queue."""
+    core_of(queue)._driver.before_call = act  # noqa: SLF001 (the fault point of the driver)
 
 
 class Rival:
@@ -104,10 +73,8 @@ class Rival:
 
 
 @pytest.fixture
-def queue(microqueue_database: Any, microqueue_clock: FakeClock) -> TappedQueue:
-    found = TappedQueue(
-        microqueue_database, settings=QueueSettings(**SMALL), clock=microqueue_clock
-    )
+def queue(microqueue_database: Any, microqueue_clock: FakeClock) -> Queue[Any]:
+    found = Queue[Any](microqueue_database, settings=QueueSettings(**SMALL), clock=microqueue_clock)
     found.ensure_indexes()
     return found
 
@@ -129,7 +96,7 @@ def snatch(queue: Queue[Any], selection: dict[str, Any], changes: dict[str, Any]
 
 
 def test_every_due_task_is_promoted_although_pops_share_the_batches(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([{}] * 12, delay=5)
     microqueue_clock.advance(5)
@@ -138,7 +105,7 @@ def test_every_due_task_is_promoted_although_pops_share_the_batches(
         settings=QueueSettings(promote_limit=1),
         clock=microqueue_clock,
     )
-    queue.before = Rival(other.pop)
+    before_each_call(queue, Rival(other.pop))
 
     promoted = Sweeper(queue).promote_due()
 
@@ -148,15 +115,15 @@ def test_every_due_task_is_promoted_although_pops_share_the_batches(
 
 
 def test_every_stuck_task_is_reclaimed_although_workers_settle_some(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([{}] * 12)
     held = queue.pop_many(12)
     microqueue_clock.advance(30)
     settling = iter(held)
     other = Queue[Any](core_of(queue).collections.tasks, clock=microqueue_clock)
-    # Two at a time, in the order of the sweep: a whole batch is gone, and the loop goes on.
-    queue.before = Rival(lambda: other.mark_done_many([t for t, _ in zip(settling, "ab")]))  # noqa: B905
+    # Two of three, in the order of the sweep: a whole batch is gone, and the loop continues.
+    before_each_call(queue, Rival(lambda: other.mark_done_many([*islice(settling, 3)][:2])))
 
     Sweeper(queue).reclaim_stuck()
 
@@ -164,14 +131,14 @@ def test_every_stuck_task_is_reclaimed_although_workers_settle_some(
 
 
 def test_every_orphan_is_reclaimed_although_some_are_settled(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([{}] * 12)
     held = queue.pop_many(12, worker_id="gone")
     registered(queue, "gone", silent_sec=6)
     other = Queue[Any](core_of(queue).collections.tasks, clock=microqueue_clock)
     settling = iter(held)
-    queue.before = Rival(lambda: other.mark_done_many([t for t, _ in zip(settling, "ab")]))  # noqa: B905
+    before_each_call(queue, Rival(lambda: other.mark_done_many([*islice(settling, 3)][:2])))
 
     Sweeper(queue).reclaim_orphaned()
 
@@ -180,11 +147,11 @@ def test_every_orphan_is_reclaimed_although_some_are_settled(
 
 
 def test_every_expired_task_is_buried_although_others_take_some(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([{}] * 12, expires_in=5)
     microqueue_clock.advance(5)
-    queue.before = Rival(lambda: snatch(queue, {"status": "pending"}, {"status": "done"}))
+    before_each_call(queue, Rival(lambda: snatch(queue, {"status": "pending"}, {"status": "done"})))
 
     count = Sweeper(queue).expire_undelivered()
 
@@ -192,10 +159,10 @@ def test_every_expired_task_is_buried_although_others_take_some(
     assert tasks_of(queue, status="failed") == count
 
 
-def test_every_exhausted_task_is_buried_although_others_take_some(queue: TappedQueue) -> None:
+def test_every_exhausted_task_is_buried_although_others_take_some(queue: Queue[Any]) -> None:
     queue.enqueue_many([{}] * 12, max_attempts=3)
     core_of(queue).collections.tasks.update_many({}, {"$set": {"attempts": 3}})
-    queue.before = Rival(lambda: snatch(queue, {"status": "pending"}, {"status": "done"}))
+    before_each_call(queue, Rival(lambda: snatch(queue, {"status": "pending"}, {"status": "done"})))
 
     count = Sweeper(queue).bury_exhausted()
 
@@ -205,13 +172,13 @@ def test_every_exhausted_task_is_buried_although_others_take_some(queue: TappedQ
 
 @pytest.mark.parametrize("how", ["sweep", "purge"])
 def test_every_old_task_is_deleted_although_others_delete_some(
-    queue: TappedQueue, microqueue_clock: FakeClock, how: str
+    queue: Queue[Any], microqueue_clock: FakeClock, how: str
 ) -> None:
     queue.enqueue_many([{}] * 12)
     queue.mark_done_many(queue.pop_many(12))
     microqueue_clock.advance(timedelta(days=8))
     raw = core_of(queue).collections.tasks
-    queue.before = Rival(lambda: raw.find_one_and_delete({"status": "done"}))
+    before_each_call(queue, Rival(lambda: raw.find_one_and_delete({"status": "done"})))
 
     count = Sweeper(queue).purge_finished() if how == "sweep" else queue.purge(status="done")
 
@@ -220,7 +187,7 @@ def test_every_old_task_is_deleted_although_others_delete_some(
 
 
 def test_purge_ends_although_producers_go_on(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([{}] * 6)
     other = Queue[Any](core_of(queue).collections.tasks, clock=microqueue_clock)
@@ -229,14 +196,14 @@ def test_purge_ends_although_producers_go_on(
         microqueue_clock.advance(0.5)
         other.enqueue_many([{}] * 3)
 
-    queue.before = Rival(produce)
+    before_each_call(queue, Rival(produce))
     assert queue.purge(status="pending") >= 6
     assert tasks_of(queue, status="pending") > 0
 
 
 @pytest.mark.parametrize("place", ["status", "collection"])
 def test_every_letter_is_discarded_although_others_discard_a_whole_batch(
-    queue: TappedQueue, microqueue_clock: FakeClock, place: str
+    queue: Queue[Any], microqueue_clock: FakeClock, place: str
 ) -> None:
     apart = settings_with(queue, dead_letters=place)
     fail_all(apart, 12)
@@ -256,7 +223,7 @@ def test_every_letter_is_discarded_although_others_discard_a_whole_batch(
             for letter in list(letters.find({"status": "failed"}).sort("updated_at", 1).limit(2)):
                 letters.delete_one({"_id": letter["_id"]})
 
-    apart.before = before
+    before_each_call(apart, before)
     apart.dead_letters.discard(DeadLetterFilter())
 
     assert letters.count_documents({"status": "failed"}) == 0
@@ -264,14 +231,14 @@ def test_every_letter_is_discarded_although_others_discard_a_whole_batch(
 
 @pytest.mark.parametrize("place", ["status", "collection"])
 def test_every_letter_is_replayed_although_others_replay_some(
-    queue: TappedQueue, microqueue_clock: FakeClock, place: str
+    queue: Queue[Any], microqueue_clock: FakeClock, place: str
 ) -> None:
     apart = settings_with(queue, dead_letters=place)
     fail_all(apart, 12)
     other = Queue[Any](
         core_of(apart).collections.tasks, settings=apart.settings, clock=microqueue_clock
     )
-    apart.before = Rival(lambda: other.dead_letters.replay(DeadLetterFilter(), limit=1))
+    before_each_call(apart, Rival(lambda: other.dead_letters.replay(DeadLetterFilter(), limit=1)))
 
     apart.dead_letters.replay(DeadLetterFilter())
 
@@ -280,7 +247,7 @@ def test_every_letter_is_replayed_although_others_replay_some(
 
 
 def test_all_abandoned_replays_are_finished_however_many(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     apart = settings_with(queue, dead_letters="collection")
     fail_all(apart, 120)
@@ -294,7 +261,7 @@ def test_all_abandoned_replays_are_finished_however_many(
 
 
 def test_all_letters_are_moved_out_although_others_move_some(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     fail_all(queue, 120)
     apart = settings_with(queue, dead_letters="collection")
@@ -306,7 +273,7 @@ def test_all_letters_are_moved_out_although_others_move_some(
             taken.append(call)
             Sweeper(other).move_dead_letters()
 
-    apart.before = before
+    before_each_call(apart, before)
     Sweeper(apart).move_dead_letters()
 
     assert tasks_of(apart) == 0
@@ -317,7 +284,7 @@ def test_all_letters_are_moved_out_although_others_move_some(
 
 
 def test_letter_that_cannot_come_back_does_not_hold_the_sweep(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     apart = settings_with(queue, dead_letters="collection")
     apart.enqueue({}, task_id="letter", dedupe_key="key")
@@ -329,7 +296,7 @@ def test_letter_that_cannot_come_back_does_not_hold_the_sweep(
         {"_id": "letter"}, {"$set": {"replaying": intent, "finished_at": None}}
     )
     microqueue_clock.advance(60)
-    apart.before = Rival(lambda: None)
+    before_each_call(apart, Rival(lambda: None))
 
     assert Sweeper(apart).move_dead_letters() == 0
     assert core_of(apart).collections.dead_letters.count_documents({"status": "failed"}) == 1
@@ -337,11 +304,11 @@ def test_letter_that_cannot_come_back_does_not_hold_the_sweep(
 
 @pytest.mark.parametrize("batch", [1, 5])
 def test_task_whose_attempts_are_a_list_does_not_hold_the_line(
-    queue: TappedQueue, batch: int
+    queue: Queue[Any], batch: int
 ) -> None:
     queue.enqueue_many([NewTask(payload={}, task_id=name) for name in ("odd", "good")])
     core_of(queue).collections.tasks.update_one({"_id": "odd"}, {"$set": {"attempts": [1]}})
-    queue.before = Rival(lambda: None)
+    before_each_call(queue, Rival(lambda: None))
     assert [task.id for task in queue.pop_many(batch)] == ["good"]
     odd = queue.get("odd")
     assert odd is not None
@@ -350,7 +317,7 @@ def test_task_whose_attempts_are_a_list_does_not_hold_the_line(
 
 
 def test_tasks_that_cannot_be_changed_hold_up_no_other(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([{"odd": True}] * 4)
     queue.pop_many(4)
@@ -361,7 +328,7 @@ def test_tasks_that_cannot_be_changed_hold_up_no_other(
     rule = {"$nor": [{"payload.odd": True}]}
     tasks.database.command("collMod", tasks.name, validator=rule)
     microqueue_clock.advance(30)
-    queue.before = Rival(lambda: None)
+    before_each_call(queue, Rival(lambda: None))
 
     report = Sweeper(queue).run_once()
 
@@ -371,7 +338,7 @@ def test_tasks_that_cannot_be_changed_hold_up_no_other(
 
 
 def test_a_worker_that_was_only_slow_does_not_hold_its_sweeper(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([{}] * 300)
     queue.pop_many(4, worker_id="slow")
@@ -381,7 +348,7 @@ def test_a_worker_that_was_only_slow_does_not_hold_its_sweeper(
         microqueue_clock.advance(0.4)
         other.pop_many(3, worker_id="slow")
 
-    queue.before = Rival(claim_on)
+    before_each_call(queue, Rival(claim_on))
     found = core_of(queue).run(
         workers.reclaim_from("slow", queue.now(), queue.settings, concurrency=1)
     )
@@ -427,7 +394,7 @@ def unless_skipped(report: SweepReport) -> SweepReport | None:
 
 
 def test_by_default_a_dead_sweeper_delays_others_by_ten_seconds_at_most(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     dead = Sweeper(queue)
     core_of(queue).run(dead._sweep.acquire())  # noqa: SLF001 (it dies with the lock)
@@ -437,7 +404,7 @@ def test_by_default_a_dead_sweeper_delays_others_by_ten_seconds_at_most(
 
 @pytest.mark.parametrize("given", ["setting", "option"])
 def test_lock_is_renewed_while_a_sweep_takes_longer(
-    queue: TappedQueue, microqueue_clock: FakeClock, given: str
+    queue: Queue[Any], microqueue_clock: FakeClock, given: str
 ) -> None:
     settings = {"lock_ttl": 3} if given == "setting" else {}
     options: dict[str, Any] = {"lock_ttl": timedelta(seconds=3)} if given == "option" else {}
@@ -453,7 +420,7 @@ def test_lock_is_renewed_while_a_sweep_takes_longer(
         microqueue_clock.advance(2)  # Each batch takes so long.
         skipped.append(Sweeper(other, **options).run_once().skipped)
 
-    slow.before = Rival(act)
+    before_each_call(slow, Rival(act))
     report = Sweeper(slow, **options).run_once()
 
     assert len(skipped) >= 6
@@ -463,7 +430,7 @@ def test_lock_is_renewed_while_a_sweep_takes_longer(
 
 
 def test_sweeper_that_lost_its_lock_stops_quietly_and_harms_nobody(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([{}] * 12, delay=1)
     microqueue_clock.advance(1)
@@ -476,7 +443,7 @@ def test_sweeper_that_lost_its_lock_stops_quietly_and_harms_nobody(
             heirs.append(Sweeper(heir))
             assert core_of(heir).run(heirs[0]._sweep.acquire())[1]  # noqa: SLF001 (it is in mid-sweep)
 
-    queue.before = Rival(act)
+    before_each_call(queue, Rival(act))
     report = Sweeper(queue).run_once()
 
     assert (report.taken_over, report.ok, report.skipped) == (True, True, False)
@@ -487,7 +454,7 @@ def test_sweeper_that_lost_its_lock_stops_quietly_and_harms_nobody(
 
 
 async def test_async_sweeper_that_lost_its_lock_stops_quietly(
-    queue: TappedQueue, microqueue_server: EmbeddedServer, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_server: EmbeddedServer, microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([{}] * 12, delay=1)
     microqueue_clock.advance(1)
@@ -502,7 +469,7 @@ async def test_async_sweeper_that_lost_its_lock_stops_quietly(
     client: AsyncMongoClient[Any] = AsyncMongoClient(microqueue_server.uri)
     database = client[core_of(queue).collections.database.name]
     slow = AsyncQueue[Any](database, settings=queue.settings, clock=microqueue_clock)
-    tap(slow, lambda usual, operation: usual(tapped(operation, rival)))
+    before_each_call(slow, rival)
     report = await AsyncSweeper(slow, lock_ttl=2).run_once()
     await client.close()
 
@@ -510,7 +477,7 @@ async def test_async_sweeper_that_lost_its_lock_stops_quietly(
 
 
 @pytest.mark.parametrize("ttl", [0, -1, "long"])
-def test_lock_that_would_not_live_is_refused(queue: TappedQueue, ttl: Any) -> None:
+def test_lock_that_would_not_live_is_refused(queue: Queue[Any], ttl: Any) -> None:
     with pytest.raises(InvalidArgument, match="lock_ttl="):
         Sweeper(queue, lock_ttl=ttl)
     with pytest.raises(InvalidArgument, match="lock_ttl="):
@@ -557,7 +524,7 @@ def named(report: SweepReport) -> dict[str, tuple[int, list[Any]]]:
 
 
 def test_report_names_what_was_buried_up_to_ten_per_code(
-    queue: TappedQueue, microqueue_clock: FakeClock, caplog: pytest.LogCaptureFixture
+    queue: Queue[Any], microqueue_clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     buried = bury_in_every_way(queue, microqueue_clock)
     with caplog.at_level(logging.INFO, "microqueue.sweeper"):
@@ -583,11 +550,11 @@ def test_report_names_what_was_buried_up_to_ten_per_code(
 
 
 def test_only_what_this_sweep_buried_is_named(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([NewTask(payload={}, task_id=number, expires_in=5) for number in range(4)])
     microqueue_clock.advance(5)
-    queue.before = Rival(lambda: snatch(queue, {"status": "pending"}, {"status": "done"}))
+    before_each_call(queue, Rival(lambda: snatch(queue, {"status": "pending"}, {"status": "done"})))
 
     report = Sweeper(queue).run_once()
 
@@ -597,13 +564,13 @@ def test_only_what_this_sweep_buried_is_named(
 
 
 def test_only_what_was_reclaimed_and_buried_is_named(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([NewTask(payload={}, task_id=number, max_attempts=1) for number in range(4)])
     held = iter(queue.pop_many(4)[::2])
     microqueue_clock.advance(30)
     other = Queue[Any](core_of(queue).collections.tasks, clock=microqueue_clock)
-    queue.before = Rival(lambda: other.mark_done(next(held)))
+    before_each_call(queue, Rival(lambda: other.mark_done(next(held))))
 
     report = Sweeper(queue, jobs=["reclaim_stuck"]).run_once()
 
@@ -613,7 +580,7 @@ def test_only_what_was_reclaimed_and_buried_is_named(
     assert set(report.buried_tasks["lease_expired"].ids) == failed
 
 
-def test_stored_report_has_the_names(queue: TappedQueue, microqueue_clock: FakeClock) -> None:
+def test_stored_report_has_the_names(queue: Queue[Any], microqueue_clock: FakeClock) -> None:
     bury_in_every_way(queue, microqueue_clock)
     report = Sweeper(queue).run_once()
     last, last_active = Insights(queue).last_sweeps()
@@ -625,7 +592,7 @@ def test_stored_report_has_the_names(queue: TappedQueue, microqueue_clock: FakeC
 
 
 def test_counts_of_a_job_that_fails_half_way_are_reported(
-    queue: TappedQueue, microqueue_clock: FakeClock
+    queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue_many([{}] * 6, delay=1)
     microqueue_clock.advance(1)
@@ -635,7 +602,7 @@ def test_counts_of_a_job_that_fails_half_way_are_reported(
         if call.method == "update_many" and next(writes) == 2:
             raise KeyError("a bug")
 
-    queue.before = before
+    before_each_call(queue, before)
     report = Sweeper(queue, jobs=["promote_due"]).run_once()
     assert report.promoted == 4
     assert list(report.errors) == ["promote_due"]
@@ -644,9 +611,9 @@ def test_counts_of_a_job_that_fails_half_way_are_reported(
 # Helpers
 
 
-def settings_with(queue: Queue[Any], **changes: Any) -> TappedQueue:
+def settings_with(queue: Queue[Any], **changes: Any) -> Queue[Any]:
     settings = QueueSettings(**{**SMALL, **changes})
-    found = TappedQueue(core_of(queue).collections.tasks, settings=settings, clock=queue.clock)
+    found = Queue[Any](core_of(queue).collections.tasks, settings=settings, clock=queue.clock)
     found.ensure_indexes()
     return found
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from pymongo import MongoClient, monitoring
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, PyMongoError
 
 from microqueue import (
     AsyncQueue,
+    DeadLetterFilter,
+    NewTask,
     OperationFailed,
     Queue,
     QueueSettings,
@@ -145,10 +149,18 @@ def test_errors_that_do_not_pass_are_not_repeated(
 class ReplyLost:
     """Performs a method once without letting its reply through, as a broken connection does."""
 
-    def __init__(self, collection: Any, method: str, *, performed: bool = True) -> None:
+    def __init__(
+        self,
+        collection: Any,
+        method: str,
+        *,
+        performed: bool = True,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
         self._collection = collection
         self._method = method
         self._performed = performed
+        self._meanwhile = meanwhile
         self.lost = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -159,14 +171,24 @@ class ReplyLost:
         def lose(*arguments: Any, **options: Any) -> Any:
             self.lost += 1
             if self._performed:
-                value(*arguments, **options)
+                with suppress(PyMongoError):  # It is part of the reply.
+                    value(*arguments, **options)
+            self._meanwhile()
             raise AutoReconnect("connection closed")
 
-        return lose
+        async def lose_async(*arguments: Any, **options: Any) -> Any:
+            self.lost += 1
+            if self._performed:
+                with suppress(PyMongoError):
+                    await value(*arguments, **options)
+            self._meanwhile()
+            raise AutoReconnect("connection closed")
+
+        return lose_async if inspect.iscoroutinefunction(value) else lose
 
 
-def losing(queue: Queue[Any], method: str, *, performed: bool = True) -> ReplyLost:
-    lossy = ReplyLost(core_of(queue).collections.tasks, method, performed=performed)
+def losing(queue: Queue[Any] | AsyncQueue[Any], method: str, **options: Any) -> ReplyLost:
+    lossy = ReplyLost(core_of(queue).collections.tasks, method, **options)
     core_of(queue).collections.tasks = lossy
     return lossy
 
@@ -221,6 +243,147 @@ def test_batch_insert_whose_reply_was_lost_reports_no_duplicates(
     report = microqueue_queue.enqueue_many([{"n": n} for n in range(10)])
     assert (report.added, report.duplicates) == (10, [])
     assert microqueue_queue.stats().ready == 10
+
+
+# Dead letters in their own collection: the task may have moved there before the repeat.
+
+SEPARATE_DLQ = QueueSettings(dead_letters="collection")
+OWN_IDS = [None, "own"]
+
+
+def fail_all(queue: Queue[Any]) -> None:
+    for task in queue.pop_many(10):
+        queue.mark_failure(task, "broken")
+
+
+def discard_all(queue: Queue[Any]) -> None:
+    fail_all(queue)
+    queue.dead_letters.discard(DeadLetterFilter())
+
+
+def replay_and_purge_all(queue: Queue[Any]) -> None:
+    fail_all(queue)
+    queue.dead_letters.replay(DeadLetterFilter())
+    queue.mark_done_many(queue.pop_many(10))
+    queue.purge(status="done")
+
+
+ENDS: dict[str, tuple[Callable[[Queue[Any]], None], bool]] = {
+    "failed": (fail_all, True),
+    "discarded": (discard_all, False),
+    "replayed": (replay_and_purge_all, False),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("task_id", OWN_IDS)
+def test_insert_whose_task_left_before_the_repeat_is_neither_a_duplicate_nor_made_twice(
+    microqueue_database: Any, task_id: Any, end: str
+) -> None:
+    queue = Queue[Any](microqueue_database, settings=SEPARATE_DLQ)
+    other = Queue[Any](microqueue_database, settings=SEPARATE_DLQ)
+    queue.ensure_indexes()
+    act, stays = ENDS[end]
+    lossy = losing(queue, "insert_one", meanwhile=lambda: act(other))
+
+    task = queue.enqueue({"n": 1}, task_id=task_id)
+
+    assert lossy.lost == 1
+    assert core_of(other).collections.tasks.count_documents({}) == 0
+    assert [one.id for one in other.dead_letters.list()] == ([task.id] if stays else [])
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("task_id", OWN_IDS)
+def test_batch_whose_tasks_left_before_the_repeat_is_neither_duplicate_nor_made_twice(
+    microqueue_database: Any, task_id: Any, end: str
+) -> None:
+    queue = Queue[Any](microqueue_database, settings=SEPARATE_DLQ)
+    other = Queue[Any](microqueue_database, settings=SEPARATE_DLQ)
+    queue.enqueue({}, task_id="foreign")
+    fail_all(other)
+    (foreign,) = other.dead_letters.list()
+    queue.enqueue({}, task_id="waits", delay=3600)
+    ends, stays = ENDS[end]
+
+    def meanwhile() -> None:
+        core_of(other).collections.dead_letters.delete_one({"_id": "foreign"})
+        ends(other)
+        core_of(other).collections.dead_letters.insert_one(foreign_letter)
+
+    foreign_letter = core_of(other).collections.dead_letters.find_one({"_id": foreign.id})
+    lossy = losing(queue, "insert_many", meanwhile=meanwhile)
+    new = [NewTask[Any](payload={"n": n}, task_id=task_id and f"{task_id}{n}") for n in range(3)]
+    late = NewTask[Any](payload={}, task_id=task_id and "late", delay=3600)
+    dead = NewTask[Any](payload={}, task_id="foreign")
+    live = NewTask[Any](payload={}, task_id="waits")
+    twice = [NewTask[Any](payload={"n": 9}, task_id=task_id)] if task_id else []
+
+    report = queue.enqueue_many([*new, late, dead, live, *twice, *twice])
+
+    assert lossy.lost == 1
+    duplicates = ["foreign", "waits", *(["own"] if twice else [])]
+    assert [one.task_id for one in report.duplicates] == duplicates
+    assert report.added == 4 + len(twice)
+    assert core_of(other).collections.tasks.count_documents({}) == 2, (
+        "the late one, and the one that waits"
+    )
+    assert len(other.dead_letters.list()) == 1 + (3 + len(twice)) * stays
+
+
+def test_insert_that_is_stored_is_not_repeated_where_its_task_may_move(
+    victim: Queue[Any], commands: Commands
+) -> None:
+    queue = Queue[Any](core_of(victim).collections.tasks, settings=SEPARATE_DLQ)
+    queue.ensure_indexes()
+    commands.names.clear()
+    losing(queue, "insert_one")
+
+    queue.enqueue({}, task_id="own")
+
+    assert commands.names.count("insert") == 1, "its task could have moved before the repeat"
+    assert queue.stats().ready == 1
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_insert_that_was_not_made_is_repeated_until_the_deadline(
+    victim: Queue[Any], microqueue_client: MongoClient[Any], many: bool
+) -> None:
+    def add(queue: Queue[Any]) -> object:
+        return queue.enqueue_many([{}, {}]) if many else queue.enqueue({})
+
+    queue = Queue[Any](core_of(victim).collections.tasks, settings=SEPARATE_DLQ)
+    with failing(microqueue_client, ["insert"], times=4, errorCode=10107):
+        add(queue)
+    assert queue.stats().ready == 1 + many
+
+    hurried = SEPARATE_DLQ.model_copy(update={"retry_deadline": timedelta(seconds=0.3)})
+    queue = Queue[Any](core_of(victim).collections.tasks, settings=hurried)
+    queue.now()
+    with failing(microqueue_client, ["insert"], times=10_000, errorCode=10107):
+        started = time.monotonic()
+        with pytest.raises(ServerUnavailable) as caught:
+            add(queue)
+    assert time.monotonic() - started < 5
+    assert isinstance(caught.value.__cause__, PyMongoError)
+    assert queue.stats().ready == 1 + many
+
+
+async def test_async_insert_whose_task_left_before_the_repeat_is_not_made_twice(
+    database_uri: str, microqueue_database: Any
+) -> None:
+    other = Queue[Any](microqueue_database, settings=SEPARATE_DLQ)
+    async with AsyncQueue[Any].from_uri(database_uri, settings=SEPARATE_DLQ) as queue:
+        await queue.ensure_indexes()
+        for method in ("insert_one", "insert_many"):
+            lossy = losing(queue, method, meanwhile=lambda: fail_all(other))
+            if method == "insert_one":
+                await queue.enqueue({}, task_id=method)
+            else:
+                await queue.enqueue_many([NewTask[Any](payload={}, task_id=method)])
+            assert lossy.lost == 1
+    assert core_of(other).collections.tasks.count_documents({}) == 0
+    assert {one.id for one in other.dead_letters.list()} == {"insert_one", "insert_many"}
 
 
 @pytest.mark.parametrize("name", ["mark_done", "mark_retry", "mark_failure", "release"])
