@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, Unpack
 
 from pymongo import AsyncMongoClient
 
 from microqueue.arguments import check_clock, check_count, check_settings, check_worker_id
-from microqueue.backoff import BackoffPolicy
 from microqueue.clock import Clock
 from microqueue.core import AsyncCore
 from microqueue.dead_letters import AsyncDeadLetters
@@ -23,7 +22,7 @@ from microqueue.drivers.retry import CLOSE_SEC
 from microqueue.drivers.sync import bounded
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, LeaseLost, MicroqueueError
-from microqueue.new_task import EnqueueReport, NewTask
+from microqueue.new_task import EnqueueOptions, EnqueueReport, NewTask
 from microqueue.operations.call import Operation
 from microqueue.reports import Pause, QueueStats, WorkerInfo
 from microqueue.settings import QueueSettings
@@ -151,36 +150,19 @@ class AsyncQueue(Generic[PayloadT]):
         self,
         payload: PayloadT,
         *,
-        priority: int = 0,
-        delay: Duration | None = None,
-        eta: datetime | None = None,
-        max_attempts: int | None = None,
-        backoff: BackoffPolicy | None = None,
-        visibility_timeout: Duration | None = None,
-        dedupe_key: str | None = None,
-        expires_in: Duration | None = None,
-        task_id: TaskId | None = None,
-        headers: dict[str, Any] | None = None,
         session: Any = None,
+        **options: Unpack[EnqueueOptions],
     ) -> Task[PayloadT]:
         """See :meth:`Queue.enqueue`."""
-        new = NewTask[Any](
-            payload=payload,
-            priority=priority,
-            delay=delay,
-            eta=eta,
-            max_attempts=max_attempts,
-            backoff=backoff,
-            visibility_timeout=visibility_timeout,
-            dedupe_key=dedupe_key,
-            expires_in=expires_in,
-            task_id=task_id,
-            headers={} if headers is None else headers,
-        )
+        new = NewTask[Any](payload=payload, **options)
         return await self._core.run(self._core.enqueue(new, session))
 
     async def enqueue_many(
-        self, items: Iterable[PayloadT | NewTask[PayloadT]], *, session: Any = None, **options: Any
+        self,
+        items: Iterable[PayloadT | NewTask[PayloadT]],
+        *,
+        session: Any = None,
+        **options: Unpack[EnqueueOptions],
     ) -> EnqueueReport[PayloadT]:
         """See :meth:`Queue.enqueue_many`."""
         return await self._core.run(self._core.enqueue_many(items, options, session))

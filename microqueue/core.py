@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from microqueue.arguments import (
     check_code,
@@ -37,7 +37,7 @@ from microqueue.clock import LARGEST_SKEW, TICK, Clock, later
 from microqueue.durations import Duration, duration_argument, to_positive_timedelta
 from microqueue.errors import InvalidArgument, InvalidPayload, LeaseLost
 from microqueue.model import shorten
-from microqueue.new_task import AddedTasks, Duplicate, EnqueueReport, NewTask
+from microqueue.new_task import AddedTasks, Duplicate, EnqueueOptions, EnqueueReport, NewTask
 from microqueue.operations import (
     administration,
     claim,
@@ -177,12 +177,12 @@ class QueueCore(Generic[PayloadT]):
         return Task.from_document(document, given)
 
     def enqueue_many(
-        self, items: Iterable[Any], options: dict[str, Any], session: Any
+        self, items: Iterable[Any], options: EnqueueOptions, session: Any
     ) -> Operation[EnqueueReport[PayloadT]]:
         # Everything is checked before anything is written.
         """Perform :meth:`Queue.enqueue_many`."""
         if "payload" in options:
-            raise refused("payload", options["payload"], "the items are the payloads")
+            raise refused("payload", cast("Any", options)["payload"], "the items are the payloads")
         given = list(check_several("items", items, "give a list of payloads or NewTasks"))
         bare: NewTask[Any] = NewTask(payload=None, **options)
         news = [item if isinstance(item, NewTask) else bare for item in given]

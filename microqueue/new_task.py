@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, Unpack, overload
 from uuid import UUID
 
 from bson import ObjectId
@@ -21,11 +21,39 @@ from microqueue.model import Model
 from microqueue.task import LARGEST_PRIORITY, PayloadT, Task, TaskId
 
 
-class NewTask(Model, Generic[PayloadT]):
-    """A task to add: its payload, and options for this task alone.
+class EnqueueOptions(TypedDict, total=False):
+    """The options of one task: the one definition for everything that adds tasks.
 
-    ``delay`` and ``eta`` say when it may first be delivered; ``expires_in`` how long it may
-    wait for delivery before it fails with code ``expired``. Instants need a timezone.
+    ``Queue.enqueue`` and ``enqueue_many``, :class:`NewTask`, named tasks, the command line, the
+    REST interface and Spark use it.
+    """
+
+    priority: int
+    """0 to 255; higher is delivered first. Default: 0."""
+    delay: Duration | None
+    """Deliver the task this much later, at the earliest."""
+    eta: datetime | None
+    """Deliver the task at this instant at the earliest; it needs a timezone."""
+    max_attempts: int | None
+    """Deliveries in all, before the task is a dead letter. Default: the queue's setting."""
+    backoff: BackoffPolicy | None
+    """The waits between attempts. Default: the queue's setting."""
+    visibility_timeout: Duration | None
+    """The length of a lease. Default: the queue's setting."""
+    dedupe_key: str | None
+    """Reject the task while a live one has the same key."""
+    expires_in: Duration | None
+    """Fail the task, with code ``expired``, if it is waiting after this time."""
+    task_id: TaskId | None
+    """The id of the task. Default: a new ``ObjectId``."""
+    headers: dict[str, Any] | None
+    """Values stored beside the payload, for middleware such as tracing."""
+
+
+class NewTask(Model, Generic[PayloadT]):
+    """A task to add: its payload, and the options of this task.
+
+    The options are those of :class:`EnqueueOptions`, as :meth:`Queue.enqueue` describes them.
     """
 
     payload: SkipValidation[PayloadT]  # The queue knows the model, and checks it.
@@ -40,23 +68,14 @@ class NewTask(Model, Generic[PayloadT]):
     task_id: ObjectId | UUID | str | int | None = None
     headers: dict[str, Any] = Field(default_factory=dict)
 
-    if TYPE_CHECKING:  # Type checkers would ask for what is stored, not for what may be given.
+    if TYPE_CHECKING:  # Type checkers would ask for the stored types, not the accepted ones.
 
-        def __init__(
-            self,
-            *,
-            payload: PayloadT,
-            priority: int = 0,
-            delay: Duration | None = None,
-            eta: datetime | None = None,
-            max_attempts: int | None = None,
-            backoff: BackoffPolicy | None = None,
-            visibility_timeout: Duration | None = None,
-            dedupe_key: str | None = None,
-            expires_in: Duration | None = None,
-            task_id: TaskId | None = None,
-            headers: dict[str, Any] = ...,
-        ) -> None: ...
+        def __init__(self, *, payload: PayloadT, **options: Unpack[EnqueueOptions]) -> None: ...
+
+    @field_validator("headers", mode="before")
+    @classmethod
+    def _none_means_no_headers(cls, headers: Any) -> Any:
+        return {} if headers is None else headers
 
     @field_validator("task_id", mode="before")
     @classmethod

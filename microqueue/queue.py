@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, Unpack
 
 from pymongo import MongoClient
 
 from microqueue.arguments import check_clock, check_count, check_settings, check_worker_id
-from microqueue.backoff import BackoffPolicy
 from microqueue.clock import Clock
 from microqueue.core import SyncCore
 from microqueue.dead_letters import DeadLetters
@@ -21,7 +20,7 @@ from microqueue.drivers.retry import CLOSE_SEC
 from microqueue.drivers.sync import SyncDriver, bounded
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, LeaseLost
-from microqueue.new_task import EnqueueReport, NewTask
+from microqueue.new_task import EnqueueOptions, EnqueueReport, NewTask
 from microqueue.reports import Pause, QueueStats, WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, PayloadT, Task, TaskId, TaskStatus
@@ -156,17 +155,8 @@ class Queue(Generic[PayloadT]):
         self,
         payload: PayloadT,
         *,
-        priority: int = 0,
-        delay: Duration | None = None,
-        eta: datetime | None = None,
-        max_attempts: int | None = None,
-        backoff: BackoffPolicy | None = None,
-        visibility_timeout: Duration | None = None,
-        dedupe_key: str | None = None,
-        expires_in: Duration | None = None,
-        task_id: TaskId | None = None,
-        headers: dict[str, Any] | None = None,
         session: Any = None,
+        **options: Unpack[EnqueueOptions],
     ) -> Task[PayloadT]:
         """Add a task; when this returns, it is stored.
 
@@ -177,23 +167,15 @@ class Queue(Generic[PayloadT]):
         it is repeated, which is safe as the id is fixed before. Who calls again after an error
         gives a ``task_id`` or ``dedupe_key``: without, that is another task.
         """
-        new = NewTask[Any](
-            payload=payload,
-            priority=priority,
-            delay=delay,
-            eta=eta,
-            max_attempts=max_attempts,
-            backoff=backoff,
-            visibility_timeout=visibility_timeout,
-            dedupe_key=dedupe_key,
-            expires_in=expires_in,
-            task_id=task_id,
-            headers={} if headers is None else headers,
-        )
+        new = NewTask[Any](payload=payload, **options)
         return self._core.run(self._core.enqueue(new, session))
 
     def enqueue_many(
-        self, items: Iterable[PayloadT | NewTask[PayloadT]], *, session: Any = None, **options: Any
+        self,
+        items: Iterable[PayloadT | NewTask[PayloadT]],
+        *,
+        session: Any = None,
+        **options: Unpack[EnqueueOptions],
     ) -> EnqueueReport[PayloadT]:
         """Add many tasks in few round trips; items are payloads, or ``NewTask`` with options.
 

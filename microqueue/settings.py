@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import Field, ValidationError
 
@@ -33,6 +33,28 @@ JSON_EXAMPLE = '{"base_sec": 5, "jitter": "none"}'
 """How a backoff is written in the environment, the only setting that has fields."""
 
 logger = logging.getLogger("microqueue.settings")
+
+
+class SettingsOptions(TypedDict, total=False):
+    """What :class:`QueueSettings` accepts, for type checkers: durations as numbers, too."""
+
+    max_attempts: int
+    visibility_timeout: Duration
+    backoff: BackoffPolicy
+    max_crashes: int
+    history_limit: int
+    retention: Duration | None
+    dead_letters: Literal["status", "collection"]
+    poll_interval: Duration
+    retry_deadline: Duration
+    call_timeout: Duration
+    long_call_timeout: Duration
+    server_timeout: Duration
+    batch_size: int
+    promote_limit: int
+    lock_ttl: Duration
+    count_limit: int
+    ensure_indexes: bool
 
 
 class QueueSettings(Model):
@@ -77,29 +99,9 @@ class QueueSettings(Model):
     ensure_indexes: bool = True
     """Create missing indexes before the first write, or leave that to the deployment."""
 
-    if TYPE_CHECKING:  # Type checkers would ask for what is stored, not for what may be given.
+    if TYPE_CHECKING:  # Type checkers would ask for the stored types, not the accepted ones.
 
-        def __init__(
-            self,
-            *,
-            max_attempts: int = 10,
-            visibility_timeout: Duration = ...,
-            backoff: BackoffPolicy = ...,
-            max_crashes: int = 3,
-            history_limit: int = 20,
-            retention: Duration | None = ...,
-            dead_letters: Literal["status", "collection"] = "status",
-            poll_interval: Duration = ...,
-            retry_deadline: Duration = ...,
-            call_timeout: Duration = ...,
-            long_call_timeout: Duration = ...,
-            server_timeout: Duration = ...,
-            batch_size: int = 1000,
-            promote_limit: int = 100,
-            lock_ttl: Duration = ...,
-            count_limit: int = 2000,
-            ensure_indexes: bool = True,
-        ) -> None: ...
+        def __init__(self, **settings: Unpack[SettingsOptions]) -> None: ...
 
     @property
     def separate_dlq(self) -> bool:
@@ -114,7 +116,7 @@ class QueueSettings(Model):
 
     @classmethod
     def from_environment(
-        cls, environment: Mapping[str, str] | None = None, **overrides: Any
+        cls, environment: Mapping[str, str] | None = None, **overrides: Unpack[SettingsOptions]
     ) -> Self:
         """Read ``MICROQUEUE_*``; values given here win over the environment.
 

@@ -16,6 +16,7 @@ from microqueue.cli.session import Session
 from microqueue.core import core_of
 from microqueue.errors import DuplicateTask, InvalidArgument, TaskNotFound
 from microqueue.masking import TELLING_KEYS, Masker
+from microqueue.new_task import EnqueueOptions
 from microqueue.operations.diagnostics import queue_names
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
@@ -81,7 +82,7 @@ def enqueue(
     """Enqueue a task. It is stored when the command returns."""
     if if_absent and task_id is None and dedupe_key is None:
         raise typer.BadParameter("--if-absent needs --id or --dedupe-key.")
-    options: dict[str, Any] = {
+    options: EnqueueOptions = {
         "priority": priority,
         "delay": delay,
         "eta": eta,
@@ -119,7 +120,7 @@ def enqueue(
 
 
 def _add_if_absent(
-    queue: Queue[Any], payload: dict[str, Any], options: dict[str, Any]
+    queue: Queue[Any], payload: dict[str, Any], options: EnqueueOptions
 ) -> tuple[Task[Any], bool]:
     """Add a task, or find the one with its id or dedupe key.
 
@@ -144,7 +145,7 @@ def _add_if_absent(
 def _enqueue_many(
     session: Session,
     payload: str,
-    options: dict[str, Any],
+    options: EnqueueOptions,
     *,
     dedupe_key: str | None,
     task_id: str | None,

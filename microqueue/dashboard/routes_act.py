@@ -31,6 +31,7 @@ from microqueue.dashboard.requests import (
 from microqueue.dashboard.views import EnqueuedTask, FieldNote, TaskDetail, shown_id
 from microqueue.dlq import DeadLetterFilter
 from microqueue.errors import MicroqueueError, TaskNotFound, WrongStatus
+from microqueue.new_task import EnqueueOptions
 from microqueue.operations import administration
 from microqueue.payload import check_encodable
 from microqueue.sweeper import SweepReport
@@ -67,7 +68,7 @@ class Paused(BaseModel):
 async def enqueue(request: Request, context: DashboardContext, body: NewTaskBody) -> EnqueuedTask:
     """Add a task by hand. What is not valid is rejected before anything is stored."""
     queue = context.access.queue(body.queue)
-    given: dict[str, Any] = {
+    given: EnqueueOptions = {
         "priority": body.priority,
         "delay": body.delay_sec,
         "max_attempts": body.max_attempts,

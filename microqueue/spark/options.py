@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -23,6 +23,7 @@ from microqueue.embedded import default_directory, running
 from microqueue.errors import InvalidArgument
 from microqueue.extended_json import from_json
 from microqueue.model import Model
+from microqueue.new_task import EnqueueOptions
 from microqueue.spark.columns import PAYLOAD_OFF, select_columns
 
 SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
@@ -132,11 +133,12 @@ class SinkOptions(LocationOptions):
         return self
 
     @property
-    def task_options(self) -> dict[str, Any]:
+    def task_options(self) -> EnqueueOptions:
         """The enqueue options for rows that do not set their own."""
         names = ("priority", "max_attempts", "delay", "expires_in", "visibility_timeout")
         given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value is not None}
+        options = {name: value for name, value in given.items() if value is not None}
+        return cast("EnqueueOptions", options)
 
 
 class SelectionOptions(LocationOptions):

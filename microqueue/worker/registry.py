@@ -6,7 +6,6 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from types import SimpleNamespace
 from typing import (
     Any,
@@ -32,10 +31,10 @@ from microqueue.backoff import BackoffPolicy
 from microqueue.durations import Duration, PositiveDuration
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.model import Model
-from microqueue.new_task import NewTask
+from microqueue.new_task import EnqueueOptions, NewTask
 from microqueue.payload import PayloadCodec
 from microqueue.queue import Queue
-from microqueue.task import NAME_HEADER, Task, TaskId
+from microqueue.task import NAME_HEADER, Task
 from microqueue.worker.handlers import CONTEXT, AsyncContext, Context, Handler, unknown_task
 from microqueue.worker.outcomes import ExceptionPolicy, Fail
 
@@ -171,20 +170,11 @@ R = TypeVar("R")
 ContextT = TypeVar("ContextT", Context, AsyncContext)
 
 
-class EnqueueOptions(TypedDict, total=False):
-    """What :meth:`NamedTask.options` takes; each is as in :meth:`Queue.enqueue`."""
+class NamedTaskOptions(EnqueueOptions, total=False):
+    """The options of a named task: those of ``Queue.enqueue``."""
 
-    priority: int
-    delay: Duration | None
-    eta: datetime | None
-    max_attempts: int | None
-    backoff: BackoffPolicy | None
-    visibility_timeout: Duration | None
-    dedupe_key: str | None
-    expires_in: Duration | None
-    task_id: TaskId | None
-    headers: dict[str, Any]
     session: Any
+    """A session of the queue's client, to join the caller's transaction."""
 
 
 class NamedTask(Generic[CallP, P, R]):
@@ -202,7 +192,7 @@ class NamedTask(Generic[CallP, P, R]):
         *,
         arguments: Arguments,
         handler: Handler,
-        options: EnqueueOptions,
+        options: NamedTaskOptions,
     ) -> None:
         functools.update_wrapper(self, function)
         self.name = name
@@ -244,7 +234,7 @@ class NamedTask(Generic[CallP, P, R]):
         """Call the plain function, here and now."""
         return self._function(*args, **kwargs)
 
-    def options(self, **options: Unpack[EnqueueOptions]) -> NamedTask[CallP, P, R]:
+    def options(self, **options: Unpack[NamedTaskOptions]) -> NamedTask[CallP, P, R]:
         """Give the same task with these options for what is enqueued through it."""
         return NamedTask(
             self.name,
@@ -283,8 +273,8 @@ class NamedTask(Generic[CallP, P, R]):
         payload = self._arguments.dump(args, kwargs)
         return queue.enqueue(payload, **self._named_options())
 
-    def _named_options(self) -> EnqueueOptions:
-        headers = {**self._options.get("headers", {}), NAME_HEADER: self.name}
+    def _named_options(self) -> NamedTaskOptions:
+        headers = {**(self._options.get("headers") or {}), NAME_HEADER: self.name}
         return {**self._options, "headers": headers}
 
 
@@ -400,7 +390,7 @@ class Tasks:
         return found.handler
 
 
-def check_options(options: EnqueueOptions) -> EnqueueOptions:
+def check_options(options: NamedTaskOptions) -> NamedTaskOptions:
     """Refuse options that ``enqueue`` would refuse, and a header in the name's place."""
     stored: dict[str, Any] = {key: value for key, value in options.items() if key != "session"}
     headers = NewTask[Any](payload={}, **stored).headers

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
-import ast
-import inspect
 import logging
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from pydantic import BaseModel
 
 from microqueue import BackoffPolicy, InvalidArgument, NewTask, QueueSettings
 from microqueue.model import Model
-from microqueue.settings import JSON_EXAMPLE
+from microqueue.new_task import EnqueueOptions
+from microqueue.settings import JSON_EXAMPLE, SettingsOptions
 from microqueue.worker.options import WorkerOptions
 
 
@@ -144,13 +143,20 @@ def test_type_checkers_take_seconds_for_durations() -> None:
         QueueSettings(max_attempts="3")  # type: ignore[arg-type]  # The point.
 
 
-@pytest.mark.parametrize("model", [QueueSettings, NewTask])
-def test_type_checkers_know_every_field(model: type[BaseModel]) -> None:
-    (body,) = ast.parse(inspect.getsource(model)).body
-    (init,) = [
-        one for one in ast.walk(body) if isinstance(one, ast.FunctionDef) and one.name == "__init__"
-    ]
-    assert [one.arg for one in init.args.kwonlyargs] == list(model.model_fields)
+@pytest.mark.parametrize(
+    ("model", "options"), [(QueueSettings, SettingsOptions), (NewTask, EnqueueOptions)]
+)
+def test_type_checkers_know_every_field(model: type[BaseModel], options: Any) -> None:
+    fields = dict(model.model_fields)
+    fields.pop("payload", None)
+    accepted = get_type_hints(options)
+    assert list(accepted) == list(fields)
+    for name, field in fields.items():  # What is stored is accepted, and None only where it is.
+        assert (field.default is None) <= accepts_none(accepted[name]), name
+
+
+def accepts_none(annotation: Any) -> bool:
+    return type(None) in get_args(annotation)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from microqueue.arguments import check_name, refused
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.extended_json import from_json
 from microqueue.model import shorten
-from microqueue.new_task import NewTask
+from microqueue.new_task import EnqueueOptions, NewTask
 from microqueue.operations import bulk_load
 from microqueue.operations.call import Document
 from microqueue.operations.enqueue import new_document
@@ -43,18 +43,7 @@ from microqueue.spark.write import columnar
 from microqueue.worker.handlers import load_model
 
 PAYLOAD, QUEUE = "payload", "queue"
-OPTION_COLUMNS = frozenset(
-    {
-        "priority",
-        "delay",
-        "eta",
-        "max_attempts",
-        "visibility_timeout",
-        "dedupe_key",
-        "expires_in",
-        "headers",
-    }
-)
+OPTION_COLUMNS = frozenset(EnqueueOptions.__annotations__) - {"backoff", "task_id"}
 KEY_TYPES = (StringType, IntegralType)
 PAYLOAD_TYPES = (StructType, MapType, StringType, NullType)
 
