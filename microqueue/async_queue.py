@@ -30,10 +30,21 @@ from microqueue.task import DEFAULT_QUEUE, PayloadT, Task, TaskId, TaskStatus
 
 
 class AsyncQueue(Generic[PayloadT]):
-    """A named queue in one MongoDB collection, for one event loop.
+    """A named queue in one MongoDB collection. For one event loop.
 
-    Takes a database, or a collection, of PyMongo's async client or of Motor. Every method
-    does what the one of the same name in :class:`Queue` does, with the same guarantees.
+    Every call is bounded by the timeouts in ``settings``. If MongoDB cannot be reached in time, it
+    raises :class:`ServerUnavailable`; if MongoDB rejects the operation, :class:`OperationFailed`.
+
+    Args:
+        database_or_collection: A database of PyMongo's async client or of Motor, whose ``tasks``
+            collection is used, or a collection.
+        name: The name of the queue. Any number of queues share a collection.
+        settings: Settings of the queue. Default: read from ``MICROQUEUE_*`` in the environment.
+        payload_model: A pydantic model: payloads go in and come out as its instances.
+        clock: The clock of the queue. Default: the server's.
+
+    Raises:
+        InvalidArgument: An argument is not valid.
     """
 
     def __init__(
@@ -84,7 +95,7 @@ class AsyncQueue(Generic[PayloadT]):
 
     @property
     def dead_letters(self) -> AsyncDeadLetters[PayloadT]:
-        """The failed tasks of the queue: list, replay, discard."""
+        """The failed tasks of the queue: list, replay or discard them."""
         return self._dead_letters
 
     @classmethod
@@ -99,7 +110,28 @@ class AsyncQueue(Generic[PayloadT]):
         collection: str | None = None,
         **client_options: Any,
     ) -> Self:
-        """See :meth:`Queue.from_uri`; the client is PyMongo's own ``AsyncMongoClient``."""
+        """Connect to a MongoDB server and open a queue.
+
+        A server that does not answer is an error at the first use, after
+        ``settings.server_timeout``.
+
+        Args:
+            uri: The address. Default: ``MICROQUEUE_URI``, else the embedded server.
+            name: The name of the queue.
+            settings: As for the class.
+            payload_model: As for the class.
+            clock: As for the class.
+            collection: The collection. Default: ``tasks``. The database is the URI's, else
+                ``microqueue``.
+            **client_options: Options of ``AsyncMongoClient``.
+
+        Returns:
+            The queue. :meth:`close` it at the end, or use it in a ``with`` block.
+
+        Raises:
+            InvalidArgument: The URI or another argument is not valid.
+            EmbeddedServerError: The embedded server could not be started.
+        """
         settings = check_settings(settings)
         connection = Connection(
             AsyncMongoClient,
@@ -123,7 +155,7 @@ class AsyncQueue(Generic[PayloadT]):
         return queue
 
     async def close(self) -> None:
-        """See :meth:`Queue.close`."""
+        """Close the client, and the embedded server, if :meth:`from_uri` opened them."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             with bounded(CLOSE_SEC):  # It tells the server which sessions have ended.
@@ -137,11 +169,23 @@ class AsyncQueue(Generic[PayloadT]):
         await self.close()
 
     async def now(self) -> datetime:
-        """See :meth:`Queue.now`."""
+        """Return the time by the queue's clock: the server's."""
         return await self._core.run(self._core.now())
 
     async def ensure_indexes(self, *, adjust: bool = True) -> list[str]:
-        """See :meth:`Queue.ensure_indexes`."""
+        """Create missing indexes and adjust the retention. Safe to repeat.
+
+        Args:
+            adjust: Set the retention of the collection to that of the settings. If false, the
+                retention that the collection has is kept.
+
+        Returns:
+            The names of the indexes that were created.
+
+        Raises:
+            IndexConflict: An index with the same name or keys exists in another shape.
+            DuplicatesStored: Live tasks share a dedupe key.
+        """
         return await self._core.run(self._core.ensure_indexes(adjust=adjust))
 
     # Produce
@@ -153,7 +197,36 @@ class AsyncQueue(Generic[PayloadT]):
         session: Any = None,
         **options: Unpack[EnqueueOptions],
     ) -> Task[PayloadT]:
-        """See :meth:`Queue.enqueue`."""
+        """Add a task. When the call returns, the task is stored.
+
+        A lost connection is retried safely, as the id is fixed first. To repeat the call after an
+        error, pass a ``task_id`` or ``dedupe_key``: without them, a second call adds a second task.
+
+        Args:
+            payload: The data of the task: a dict, or an instance of ``payload_model``.
+            session: A session of the queue's own client, to add the task in the caller's
+                transaction.
+            **options: Options of this task, see :class:`EnqueueOptions`:
+
+                - ``priority``: 0 to 255; higher is delivered first. Default: 0.
+                - ``delay``: deliver the task this much later, at the earliest.
+                - ``eta``: deliver the task at this instant, at the earliest; not with ``delay``.
+                - ``max_attempts``: deliveries in all. Default: the setting.
+                - ``backoff``: the waits between attempts. Default: the setting.
+                - ``visibility_timeout``: the length of a lease. Default: the setting.
+                - ``dedupe_key``: reject the task while a live one has the same key.
+                - ``expires_in``: fail the task, with code ``expired``, if it is waiting then.
+                - ``task_id``: the id of the task. Default: a new ``ObjectId``.
+                - ``headers``: values stored beside the payload.
+
+        Returns:
+            The task as it was stored.
+
+        Raises:
+            DuplicateTask: A live task has the ``dedupe_key``, or any task has the ``task_id``.
+            InvalidPayload: The payload cannot be stored, or does not fit ``payload_model``.
+            InvalidArgument: An option is unknown or its value is not valid.
+        """
         new = NewTask[Any](payload=payload, **options)
         return await self._core.run(self._core.enqueue(new, session))
 
@@ -164,7 +237,24 @@ class AsyncQueue(Generic[PayloadT]):
         session: Any = None,
         **options: Unpack[EnqueueOptions],
     ) -> EnqueueReport[PayloadT]:
-        """See :meth:`Queue.enqueue_many`."""
+        """Add many tasks in few round trips.
+
+        All items are checked before any is written. Duplicates are reported and the others are
+        added. If MongoDB is away for too long, the first ``settings.batch_size`` tasks or more may
+        be stored: with a ``task_id`` or ``dedupe_key`` in each item, the call can be repeated.
+
+        Args:
+            items: Payloads, or :class:`NewTask` with their own options.
+            session: A session of the queue's own client, to join the caller's transaction.
+            **options: Options of the items that are payloads, as in :meth:`enqueue`.
+
+        Returns:
+            The tasks that were added, and the duplicates that were not.
+
+        Raises:
+            InvalidPayload: A payload cannot be stored, or does not fit ``payload_model``.
+            InvalidArgument: An option is unknown or its value is not valid.
+        """
         return await self._core.run(self._core.enqueue_many(items, options, session))
 
     # Claim
@@ -172,7 +262,22 @@ class AsyncQueue(Generic[PayloadT]):
     async def pop(
         self, *, worker_id: str | None = None, wait: Duration | None = None
     ) -> Task[PayloadT] | None:
-        """See :meth:`Queue.pop`."""
+        """Claim the next task under a lease.
+
+        With ``wait``, the call waits on a change stream where the server has one, and polls where
+        it has none. A claim is not repeated blindly after a lost connection: it is looked up by its
+        token. If that fails too, the error is raised and the lease expires.
+
+        Args:
+            worker_id: The name of the worker, stored in the task. Default: host and process id.
+            wait: How long to wait for a task. Default: not at all.
+
+        Returns:
+            The task, or ``None`` if none is ready or the queue is paused.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
+        """
         limit = duration_argument("wait", wait)
         check_worker_id(worker_id)
         task = await self._pop_now(worker_id)
@@ -195,7 +300,18 @@ class AsyncQueue(Generic[PayloadT]):
                 )
 
     async def pop_many(self, limit: int, *, worker_id: str | None = None) -> list[Task[PayloadT]]:
-        """See :meth:`Queue.pop_many`."""
+        """Claim up to ``limit`` tasks at once, in queue order, under one lease token.
+
+        Args:
+            limit: The largest number of tasks.
+            worker_id: The name of the worker, stored in the tasks. Default: host and process id.
+
+        Returns:
+            The tasks; an empty list if none is ready or the queue is paused.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
+        """
         return await self._claim(
             self._core.pop_many(check_count("limit", limit), check_worker_id(worker_id))
         )
@@ -218,11 +334,29 @@ class AsyncQueue(Generic[PayloadT]):
     # Settle
 
     async def mark_done(self, task: Task[Any], *, result: Any = None, session: Any = None) -> None:
-        """See :meth:`Queue.mark_done`."""
+        """Finish a task. Safe to repeat.
+
+        Args:
+            task: The task that :meth:`pop` returned.
+            result: A value to store with the task.
+            session: A session of the queue's own client, to finish the task in the caller's
+                transaction.
+
+        Raises:
+            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+            InvalidArgument: An argument is not valid.
+        """
         await self._core.run(self._core.mark_done(task, result, session))
 
     async def mark_done_many(self, tasks: Iterable[Task[Any]]) -> list[LeaseLost]:
-        """See :meth:`Queue.mark_done_many`."""
+        """Finish many tasks with one write per batch that was popped. Safe to repeat.
+
+        Args:
+            tasks: Tasks that :meth:`pop` or :meth:`pop_many` returned.
+
+        Returns:
+            One error per task whose lease was lost; the other tasks are done.
+        """
         return await self._core.run(self._core.mark_done_many(tasks))
 
     async def mark_retry(
@@ -233,29 +367,85 @@ class AsyncQueue(Generic[PayloadT]):
         code: str | None = None,
         delay: Duration | None = None,
     ) -> TaskStatus:
-        """See :meth:`Queue.mark_retry`."""
+        """Send a task back to wait for another attempt. Safe to repeat.
+
+        After its last attempt, the task becomes a dead letter instead.
+
+        Args:
+            task: The task that :meth:`pop` returned.
+            error: The reason: a message or an exception.
+            code: A short code of the error, to group and filter by.
+            delay: How long to wait. Default: the backoff of the task.
+
+        Returns:
+            The new status of the task: pending, or failed.
+
+        Raises:
+            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+            InvalidArgument: An argument is not valid.
+        """
         return await self._core.run(self._core.mark_retry(task, error, code, delay))
 
     async def mark_failure(
         self, task: Task[Any], message: object, *, code: str | None = None
     ) -> None:
-        """See :meth:`Queue.mark_failure`."""
+        """Make a task a dead letter at once, even if it has attempts left. Safe to repeat.
+
+        Args:
+            task: The task that :meth:`pop` returned.
+            message: The reason: a message or an exception.
+            code: A short code of the error, to group and filter by.
+
+        Raises:
+            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+            InvalidArgument: An argument is not valid.
+        """
         await self._core.run(self._core.mark_failure(task, message, code))
 
     async def touch(
         self, task: Task[PayloadT], *, extend: Duration | None = None
     ) -> Task[PayloadT]:
-        """See :meth:`Queue.touch`."""
+        """Renew the lease of a task.
+
+        Args:
+            task: The task that :meth:`pop` returned.
+            extend: The length of the lease from now on. Default: its usual length.
+
+        Returns:
+            The task with its new lease.
+
+        Raises:
+            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+            InvalidArgument: An argument is not valid.
+        """
         return await self._core.run(self._core.touch(task, extend))
 
     async def release(self, task: Task[Any], *, front: bool = False) -> None:
-        """See :meth:`Queue.release`."""
+        """Return a task to the queue unchanged, with its attempt refunded. Safe to repeat.
+
+        Args:
+            task: The task that :meth:`pop` returned.
+            front: Put the task first among those of its priority.
+
+        Raises:
+            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+        """
         await self._core.run(self._core.release(task, front=front))
 
     # Inspect and administer
 
     async def get(self, task_id: TaskId) -> Task[PayloadT] | None:
-        """See :meth:`Queue.get`."""
+        """Return a task by its id, from any queue of the collection.
+
+        Args:
+            task_id: The id, or its text.
+
+        Returns:
+            The task, or ``None`` if there is none.
+
+        Raises:
+            InvalidArgument: The id is not valid.
+        """
         return await self._core.run(self._core.get(task_id))
 
     async def peek(
@@ -266,15 +456,37 @@ class AsyncQueue(Generic[PayloadT]):
         queue: str | None = None,
         all_queues: bool = False,
     ) -> list[Task[PayloadT]]:
-        """See :meth:`Queue.peek`."""
+        """Return tasks, newest first. Read-only: nothing is claimed.
+
+        Args:
+            limit: The largest number of tasks.
+            status: Only tasks with this status.
+            queue: Another queue of the collection.
+            all_queues: Tasks of all queues of the collection; not with ``queue``.
+
+        Returns:
+            The tasks.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
+        """
         return await self._core.run(self._core.peek(limit, status, queue, all_queues=all_queues))
 
     async def stats(self, *, exact: bool = False) -> QueueStats:
-        """See :meth:`Queue.stats`."""
+        """Count the tasks by status, with the age of the oldest ready one and the next due.
+
+        A count above ``settings.count_limit`` is an estimate, and ``estimated`` names it.
+
+        Args:
+            exact: Count everything. With a million tasks that takes seconds.
+
+        Returns:
+            The counts.
+        """
         return await self._core.run(self._core.stats(exact=exact))
 
     async def workers(self) -> list[WorkerInfo]:
-        """See :meth:`Queue.workers`."""
+        """Return the registered workers of all queues of the collection."""
         return await self._core.run(self._core.workers())
 
     async def purge(
@@ -284,23 +496,66 @@ class AsyncQueue(Generic[PayloadT]):
         older_than: Duration | None = None,
         dry_run: bool = False,
     ) -> int:
-        """See :meth:`Queue.purge`."""
+        """Delete tasks of one status. Leased tasks are never deleted.
+
+        Args:
+            status: The status of the tasks to delete.
+            older_than: Keep tasks that changed within this time.
+            dry_run: Only count them.
+
+        Returns:
+            How many tasks were deleted, or would be.
+
+        Raises:
+            InvalidArgument: An argument is not valid, or the status is ``processing``.
+        """
         return await self._core.run(self._core.purge(status, older_than, dry_run=dry_run))
 
     async def cancel(self, task_id: TaskId) -> Task[PayloadT]:
-        """See :meth:`Queue.cancel`."""
+        """Fail a waiting or running task with code ``cancelled``.
+
+        A running handler, on any machine, is notified within about a second, as if its lease were
+        lost. Its result is discarded.
+
+        Args:
+            task_id: The id, or its text.
+
+        Returns:
+            The cancelled task.
+
+        Raises:
+            TaskNotFound: No task has this id.
+            WrongStatus: The task is finished.
+            InvalidArgument: The id is not valid.
+        """
         return await self._core.run(self._core.cancel(task_id))
 
     # Control
 
     async def pause(self, *, reason: str | None = None) -> Pause:
-        """See :meth:`Queue.pause`."""
+        """Stop deliveries from this queue, for all workers, until :meth:`resume`.
+
+        A pause takes effect within a second. Running tasks finish, and tasks can still be added.
+
+        Args:
+            reason: A text that views and commands show.
+
+        Returns:
+            The pause.
+
+        Raises:
+            InvalidArgument: The reason is not a text.
+        """
         return await self._core.run(self._core.pause(reason))
 
     async def resume(self) -> bool:
-        """See :meth:`Queue.resume`."""
+        """Deliver again.
+
+        Returns:
+            Whether the queue was paused.
+        """
         return await self._core.run(self._core.resume())
 
     async def paused(self) -> Pause | None:
-        """See :meth:`Queue.paused`."""
+        """Return the pause of this queue, or ``None`` if it is not paused."""
         return await self._core.run(self._core.paused())

@@ -29,8 +29,19 @@ from microqueue.task import DEFAULT_QUEUE, PayloadT, Task, TaskId, TaskStatus
 class Queue(Generic[PayloadT]):
     """A named queue in one MongoDB collection. Safe to share between threads.
 
-    Takes a pymongo database, of which it uses the ``tasks`` collection, or a collection.
-    With ``payload_model``, payloads go in and come out as that pydantic model.
+    Every call is bounded by the timeouts in ``settings``. If MongoDB cannot be reached in time, it
+    raises :class:`ServerUnavailable`; if MongoDB rejects the operation, :class:`OperationFailed`.
+
+    Args:
+        database_or_collection: A pymongo database, whose ``tasks`` collection is used, or a
+            collection.
+        name: The name of the queue. Any number of queues share a collection.
+        settings: Settings of the queue. Default: read from ``MICROQUEUE_*`` in the environment.
+        payload_model: A pydantic model: payloads go in and come out as its instances.
+        clock: The clock of the queue. Default: the server's.
+
+    Raises:
+        InvalidArgument: An argument is not valid.
     """
 
     def __init__(
@@ -80,7 +91,7 @@ class Queue(Generic[PayloadT]):
 
     @property
     def dead_letters(self) -> DeadLetters[PayloadT]:
-        """The failed tasks of the queue: list, replay, discard."""
+        """The failed tasks of the queue: list, replay or discard them."""
         return self._dead_letters
 
     @classmethod
@@ -95,10 +106,27 @@ class Queue(Generic[PayloadT]):
         collection: str | None = None,
         **client_options: Any,
     ) -> Self:
-        """Connect to ``uri``, else to ``MICROQUEUE_URI``, else to the embedded server.
+        """Connect to a MongoDB server and open a queue.
 
-        The database is the URI's, else ``microqueue``. ``client_options`` go to ``MongoClient``.
-        A server that is not there is an error after ``settings.server_timeout``, at first use.
+        A server that does not answer is an error at the first use, after
+        ``settings.server_timeout``.
+
+        Args:
+            uri: The address. Default: ``MICROQUEUE_URI``, else the embedded server.
+            name: The name of the queue.
+            settings: As for the class.
+            payload_model: As for the class.
+            clock: As for the class.
+            collection: The collection. Default: ``tasks``. The database is the URI's, else
+                ``microqueue``.
+            **client_options: Options of ``MongoClient``.
+
+        Returns:
+            The queue. :meth:`close` it at the end, or use it in a ``with`` block.
+
+        Raises:
+            InvalidArgument: The URI or another argument is not valid.
+            EmbeddedServerError: The embedded server could not be started.
         """
         settings = check_settings(settings)
         connection = Connection(
@@ -123,7 +151,7 @@ class Queue(Generic[PayloadT]):
         return queue
 
     def close(self) -> None:
-        """Close the client, and the embedded server, if ``from_uri`` opened them."""
+        """Close the client, and the embedded server, if :meth:`from_uri` opened them."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             with bounded(CLOSE_SEC):  # It tells the server which sessions have ended.
@@ -137,15 +165,22 @@ class Queue(Generic[PayloadT]):
         self.close()
 
     def now(self) -> datetime:
-        """Give the time that this queue goes by: the server's."""
+        """Return the time by the queue's clock: the server's."""
         return self._core.run(self._core.now())
 
     def ensure_indexes(self, *, adjust: bool = True) -> list[str]:
-        """Create missing indexes, adjust the retention, and give the names of the new ones.
+        """Create missing indexes and adjust the retention. Safe to repeat.
 
-        With ``adjust=False``, a retention that the collection has stays, whatever the settings
-        say. Safe to repeat. Raises :class:`IndexConflict` if an index of another shape is in
-        the way.
+        Args:
+            adjust: Set the retention of the collection to that of the settings. If false, the
+                retention that the collection has is kept.
+
+        Returns:
+            The names of the indexes that were created.
+
+        Raises:
+            IndexConflict: An index with the same name or keys exists in another shape.
+            DuplicatesStored: Live tasks share a dedupe key.
         """
         return self._core.run(self._core.ensure_indexes(adjust=adjust))
 
@@ -158,14 +193,35 @@ class Queue(Generic[PayloadT]):
         session: Any = None,
         **options: Unpack[EnqueueOptions],
     ) -> Task[PayloadT]:
-        """Add a task; when this returns, it is stored.
+        """Add a task. When the call returns, the task is stored.
 
-        ``priority`` is 0 to 255, higher first. ``delay`` or ``eta`` hold it back; ``expires_in``
-        fails it if it waits then, for its first attempt or for another. Raises
-        :class:`DuplicateTask` if a live task has the ``dedupe_key``, or any task the
-        ``task_id``. With ``session`` it joins the caller's transaction. After a lost connection
-        it is repeated, which is safe as the id is fixed before. Who calls again after an error
-        gives a ``task_id`` or ``dedupe_key``: without, that is another task.
+        A lost connection is retried safely, as the id is fixed first. To repeat the call after an
+        error, pass a ``task_id`` or ``dedupe_key``: without them, a second call adds a second task.
+
+        Args:
+            payload: The data of the task: a dict, or an instance of ``payload_model``.
+            session: A session of the queue's own client, to add the task in the caller's
+                transaction.
+            **options: Options of this task, see :class:`EnqueueOptions`:
+
+                - ``priority``: 0 to 255; higher is delivered first. Default: 0.
+                - ``delay``: deliver the task this much later, at the earliest.
+                - ``eta``: deliver the task at this instant, at the earliest; not with ``delay``.
+                - ``max_attempts``: deliveries in all. Default: the setting.
+                - ``backoff``: the waits between attempts. Default: the setting.
+                - ``visibility_timeout``: the length of a lease. Default: the setting.
+                - ``dedupe_key``: reject the task while a live one has the same key.
+                - ``expires_in``: fail the task, with code ``expired``, if it is waiting then.
+                - ``task_id``: the id of the task. Default: a new ``ObjectId``.
+                - ``headers``: values stored beside the payload.
+
+        Returns:
+            The task as it was stored.
+
+        Raises:
+            DuplicateTask: A live task has the ``dedupe_key``, or any task has the ``task_id``.
+            InvalidPayload: The payload cannot be stored, or does not fit ``payload_model``.
+            InvalidArgument: An option is unknown or its value is not valid.
         """
         new = NewTask[Any](payload=payload, **options)
         return self._core.run(self._core.enqueue(new, session))
@@ -177,13 +233,23 @@ class Queue(Generic[PayloadT]):
         session: Any = None,
         **options: Unpack[EnqueueOptions],
     ) -> EnqueueReport[PayloadT]:
-        """Add many tasks in few round trips; items are payloads, or ``NewTask`` with options.
+        """Add many tasks in few round trips.
 
-        ``options`` are those of ``NewTask``, for the items that are bare payloads. All items
-        are checked before any is written. Duplicates by ``dedupe_key`` or ``task_id`` are
-        reported and the rest is added. Repeated as ``enqueue`` is. If the server is away for too
-        long, the first ``settings.batch_size`` or more may be stored: with ``task_id`` or
-        ``dedupe_key`` in each item, the call can be made again.
+        All items are checked before any is written. Duplicates are reported and the others are
+        added. If MongoDB is away for too long, the first ``settings.batch_size`` tasks or more may
+        be stored: with a ``task_id`` or ``dedupe_key`` in each item, the call can be repeated.
+
+        Args:
+            items: Payloads, or :class:`NewTask` with their own options.
+            session: A session of the queue's own client, to join the caller's transaction.
+            **options: Options of the items that are payloads, as in :meth:`enqueue`.
+
+        Returns:
+            The tasks that were added, and the duplicates that were not.
+
+        Raises:
+            InvalidPayload: A payload cannot be stored, or does not fit ``payload_model``.
+            InvalidArgument: An option is unknown or its value is not valid.
         """
         return self._core.run(self._core.enqueue_many(items, options, session))
 
@@ -192,11 +258,21 @@ class Queue(Generic[PayloadT]):
     def pop(
         self, *, worker_id: str | None = None, wait: Duration | None = None
     ) -> Task[PayloadT] | None:
-        """Claim the next task under a lease, or give ``None``.
+        """Claim the next task under a lease.
 
-        With ``wait``, block up to that long: on a change stream where the server has one,
-        by polling where not. Not repeated blindly after a lost connection: the claim is
-        looked up by its token; if that fails too, the error surfaces and the lease expires.
+        With ``wait``, the call waits on a change stream where the server has one, and polls where
+        it has none. A claim is not repeated blindly after a lost connection: it is looked up by its
+        token. If that fails too, the error is raised and the lease expires.
+
+        Args:
+            worker_id: The name of the worker, stored in the task. Default: host and process id.
+            wait: How long to wait for a task. Default: not at all.
+
+        Returns:
+            The task, or ``None`` if none is ready or the queue is paused.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
         """
         limit = duration_argument("wait", wait)
         check_worker_id(worker_id)
@@ -220,7 +296,18 @@ class Queue(Generic[PayloadT]):
         return tasks[0] if tasks else None
 
     def pop_many(self, limit: int, *, worker_id: str | None = None) -> list[Task[PayloadT]]:
-        """Claim up to ``limit`` tasks at once, under one lease token, in queue order."""
+        """Claim up to ``limit`` tasks at once, in queue order, under one lease token.
+
+        Args:
+            limit: The largest number of tasks.
+            worker_id: The name of the worker, stored in the tasks. Default: host and process id.
+
+        Returns:
+            The tasks; an empty list if none is ready or the queue is paused.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
+        """
         return self._core.run(
             self._core.pop_many(check_count("limit", limit), check_worker_id(worker_id))
         )
@@ -229,11 +316,29 @@ class Queue(Generic[PayloadT]):
     # repeat: the same settlement under the same token is a quiet success.
 
     def mark_done(self, task: Task[Any], *, result: Any = None, session: Any = None) -> None:
-        """Finish a task. With ``session``, in the caller's transaction: all of it, or nothing."""
+        """Finish a task. Safe to repeat.
+
+        Args:
+            task: The task that :meth:`pop` returned.
+            result: A value to store with the task.
+            session: A session of the queue's own client, to finish the task in the caller's
+                transaction.
+
+        Raises:
+            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+            InvalidArgument: An argument is not valid.
+        """
         self._core.run(self._core.mark_done(task, result, session))
 
     def mark_done_many(self, tasks: Iterable[Task[Any]]) -> list[LeaseLost]:
-        """Finish many tasks with one write per batch popped; give those whose lease was lost."""
+        """Finish many tasks with one write per batch that was popped. Safe to repeat.
+
+        Args:
+            tasks: Tasks that :meth:`pop` or :meth:`pop_many` returned.
+
+        Returns:
+            One error per task whose lease was lost; the other tasks are done.
+        """
         return self._core.run(self._core.mark_done_many(tasks))
 
     def mark_retry(
@@ -244,28 +349,81 @@ class Queue(Generic[PayloadT]):
         code: str | None = None,
         delay: Duration | None = None,
     ) -> TaskStatus:
-        """Send a task back to wait out its backoff, or ``delay``; bury it after its last attempt.
+        """Send a task back to wait for another attempt. Safe to repeat.
 
-        ``error`` is a message or an exception. Gives the task's new status.
+        After its last attempt, the task becomes a dead letter instead.
+
+        Args:
+            task: The task that :meth:`pop` returned.
+            error: The reason: a message or an exception.
+            code: A short code of the error, to group and filter by.
+            delay: How long to wait. Default: the backoff of the task.
+
+        Returns:
+            The new status of the task: pending, or failed.
+
+        Raises:
+            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+            InvalidArgument: An argument is not valid.
         """
         return self._core.run(self._core.mark_retry(task, error, code, delay))
 
     def mark_failure(self, task: Task[Any], message: object, *, code: str | None = None) -> None:
-        """Make a task a dead letter at once, whatever attempts it has left."""
+        """Make a task a dead letter at once, even if it has attempts left. Safe to repeat.
+
+        Args:
+            task: The task that :meth:`pop` returned.
+            message: The reason: a message or an exception.
+            code: A short code of the error, to group and filter by.
+
+        Raises:
+            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+            InvalidArgument: An argument is not valid.
+        """
         self._core.run(self._core.mark_failure(task, message, code))
 
     def touch(self, task: Task[PayloadT], *, extend: Duration | None = None) -> Task[PayloadT]:
-        """Renew the lease: it ends ``extend`` from now, or after its usual length."""
+        """Renew the lease of a task.
+
+        Args:
+            task: The task that :meth:`pop` returned.
+            extend: The length of the lease from now on. Default: its usual length.
+
+        Returns:
+            The task with its new lease.
+
+        Raises:
+            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+            InvalidArgument: An argument is not valid.
+        """
         return self._core.run(self._core.touch(task, extend))
 
     def release(self, task: Task[Any], *, front: bool = False) -> None:
-        """Hand a task back unharmed, its attempt refunded; ``front``: first in its priority."""
+        """Return a task to the queue unchanged, with its attempt refunded. Safe to repeat.
+
+        Args:
+            task: The task that :meth:`pop` returned.
+            front: Put the task first among those of its priority.
+
+        Raises:
+            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+        """
         self._core.run(self._core.release(task, front=front))
 
     # Inspect and administer
 
     def get(self, task_id: TaskId) -> Task[PayloadT] | None:
-        """Read one task, of any queue in the collection."""
+        """Return a task by its id, from any queue of the collection.
+
+        Args:
+            task_id: The id, or its text.
+
+        Returns:
+            The task, or ``None`` if there is none.
+
+        Raises:
+            InvalidArgument: The id is not valid.
+        """
         return self._core.run(self._core.get(task_id))
 
     def peek(
@@ -276,9 +434,19 @@ class Queue(Generic[PayloadT]):
         queue: str | None = None,
         all_queues: bool = False,
     ) -> list[Task[PayloadT]]:
-        """Read tasks, newest first; read-only, nothing is claimed.
+        """Return tasks, newest first. Read-only: nothing is claimed.
 
-        ``queue`` names another queue of the collection; ``all_queues`` reads them all.
+        Args:
+            limit: The largest number of tasks.
+            status: Only tasks with this status.
+            queue: Another queue of the collection.
+            all_queues: Tasks of all queues of the collection; not with ``queue``.
+
+        Returns:
+            The tasks.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
         """
         return self._core.run(self._core.peek(limit, status, queue, all_queues=all_queues))
 
@@ -289,11 +457,14 @@ class Queue(Generic[PayloadT]):
 
         Args:
             exact: Count everything. With a million tasks that takes seconds.
+
+        Returns:
+            The counts.
         """
         return self._core.run(self._core.stats(exact=exact))
 
     def workers(self) -> list[WorkerInfo]:
-        """List the workers that have registered and not ended, those of all queues."""
+        """Return the registered workers of all queues of the collection."""
         return self._core.run(self._core.workers())
 
     def purge(
@@ -303,18 +474,37 @@ class Queue(Generic[PayloadT]):
         older_than: Duration | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Delete tasks of one status, done by default; give how many. Never what is leased.
+        """Delete tasks of one status. Leased tasks are never deleted.
 
-        ``older_than`` spares what changed since; ``dry_run`` only counts.
+        Args:
+            status: The status of the tasks to delete.
+            older_than: Keep tasks that changed within this time.
+            dry_run: Only count them.
+
+        Returns:
+            How many tasks were deleted, or would be.
+
+        Raises:
+            InvalidArgument: An argument is not valid, or the status is ``processing``.
         """
         return self._core.run(self._core.purge(status, older_than, dry_run=dry_run))
 
     def cancel(self, task_id: TaskId) -> Task[PayloadT]:
         """Fail a waiting or running task with code ``cancelled``.
 
-        A handler that runs it, on any machine, is told within about a second, as if its
-        lease were lost; what it returns is discarded. Raises :class:`TaskNotFound`, or
-        :class:`WrongStatus` if the task is finished.
+        A running handler, on any machine, is notified within about a second, as if its lease were
+        lost. Its result is discarded.
+
+        Args:
+            task_id: The id, or its text.
+
+        Returns:
+            The cancelled task.
+
+        Raises:
+            TaskNotFound: No task has this id.
+            WrongStatus: The task is finished.
+            InvalidArgument: The id is not valid.
         """
         return self._core.run(self._core.cancel(task_id))
 
@@ -323,14 +513,27 @@ class Queue(Generic[PayloadT]):
     def pause(self, *, reason: str | None = None) -> Pause:
         """Stop deliveries from this queue, for all workers, until :meth:`resume`.
 
-        Takes effect within a second. What already runs goes on; tasks can still be added.
+        A pause takes effect within a second. Running tasks finish, and tasks can still be added.
+
+        Args:
+            reason: A text that views and commands show.
+
+        Returns:
+            The pause.
+
+        Raises:
+            InvalidArgument: The reason is not a text.
         """
         return self._core.run(self._core.pause(reason))
 
     def resume(self) -> bool:
-        """Deliver again; tell whether the queue was paused."""
+        """Deliver again.
+
+        Returns:
+            Whether the queue was paused.
+        """
         return self._core.run(self._core.resume())
 
     def paused(self) -> Pause | None:
-        """Give the pause of this queue, if it is paused."""
+        """Return the pause of this queue, or ``None`` if it is not paused."""
         return self._core.run(self._core.paused())
