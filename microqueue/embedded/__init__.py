@@ -1,9 +1,8 @@
 """Run a real MongoDB server for a laptop, a test or a demo.
 
-``EmbeddedServer.start(directory)`` starts a mongod on 127.0.0.1, or joins the one that runs
-for that directory already. It runs as long as anybody uses it: it ends when the last user has
-called ``stop()``, has exited, or was killed. The keeper holds the other half of this, and
-lists the files of a directory.
+``EmbeddedServer.start(directory)`` starts a mongod on 127.0.0.1, or joins the one that already
+runs for that directory. The server stops when its last user has called ``stop()``, has exited or
+was killed. ``keeper`` runs the mongod, and describes the files of the directory.
 """
 
 from microqueue.embedded.probe import running

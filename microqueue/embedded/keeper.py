@@ -1,21 +1,21 @@
-"""Keep one mongod running as long as somebody uses it, and no longer.
+"""Run one mongod for as long as any process uses it.
 
-This file is a program of its own, detached from the process that starts it, and the
-one place that knows the files of an embedded server's directory:
+This file is a separate program, detached from the process that starts it. It defines the files
+of an embedded server's directory:
 
-    start.lock    held exclusively while a process starts the server, or waits for its end
+    start.lock    held exclusively while a process starts the server or waits for its end
     users.lock    held shared by every process that uses the server: the reference count
-    server.lock   held exclusively by the keeper and by its mongod, as long as either lives
+    server.lock   held exclusively by the keeper and its mongod, as long as either lives
     server.json   which mongod runs, and where; meaningless unless server.lock is held
     port          the port of the last start, preferred by the next one
     data/         MongoDB's files
     mongod.log    MongoDB's own log
-    keeper.log    what the keeper and mongod said before that log was open
+    keeper.log    output of the keeper, and of mongod before its own log was open
 
-Every lock is a ``flock``: the kernel drops it when its last holder is gone, however that
-came about, so that no decision ever rests on a process id that may have been given away.
+Every lock is a ``flock``. The kernel releases it when its last holder ends, for whatever reason,
+so no decision relies on a process id, which another process may have been given.
 
-It imports the standard library only, because each millisecond here delays a start.
+This file imports only the standard library, because its imports delay every start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-if sys.platform != "win32":  # There is no embedded server on Windows; importing must still work.
+if sys.platform != "win32":  # Windows has no embedded server, but the import must work.
     import fcntl
 
 if TYPE_CHECKING:
@@ -48,17 +48,18 @@ KEEPER_LOG = "keeper.log"
 
 HOST = "127.0.0.1"
 REPLICA_SET = "microqueue"
-# Written for a laptop: without the second one, the oplog may take 5 % of the disk.
+# For a laptop. By default the oplog may take 5 % of the disk.
 TUNING = {"--wiredTigerCacheSizeGB": "0.25", "--oplogSize": "256"}
 
 POLL_SECONDS = 0.1
 LOCK_POLL_SECONDS = 0.01
 TERMINATION_SECONDS = 10.0  # A clean shutdown takes about one second.
 PR_SET_PDEATHSIG = 1  # From <sys/prctl.h>.
+NO_REASON = "mongod reported no reason"
 
 
 class ServerState(NamedTuple):
-    """Where a running server is to be found."""
+    """The processes and the port of a running server."""
 
     pid: int
     keeper_pid: int
@@ -67,12 +68,12 @@ class ServerState(NamedTuple):
 
 
 def open_lock(path: Path, *, create: bool = True) -> int:
-    """Open a lock file, and return a descriptor with no lock on it yet."""
+    """Open a lock file and return its descriptor, not locked yet."""
     return os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
 
 
 def try_lock(descriptor: int, *, exclusive: bool) -> bool:
-    """Take the lock if that is possible at once."""
+    """Try to take a lock without waiting, and return whether that worked."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -81,7 +82,7 @@ def try_lock(descriptor: int, *, exclusive: bool) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether somebody holds the lock exclusively."""
+    """Return whether any process holds the lock exclusively."""
     try:
         descriptor = open_lock(path, create=False)
     except FileNotFoundError:
@@ -93,14 +94,14 @@ def is_locked(path: Path) -> bool:
 
 
 def lock(path: Path, *, exclusive: bool, deadline: float, create: bool = True) -> int:
-    """Take a lock, and return the descriptor that holds it until it is closed.
+    """Take a lock and return the descriptor that holds it until it is closed.
 
-    A bare number and not a file object, because a lock must not end with garbage collection.
-    It is inherited by forked children, which then count as users too, and that is fine. It is
-    only ever closed and never unlocked, as unlocking in a child would unlock for its parent.
+    It is a number and not a file object, because garbage collection must not end a lock. Forked
+    children inherit it and count as users too. It is only closed, never unlocked: unlocking in a
+    child would unlock it for the parent.
 
     Raises:
-        TimeoutError: others held it until the deadline, an instant of ``time.monotonic()``.
+        TimeoutError: others held the lock until the deadline, which is a ``time.monotonic()``.
     """
     descriptor = open_lock(path, create=create)
     while not try_lock(descriptor, exclusive=exclusive):
@@ -112,7 +113,7 @@ def lock(path: Path, *, exclusive: bool, deadline: float, create: bool = True) -
 
 
 def read_state(directory: Path) -> ServerState | None:
-    """Read the state file; None if there is none, or none that makes sense."""
+    """Return the content of the state file; None if it is missing or malformed."""
     try:
         fields = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
         return ServerState(
@@ -126,7 +127,7 @@ def read_state(directory: Path) -> ServerState | None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content so that a reader sees the old or the new one."""
+    """Replace a file's content, so that a reader sees either the old or the new one."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)
@@ -135,7 +136,7 @@ def write_atomically(path: Path, text: str) -> None:
 def mongod_command(
     mongod: Path, home: Path, *, port: int, replica_set: bool, arguments: Sequence[str]
 ) -> list[str]:
-    """Put the command line together; tuning that the caller gives replaces ours."""
+    """Return the command line of mongod. ``arguments`` override the defaults in ``TUNING``."""
     given = {argument.partition("=")[0] for argument in arguments}
     command = [str(mongod), "--bind_ip", HOST, "--port", str(port), "--nounixsocket", "--quiet"]
     command += ["--dbpath", str(home / DATA_DIRECTORY)]
@@ -150,45 +151,45 @@ def mongod_command(
 
 
 def failure_reason(log: str) -> str:
-    """Say what stopped mongod, from what it wrote: its first error, else its first words."""
-    words = ""
+    """Return why mongod stopped: the first error of its log, or else its first line."""
+    first_line = ""
     for line in filter(None, map(str.strip, log.splitlines())):
         try:
             entry = json.loads(line)
             severity, message = entry["s"], entry["msg"].strip()
         except (ValueError, TypeError, KeyError):
-            words = words or line  # Not a log entry: an error before the log was set up.
+            first_line = first_line or line  # An error before the log was set up.
             continue
         if severity in ("E", "F"):
-            # The first error is the cause, and those after it only follow from it.
+            # The first error is the cause of the later ones.
             attributes = entry.get("attr", {})
             detail = attributes.get("message") or attributes.get("error") or ""
             if isinstance(detail, dict):
                 detail = detail.get("errmsg") or detail.get("error_str") or ""
             return f"{message}: {detail}" if detail else message
-    return words or "it gave no reason"
+    return first_line or NO_REASON
 
 
 def dying_with(parent: int) -> Callable[[], None]:
-    """Return what a child does before ``exec`` so that it does not outlive its parent.
+    """Return a function for a child to call before ``exec``, so that it dies with its parent.
 
-    Only Linux can do this; elsewhere a SIGKILLed keeper leaves its mongod running, and the
-    next start of the directory uses it.
+    This works only on Linux. Elsewhere a SIGKILLed keeper leaves its mongod running, and the next
+    start of the directory uses it.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
     def arrange() -> None:
         if prctl is not None:
-            # SIGKILL, as the keeper can no longer see to it that a gentler signal works.
+            # SIGKILL, because a dead keeper cannot follow up on a gentler signal.
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # The parent died before it was being watched.
+        if os.getppid() != parent:  # The parent died before prctl.
             os._exit(1)
 
     return arrange
 
 
 def terminate(process: subprocess.Popen[bytes], *, gently: bool) -> None:
-    """End mongod, and return when it is gone."""
+    """Stop mongod, and return when the process has ended."""
     if gently:
         process.terminate()
         try:
@@ -209,7 +210,7 @@ def keep(
     temporary: bool,
     server_lock: int,
 ) -> None:
-    """Run mongod until nobody uses it, it ends by itself, or a signal asks for its end."""
+    """Run mongod until it has no users, it ends by itself, or the keeper receives a signal."""
     asked_to_stop = False
 
     def ask_to_stop(_number: int, _frame: object) -> None:
@@ -223,7 +224,7 @@ def keep(
     process = subprocess.Popen(  # noqa: S603 (no shell, and the command is ours)
         command,
         stdin=subprocess.DEVNULL,
-        pass_fds=(server_lock,),  # So that the lock stays held until mongod is gone, too.
+        pass_fds=(server_lock,),  # mongod holds the lock too, until it ends.
         preexec_fn=dying_with(os.getpid()),  # noqa: PLW1509 (the keeper has a single thread)
     )
     try:
@@ -234,31 +235,29 @@ def keep(
                 break
             time.sleep(POLL_SECONDS)
     finally:
-        # Nobody will read the data of a temporary directory, so a clean shutdown of it
-        # would only cost time.
+        # The data of a temporary directory is deleted, so a clean shutdown would waste time.
         terminate(process, gently=not temporary)
         (directory / STATE_FILE).unlink(missing_ok=True)
-    # A mongod that ended by itself may have users left, or be started once more; the
-    # directory is theirs then. The locks are released by the exit of this process.
+    # If mongod ended by itself, users may be left and start it again. They need the directory.
+    # The exit of this process releases the locks.
     if temporary and try_lock(users_lock, exclusive=True):
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def main() -> None:
-    """Detach from the starting process, and keep the server described by the argument."""
+    """Detach from the starting process, and run the server that the argument describes."""
     order = json.loads(sys.argv[1])
     directory = Path(order.pop("directory"))
     try:
-        # Taken before the starter goes on, so that there is no instant at which a server that
-        # is being started looks like none.
+        # Taken before the starter continues, so that a starting server is never seen as absent.
         deadline = time.monotonic() + TERMINATION_SECONDS
         server_lock = lock(directory / SERVER_LOCK, exclusive=True, deadline=deadline)
-        # The starter waits for this first process only. The second one is adopted and reaped
-        # by init, so it becomes no zombie in a starter that lives on.
+        # The starter waits for this first process only. init adopts and reaps the second one, so
+        # it does not become a zombie of a long-running starter.
         if os.fork() == 0:
             keep(directory, order.pop("command"), server_lock=server_lock, **order)
     except OSError as error:
-        sys.exit(f"mongod could not be kept running: {error}")
+        sys.exit(f"could not run mongod: {error}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ask the server of a directory how it is, and mend what keeps it from taking writes."""
+"""Check the server of a directory, and repair a replica set that rejects writes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from microqueue.embedded import keeper
 from microqueue.errors import EmbeddedServerError, InvalidArgument
 
 POLL_SECONDS = 0.01
-PROBE_MILLISECONDS = 1000  # A server of ours answers within a few; a foreign port may never.
+PROBE_MILLISECONDS = 1000  # Our server answers within a few; another program on the port may never.
 COMMAND_MILLISECONDS = 10_000
 LARGEST_PORT = 65_535
 
 
 def running(directory: Path | str) -> str | None:
-    """Return the URI of the live server of a directory, or None; start and write nothing."""
+    """Return the URI of a directory's running server, or None if none runs. It is read-only.
+
+    Args:
+        directory: The directory of the server.
+    """
     home = Path(directory).expanduser().resolve()
     state = keeper.read_state(home)
     if state is None or not keeper.is_locked(home / keeper.SERVER_LOCK):
@@ -36,12 +40,12 @@ def running(directory: Path | str) -> str | None:
 
 def uri_of(port: int) -> str:
     """Return the connection string of an embedded server."""
-    # A direct connection: no other member exists, and the set's name does not matter then.
+    # A direct connection does not need the name of the set, which has no other member.
     return f"mongodb://{keeper.HOST}:{port}/?directConnection=true"
 
 
 def connect(port: int) -> MongoClient[dict[str, Any]]:
-    """Make a client that gives up soon."""
+    """Return a client with short timeouts."""
     return MongoClient(
         uri_of(port),
         serverSelectionTimeoutMS=PROBE_MILLISECONDS,
@@ -51,8 +55,8 @@ def connect(port: int) -> MongoClient[dict[str, Any]]:
 
 
 def accepts(port: int) -> bool:
-    """Tell whether anything listens on a port."""
-    # The driver looks at an absent server twice a second only, and this costs nothing.
+    """Return whether any program listens on a port."""
+    # Cheap, while the driver tries to reach an absent server only twice a second.
     try:
         socket.create_connection((keeper.HOST, port), timeout=1.0).close()
     except OSError:
@@ -61,17 +65,17 @@ def accepts(port: int) -> bool:
 
 
 def serves(client: MongoClient[dict[str, Any]], home: Path) -> bool:
-    """Tell whether the server at the other end is the one of this directory."""
+    """Return whether the connected server is the one of this directory."""
     options = client.admin.command("getCmdLineOpts")["parsed"]
     return bool(options.get("storage", {}).get("dbPath") == str(home / keeper.DATA_DIRECTORY))
 
 
 def is_writable(client: MongoClient[dict[str, Any]], port: int) -> bool:
-    """Tell whether the server takes writes; if its replica set keeps it from that, mend it."""
+    """Return whether the server accepts writes. If its replica set prevents that, repair it."""
     hello = client.admin.command("hello")
-    if hello.get("isreplicaset"):  # It has no configuration, or one that it is not part of.
+    if hello.get("isreplicaset"):  # No configuration, or one without this server.
         if stored := client.local["system.replset"].find_one():
-            client.admin.command("replSetReconfig", moved(stored, port), force=True)
+            client.admin.command("replSetReconfig", with_port(stored, port), force=True)
         else:
             member = {"_id": 0, "host": f"{keeper.HOST}:{port}"}
             initial = {"_id": keeper.REPLICA_SET, "members": [member]}
@@ -79,32 +83,32 @@ def is_writable(client: MongoClient[dict[str, Any]], port: int) -> bool:
     return bool(hello["isWritablePrimary"])
 
 
-def moved(configuration: dict[str, Any], port: int) -> dict[str, Any]:
-    """Return a replica set's configuration with its only member on another port."""
+def with_port(configuration: dict[str, Any], port: int) -> dict[str, Any]:
+    """Return a replica set's configuration with its only member on this port."""
     member = {**configuration["members"][0], "host": f"{keeper.HOST}:{port}"}
     return {**configuration, "version": configuration["version"] + 1, "members": [member]}
 
 
 def await_writable(home: Path, deadline: float) -> keeper.ServerState | None:
-    """Wait until the server of a directory takes writes; None when there is no such server."""
-    trouble: object = "no connection"
+    """Wait until the server of a directory accepts writes; return None if there is no server."""
+    reason: object = "no connection"
     while keeper.is_locked(home / keeper.SERVER_LOCK):
         if time.monotonic() > deadline:
-            raise EmbeddedServerError(f"the MongoDB server of {home} does not answer: {trouble}")
+            raise EmbeddedServerError(f"the MongoDB server of {home} does not answer: {reason}")
         state = keeper.read_state(home)
         if state is not None and accepts(state.port):
             with connect(state.port) as client:
                 try:
                     if serves(client, home) and is_writable(client, state.port):
                         return state
-                except PyMongoError as error:  # It comes up, or the port is a stranger's.
-                    trouble = error
+                except PyMongoError as error:  # It is starting, or another program has the port.
+                    reason = error
         time.sleep(POLL_SECONDS)
     return None
 
 
 def check_port(port: int | None) -> None:
-    """Refuse a port that no server could have; None and 0 are any."""
+    """Raise ``InvalidArgument`` for a port out of range; None and 0 mean any free port."""
     if port is not None and not 0 <= port <= LARGEST_PORT:
         raise InvalidArgument(
             f"port={port} is not valid: give one of 1 to {LARGEST_PORT}, or none for a free one",
@@ -114,9 +118,9 @@ def check_port(port: int | None) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether mongod could listen on a port."""
+    """Return whether mongod could listen on a port."""
     with socket.socket() as probe:
-        # As mongod does it: connections of a former server that linger are not in the way.
+        # As mongod does, so that lingering connections of a former server do not matter.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((keeper.HOST, port))
@@ -127,7 +131,7 @@ def is_free(port: int) -> bool:
 
 
 def any_free_port() -> int:
-    """Return a port that nothing listens on at this moment."""
+    """Return a port that no program listens on now."""
     with socket.socket() as probe:
         probe.bind((keeper.HOST, 0))
         return int(probe.getsockname()[1])

@@ -18,29 +18,30 @@ WHEEL_MONGOD = "fiftyone/db/bin/mongod"
 
 
 def find_mongod() -> Path:
-    """Find the program: ``MICROQUEUE_MONGOD``, then ``PATH``, then the wheel."""
+    """Return the path of mongod: from ``MICROQUEUE_MONGOD``, ``PATH`` or the installed wheel.
+
+    Raises:
+        EmbeddedServerError: There is no mongod, or it is not executable.
+    """
     if given := os.environ.get("MICROQUEUE_MONGOD"):
         if not (Path(given).is_file() and os.access(given, os.X_OK)):
-            raise EmbeddedServerError(
-                f"MICROQUEUE_MONGOD is {given!r}, which is not an executable file"
-            )
+            raise EmbeddedServerError(f"MICROQUEUE_MONGOD={given!r} is not an executable file")
         return Path(given).absolute()
     if found := shutil.which("mongod"):
         return Path(found).absolute()
     for program in _wheel_candidates():
         if program.is_file():
-            if not os.access(program, os.X_OK):  # Some installers drop the x bits of data files.
+            if not os.access(program, os.X_OK):  # Some installers drop the x bit.
                 with contextlib.suppress(OSError):
                     program.chmod(
                         program.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
                     )
             if os.access(program, os.X_OK):
                 return program
-            raise EmbeddedServerError(f"{program} is not executable, and could not be made so")
+            raise EmbeddedServerError(f"{program} is not executable; run chmod +x on it")
     raise EmbeddedServerError(
-        "there is no MongoDB server here: run pip install 'microqueue[embedded]' (Linux on "
-        "x86-64), install MongoDB so that mongod is on the PATH, or give the address of a "
-        "server in MICROQUEUE_URI"
+        "mongod was not found: run pip install 'microqueue[embedded]' (Linux on x86-64), install "
+        "MongoDB so that mongod is on the PATH, or set MICROQUEUE_URI to a running server"
     )
 
 

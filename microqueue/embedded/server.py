@@ -29,10 +29,11 @@ END_SECONDS = keeper.TERMINATION_SECONDS + 5.0
 
 
 class PortTakenError(EmbeddedServerError):
-    """The port belonged to something else when mongod wanted to listen on it."""
+    """Another program listens on the port."""
 
 
 def _former_port(home: Path) -> int | None:
+    """Return the port of the last start."""
     try:
         return int((home / keeper.PORT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -41,7 +42,7 @@ def _former_port(home: Path) -> int | None:
 
 @dataclass(frozen=True)
 class _Launch:
-    """What every attempt to start one server has in common."""
+    """What all attempts to start one server share."""
 
     home: Path
     mongod: Path
@@ -51,7 +52,7 @@ class _Launch:
 
 
 def _launch(launch: _Launch, *, port: int | None, replica_set: bool) -> keeper.ServerState:
-    """Start a server for a directory that has none, on the given, the former or any port."""
+    """Start a server on the given port, or the former one, or any free one."""
     if port and not probe.is_free(port):
         raise PortTakenError(f"port {port} is in use by another program")
     former = _former_port(launch.home)
@@ -59,31 +60,31 @@ def _launch(launch: _Launch, *, port: int | None, replica_set: bool) -> keeper.S
         chosen = port or (former if former and probe.is_free(former) else probe.any_free_port())
         try:
             if replica_set and former and former != chosen and not probe.is_free(former):
-                # As a member, mongod would first ask whoever has its former port whether
-                # that is itself, and wait half a minute for one that does not answer.
+                # As a member, mongod would first ask the program on its former port whether that
+                # is itself, and wait half a minute if that program does not answer.
                 _move_offline(launch, chosen)
             keeper.write_atomically(launch.home / keeper.PORT_FILE, str(chosen))
             return _run(launch, chosen, replica_set=replica_set)
         except PortTakenError:
             if port or time.monotonic() > launch.deadline:
                 raise
-            logger.info("port %d was taken in the meantime; trying another one", chosen)
+            logger.info("port %d is in use by another program; trying another port", chosen)
 
 
 def _move_offline(launch: _Launch, port: int) -> None:
-    """Write another port into the replica set's configuration, without being a member."""
+    """Change the port in the replica set's configuration, while mongod runs as a standalone."""
     _run(launch, port, replica_set=False)
     with probe.connect(port) as client:
         stored = client.local["system.replset"]
         if configuration := stored.find_one():
-            stored.replace_one({"_id": configuration["_id"]}, probe.moved(configuration, port))
+            stored.replace_one({"_id": configuration["_id"]}, probe.with_port(configuration, port))
         with contextlib.suppress(PyMongoError):  # It closes the connection instead of answering.
             client.admin.command("shutdown")
     _await_unlocked(launch.home, launch.deadline)
 
 
 def _run(launch: _Launch, port: int, *, replica_set: bool) -> keeper.ServerState:
-    """Let a keeper run mongod, and wait until that takes writes."""
+    """Start a keeper that runs mongod, and wait until the server accepts writes."""
     home = launch.home
     (home / keeper.STATE_FILE).unlink(missing_ok=True)
     (home / keeper.DATA_DIRECTORY).mkdir(exist_ok=True)
@@ -99,23 +100,23 @@ def _run(launch: _Launch, port: int, *, replica_set: bool) -> keeper.ServerState
         "temporary": launch.temporary,
     }
     with (home / keeper.KEEPER_LOG).open("wb") as output:
-        # By its path and isolated: the package is not imported, and modules beside the file do
-        # not hide those of the standard library that have the same name.
+        # By path and isolated, so that the package is not imported, and modules beside the file
+        # do not hide modules of the standard library with the same name.
         subprocess.run(  # noqa: S603 (no shell, and nothing from outside)
             [sys.executable, "-I", "-S", keeper.__file__, json.dumps(order)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             cwd="/",
-            start_new_session=True,  # Ctrl-C in a terminal is meant for the user's program.
-            check=False,  # What went wrong is in the log, and is said below.
+            start_new_session=True,  # Ctrl-C in a terminal is for the user's program.
+            check=False,  # The log has the reason, which is read below.
         )
     state = probe.await_writable(home, launch.deadline)
     if state is None:
-        said = (home / keeper.KEEPER_LOG).read_bytes()
+        output = (home / keeper.KEEPER_LOG).read_bytes()
         if log.exists():
-            said += log.read_bytes()[log_start:]
-        reason = keeper.failure_reason(said.decode(errors="replace"))
+            output += log.read_bytes()[log_start:]
+        reason = keeper.failure_reason(output.decode(errors="replace"))
         if "Address already in use" in reason:
             raise PortTakenError(f"port {port} is in use by another program")
         raise EmbeddedServerError(f"the MongoDB server of {home} did not start: {reason}")
@@ -123,37 +124,37 @@ def _run(launch: _Launch, port: int, *, replica_set: bool) -> keeper.ServerState
 
 
 def _await_unlocked(home: Path, deadline: float) -> None:
-    """Wait until no keeper and no mongod of a directory is left."""
-    with contextlib.suppress(FileNotFoundError):  # A temporary directory is gone with them.
+    """Wait until the keeper and mongod of a directory have ended."""
+    with contextlib.suppress(FileNotFoundError):  # They deleted the temporary directory.
         os.close(
             keeper.lock(home / keeper.SERVER_LOCK, exclusive=False, deadline=deadline, create=False)
         )
 
 
 def _await_end(home: Path) -> None:
-    """Wait for the end of the server, unless it has users left.
+    """Wait for the end of the server, unless it has other users.
 
-    The caller holds the start lock, so that nobody else joins or looks in the meantime.
+    The caller holds the start lock, so no other process can join or check the server.
     """
     try:
         users_lock = keeper.open_lock(home / keeper.USERS_LOCK, create=False)
         try:
             unused = keeper.try_lock(users_lock, exclusive=True)
-            # Neither lock to be had: the keeper holds it, as it is ending the server.
+            # If neither lock can be taken, the keeper holds it, because it is stopping the server.
             used = not unused and keeper.try_lock(users_lock, exclusive=False)
         finally:
             os.close(users_lock)
         if not used:
             _await_unlocked(home, time.monotonic() + END_SECONDS)
     except FileNotFoundError:
-        pass  # The keeper was faster, and the temporary directory is gone.
+        pass  # The keeper has already deleted the temporary directory.
     except TimeoutError as error:
-        logger.warning("the MongoDB server of %s is still ending: %s", home, error)
+        logger.warning("the MongoDB server of %s is still stopping: %s", home, error)
 
 
 @contextlib.contextmanager
-def _serialised(home: Path, deadline: float, *, create: bool) -> Iterator[None]:
-    """Start or leave the server of a directory one at a time."""
+def _start_lock(home: Path, deadline: float, *, create: bool) -> Iterator[None]:
+    """Hold the start lock: only one process at a time starts or leaves the server."""
     path = home / keeper.START_LOCK
     descriptor = keeper.lock(path, exclusive=True, deadline=deadline, create=create)
     try:
@@ -163,7 +164,7 @@ def _serialised(home: Path, deadline: float, *, create: bool) -> Iterator[None]:
 
 
 def default_directory() -> Path:
-    """Return the directory of the server that belongs to this user."""
+    """Return the directory of this user's server: ``MICROQUEUE_HOME``, or one in the home."""
     if home := os.environ.get("MICROQUEUE_HOME"):
         return Path(home).expanduser()
     data_home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
@@ -171,14 +172,14 @@ def default_directory() -> Path:
 
 
 class EmbeddedServer:
-    """A use of a directory's MongoDB server, until ``stop()`` or the end of the process.
+    """A running MongoDB server, in use until ``stop()`` or the end of this process.
 
     Attributes:
-        uri: the connection string.
-        port: where it listens, on 127.0.0.1 only.
-        directory: where its files are.
-        pid: the process id of mongod.
-        reused: whether the server ran already.
+        uri: The connection string.
+        port: The port on 127.0.0.1.
+        directory: The directory of its files.
+        pid: The process id of mongod.
+        reused: Whether the server was already running.
     """
 
     def __init__(
@@ -208,22 +209,21 @@ class EmbeddedServer:
         arguments: Sequence[str] = (),
         startup_timeout: float = 30.0,
     ) -> Self:
-        """Start the server of a directory, or join it, and return when it takes writes.
+        """Start the server of a directory, or join the running one. Return when it accepts writes.
 
         Args:
-            directory: where the data is kept; None for a temporary directory that is removed
-                at the end.
-            port: where to listen; None for the port of the last time if that is free, else
-                any other.
-            replica_set: whether to run as a replica set of one, which transactions and change
-                streams need.
-            arguments: more arguments for mongod; a server that runs already keeps its own.
-            startup_timeout: seconds to wait.
+            directory: The directory for the data. Default: a temporary directory, deleted at
+                the end.
+            port: The port. Default: that of the last start if it is free, or any free one.
+            replica_set: Run as a replica set of one, which transactions and change streams
+                need.
+            arguments: Additional arguments for mongod. A running server keeps its own.
+            startup_timeout: The maximum time to wait, in seconds.
 
         Raises:
-            InvalidArgument: there is no such port.
-            EmbeddedServerError: there is no mongod, it did not start, the port is taken, or the
-                running server is not as asked for. No process is left behind.
+            InvalidArgument: The port is out of range.
+            EmbeddedServerError: There is no mongod, it did not start, the port is in use, or
+                the running server differs in port or replica set. No process is left behind.
         """
         probe.check_port(port)
         deadline = time.monotonic() + startup_timeout
@@ -236,7 +236,7 @@ class EmbeddedServer:
                 if temporary:
                     undo.callback(shutil.rmtree, home, ignore_errors=True)
                 home.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with _serialised(home, deadline, create=True), contextlib.ExitStack() as leave:
+                with _start_lock(home, deadline, create=True), contextlib.ExitStack() as leave:
                     users_lock = keeper.lock(
                         home / keeper.USERS_LOCK, exclusive=False, deadline=deadline
                     )
@@ -263,23 +263,23 @@ class EmbeddedServer:
         return cls(home, state, reused=reused, temporary=temporary, users_lock=users_lock)
 
     def is_alive(self) -> bool:
-        """Tell whether this very process still serves the directory."""
+        """Return whether this mongod still runs."""
         state = keeper.read_state(self.directory)
         locked = keeper.is_locked(self.directory / keeper.SERVER_LOCK)
         return locked and state is not None and state.pid == self.pid
 
     def stop(self) -> None:
-        """Stop using the server; the last user's call returns when it has ended."""
+        """Stop using the server. The call of the last user returns after the server has ended."""
         users_lock, self._users_lock = self._users_lock, None
         if users_lock is None:
             return
         os.close(users_lock)
-        # Not there: the directory is gone already. Not to be had: another process is starting
-        # the server, or waiting for its end. Nothing is left to do here in either case.
+        # FileNotFoundError: the directory is already deleted. TimeoutError: another process is
+        # starting the server or waiting for its end. Either way there is nothing left to do.
         deadline = time.monotonic() + END_SECONDS
         with (
             contextlib.suppress(FileNotFoundError, TimeoutError),
-            _serialised(self.directory, deadline, create=False),
+            _start_lock(self.directory, deadline, create=False),
         ):
             _await_end(self.directory)
         if self._temporary and not keeper.is_locked(self.directory / keeper.SERVER_LOCK):

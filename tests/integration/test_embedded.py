@@ -1,4 +1,4 @@
-"""The embedded server, on real mongods: what is started must end, whatever happens."""
+"""The embedded server, with real mongods: every process that starts also ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# At a word, starts a server in a process of its own, says which, and uses it until its input ends.
+# Waits for a line of input, starts a server, prints its state, and uses it until the input ends.
 USER = """
 import json, sys
 from microqueue.embedded import keeper
@@ -57,7 +57,7 @@ def is_alive(pid: int) -> bool:
 
 
 def await_exit(*pids: int) -> None:
-    """Wait for processes that have let go of their locks: the kernel drops those a bit earlier."""
+    """Wait for processes to end. The kernel releases their locks a little earlier."""
     wait_for(lambda: not any(map(is_alive, pids)), what=f"the end of {pids}")
 
 
@@ -68,7 +68,7 @@ def state_of(directory: Path) -> keeper.ServerState:
 
 
 def crash(directory: Path) -> None:
-    """Kill the keeper, and see its mongod follow it without a clean shutdown."""
+    """Kill the keeper, and wait until its mongod has died, without a clean shutdown."""
     os.kill(state_of(directory).keeper_pid, signal.SIGKILL)
     wait_for(lambda: not keeper.is_locked(directory / keeper.SERVER_LOCK))
 
@@ -90,7 +90,7 @@ def hello(uri: str) -> dict[str, Any]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory for data; whatever still runs in it after the test is killed."""
+    """A directory for data. Processes that still use it after the test are killed."""
     home = tmp_path / "home"
     yield home
     state = keeper.read_state(home)
@@ -103,7 +103,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The place where temporary directories are made during the test."""
+    """The parent of temporary directories during the test."""
     root = tmp_path / "temporary"
     root.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(root))
@@ -113,7 +113,7 @@ def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def occupied_port() -> Iterator[int]:
-    """The port of a program that takes connections and never says a word."""
+    """The port of a program that accepts connections and never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -137,7 +137,7 @@ def user_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def answers_of(*users: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Let processes start their servers at the same time, and return what they say."""
+    """Start servers in several processes at the same time, and return their output."""
     for user in users:
         assert user.stdout is not None
         assert user.stdout.readline() == "ready\n"
@@ -218,7 +218,7 @@ def test_explicit_port_in_use_is_an_error(temporary_root: Path, occupied_port: i
     assert list(temporary_root.iterdir()) == []
 
 
-def test_port_taken_in_between_is_replaced(
+def test_a_port_taken_during_the_start_is_replaced(
     directory: Path, occupied_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports = iter([occupied_port, probe.any_free_port()])
@@ -316,7 +316,7 @@ def test_processes_starting_at_once_share_one_server(directory: Path) -> None:
         assert sorted(answer["reused"] for answer in answers) == [False, True, True]
 
 
-def test_start_while_the_server_of_a_killed_user_is_ending_starts_anew(directory: Path) -> None:
+def test_start_while_the_server_of_a_killed_user_is_ending_starts_another(directory: Path) -> None:
     with user_process(str(directory)) as process:
         [answer] = answers_of(process)
         process.kill()
@@ -349,7 +349,7 @@ def test_running_finds_a_server_and_starts_none(directory: Path) -> None:
     assert running(directory) is None
 
 
-def test_mongod_that_refuses_to_start_says_why(temporary_root: Path) -> None:
+def test_error_has_the_reason_why_mongod_did_not_start(temporary_root: Path) -> None:
     with pytest.raises(EmbeddedServerError, match="unrecognised option '--nonsense'"):
         EmbeddedServer.start(arguments=["--nonsense"])
     assert list(temporary_root.iterdir()) == []
@@ -365,7 +365,7 @@ def test_damaged_data_is_named_in_the_error(directory: Path) -> None:
     assert not keeper.is_locked(directory / keeper.SERVER_LOCK)
 
 
-def test_mongod_that_never_answers_is_given_up_and_ended(
+def test_mongod_that_never_answers_is_stopped(
     tmp_path: Path, temporary_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid_file = tmp_path / "pid"
@@ -402,7 +402,7 @@ def test_mongod_is_taken_from_the_environment_then_path_then_wheel(
     assert os.access(in_wheel, os.X_OK)
 
 
-def test_missing_mongod_says_what_to_install(
+def test_error_for_a_missing_mongod_names_the_remedies(
     temporary_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MICROQUEUE_MONGOD", raising=False)
@@ -416,7 +416,7 @@ def test_missing_mongod_says_what_to_install(
 
 
 @pytest.mark.parametrize("kind", ["absent", "directory", "not executable"])
-def test_useless_mongod_in_the_environment_is_named(
+def test_error_names_a_mongod_in_the_environment_that_cannot_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     program = tmp_path / "mongod"
@@ -425,7 +425,7 @@ def test_useless_mongod_in_the_environment_is_named(
     elif kind == "not executable":
         program.write_text("")
     monkeypatch.setenv("MICROQUEUE_MONGOD", str(program))
-    with pytest.raises(EmbeddedServerError, match=f"'{program}', which is not an executable file"):
+    with pytest.raises(EmbeddedServerError, match=f"MICROQUEUE_MONGOD='{program}'"):
         find_mongod()
 
 
@@ -448,7 +448,7 @@ def test_default_directory_follows_the_environment(
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
-        ("", "it gave no reason"),
+        ("", keeper.NO_REASON),
         ("no such library\n", "no such library"),
         ('{"s": "I", "msg": "fine"}\nplain words\n', "plain words"),
         ('{"s": "E", "msg": "first"}\n{"s": "F", "msg": "second"}', "first"),
@@ -461,7 +461,7 @@ def test_reason_of_a_failure_is_the_first_error_of_the_log(log: str, reason: str
     assert keeper.failure_reason(log) == reason
 
 
-def test_tuning_of_the_caller_replaces_ours() -> None:
+def test_arguments_of_the_caller_replace_the_tuning() -> None:
     arguments = ["--wiredTigerCacheSizeGB=1", "--oplogSize", "64"]
     command = keeper.mongod_command(
         Path("mongod"), Path("/home"), port=1, replica_set=True, arguments=arguments
