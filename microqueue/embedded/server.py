@@ -113,10 +113,10 @@ def _run(launch: _Launch, port: int, *, replica_set: bool) -> keeper.ServerState
         )
     state = probe.await_writable(home, launch.deadline)
     if state is None:
-        output = (home / keeper.KEEPER_LOG).read_bytes()
+        logged = (home / keeper.KEEPER_LOG).read_bytes()
         if log.exists():
-            output += log.read_bytes()[log_start:]
-        reason = keeper.failure_reason(output.decode(errors="replace"))
+            logged += log.read_bytes()[log_start:]
+        reason = keeper.failure_reason(logged.decode(errors="replace"))
         if "Address already in use" in reason:
             raise PortTakenError(f"port {port} is in use by another program")
         raise EmbeddedServerError(f"the MongoDB server of {home} did not start: {reason}")

@@ -110,9 +110,9 @@ def test_up_leaves_the_retention_alone(tmp_path: Path) -> None:
 def test_indexes_show_the_retention_and_change_it_when_told(
     keeper: Queue[Any], microqueue_database: Any
 ) -> None:
-    assert "Done tasks are kept for good.\n" in run("indexes")
+    assert "Done tasks are kept forever.\n" in run("indexes")
     told = run("indexes", "--retention", "30d")
-    assert "Done tasks are kept for 30 days (before: for good).\n" in told
+    assert "Done tasks are kept for 30 days (before: forever).\n" in told
     assert kept_sec(microqueue_database) == timedelta(days=30).total_seconds()
     assert "Done tasks are kept for 30 days.\n" in run("indexes", "--retention", "30d")
     found = run_json("indexes", "--retention", "forever")
@@ -131,10 +131,10 @@ def test_indexes_that_are_new_have_the_retention_that_was_told(microqueue_databa
 def test_doctor_minds_only_a_retention_that_the_environment_says(
     keeper: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "✓ retention: done tasks are kept for good\n" in run("doctor")
+    assert "✓ retention: done tasks are kept forever\n" in run("doctor")
     monkeypatch.setenv("MICROQUEUE_RETENTION", "5400")
     said = run("doctor", status=1)
-    assert "✗ retention: done tasks are kept for good, and the settings say for 90 minutes" in said
+    assert re.search(r"^✗ retention: .*forever.*for 90 minutes$", said, re.MULTILINE)
     advice = re.search(r"run: microqueue (indexes --retention \S+)", said)
     assert advice is not None
     run(*advice.group(1).split())
@@ -235,10 +235,10 @@ def test_doctor_says_where_letters_are_when_the_settings_do_not(
     letter: str, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = run("doctor")
-    assert "! dead letters: tasks_dlq is there, so commands keep them there" in said
+    assert "! dead letters: tasks_dlq exists" in said
     assert "MICROQUEUE_DEAD_LETTERS=collection" in said
-    assert "✓ indexes of tasks_dlq: all there" in said
+    assert "✓ indexes of tasks_dlq: " in said
     monkeypatch.setenv("MICROQUEUE_DEAD_LETTERS", "status")
-    assert "! dead letters: kept in tasks, as the settings say; but tasks_dlq" in run("doctor")
+    assert "! dead letters: kept in tasks by the settings" in run("doctor")
     monkeypatch.setenv("MICROQUEUE_DEAD_LETTERS", "collection")
     assert "dead letters:" not in run("doctor")

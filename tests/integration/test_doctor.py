@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +16,7 @@ from microqueue.doctor import (
     check_topology,
     check_version,
     check_write_concern,
-    describe_place,
+    describe_location,
     examine,
 )
 from microqueue.operations.diagnostics import winning_plan
@@ -27,6 +28,10 @@ NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 def by_name(queue: Queue[Any]) -> dict[str, Check]:
     return {check.name: check for check in examine(queue)}
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d[\d,]*", text)
 
 
 def unhealthy(queue: Queue[Any]) -> set[str]:
@@ -54,13 +59,13 @@ def test_healthy_queue_passes_every_check(microqueue_database: Any) -> None:
     assert checks["retention"].detail == "done tasks are kept for 7 days"
 
 
-def test_place_is_told_by_all_hosts_or_the_socket() -> None:
+def test_location_has_all_hosts_or_the_socket() -> None:
     nodes = [("db2.example", 27017), ("db1.example", 27018)]
-    check = describe_place(nodes, database="shop", collection="jobs")
+    check = describe_location(nodes, database="shop", collection="jobs")
     assert check.detail == (
         "collection 'jobs' of database 'shop' at db1.example:27018, db2.example:27017"
     )
-    socket = describe_place([("/run/mongodb.sock", None)], database="shop", collection="jobs")
+    socket = describe_location([("/run/mongodb.sock", None)], database="shop", collection="jobs")
     assert socket.detail.endswith(" at /run/mongodb.sock")
 
 
@@ -69,7 +74,7 @@ def test_examining_writes_nothing(microqueue_database: Any) -> None:
     assert microqueue_database.list_collection_names() == []
 
 
-def test_missing_collection_is_fine_if_the_first_write_makes_it(microqueue_database: Any) -> None:
+def test_missing_collection_is_fine_if_the_first_write_creates_it(microqueue_database: Any) -> None:
     check = by_name(Queue[Any](microqueue_database))["indexes of tasks"]
     assert check.ok
     assert check.advice is not None
@@ -77,7 +82,7 @@ def test_missing_collection_is_fine_if_the_first_write_makes_it(microqueue_datab
     assert unhealthy(Queue[Any](microqueue_database, settings=strict)) == {"indexes of tasks"}
 
 
-def test_missing_index_fails_with_the_command_that_makes_it(microqueue_database: Any) -> None:
+def test_missing_index_fails_with_the_command_that_creates_it(microqueue_database: Any) -> None:
     queue = Queue[Any](microqueue_database)
     queue.ensure_indexes()
     microqueue_database.tasks.drop_index("ready")
@@ -88,18 +93,18 @@ def test_missing_index_fails_with_the_command_that_makes_it(microqueue_database:
     assert not checks["index of a pop"].ok
 
 
-def test_pop_without_any_index_is_told_as_a_scan(microqueue_database: Any) -> None:
+def test_claim_without_any_index_is_reported_as_a_scan(microqueue_database: Any) -> None:
     microqueue_database.tasks.insert_one({"status": "pending"})
     check = by_name(Queue[Any](microqueue_database))["index of a pop"]
     assert not check.ok
     assert "whole collection" in check.detail
 
 
-def test_index_of_another_shape_fails(microqueue_database: Any) -> None:
+def test_index_with_another_definition_fails(microqueue_database: Any) -> None:
     microqueue_database.tasks.create_index([("status", 1)], name="ready")
     check = by_name(Queue[Any](microqueue_database))["indexes of tasks"]
     assert not check.ok
-    assert "'ready' has another shape" in check.detail
+    assert "'ready'" in check.detail
     assert "dropIndex('ready')" in str(check.advice)
 
 
@@ -108,7 +113,9 @@ def test_retention_that_differs_from_the_settings_fails(microqueue_database: Any
     forever = Queue[Any](microqueue_database, settings=QueueSettings(retention=None))
     check = by_name(forever)["retention"]
     assert not check.ok
-    assert check.detail == "done tasks are kept for 60 minutes, and the settings say for good"
+    found, wanted = check.detail.split(", but ")
+    assert "60 minutes" in found
+    assert "forever" in wanted
     forever.ensure_indexes()
     assert unhealthy(forever) == set()
 
@@ -124,23 +131,23 @@ def test_indexes_of_the_dead_letters_are_examined_where_they_are_used(
     assert unhealthy(queue) == {"indexes of tasks_dlq"}
 
 
-def test_queue_that_nobody_has_swept_gets_an_advice_until_a_lease_expires(
+def test_queue_that_was_never_swept_gets_an_advice_until_a_lease_expires(
     microqueue_queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     for number in range(3):
         microqueue_queue.enqueue({"n": number})
     microqueue_queue.pop()
     waiting = by_name(microqueue_queue)["sweeper"]
-    assert (waiting.ok, waiting.detail) == (True, "nothing has swept yet")
+    assert (waiting.ok, numbers(waiting.detail)) == (True, [])
     assert "microqueue sweep --every 30s" in str(waiting.advice)
     microqueue_clock.advance(3600)
     overdue = by_name(microqueue_queue)["sweeper"]
-    assert overdue.detail == "nothing has swept yet, and leases have expired: 1"
+    assert numbers(overdue.detail) == ["1"]
     assert "microqueue sweep --every 30s" in str(overdue.advice)
     assert unhealthy(microqueue_queue) == {"sweeper"}
 
 
-def test_lease_that_expires_in_any_queue_is_told(
+def test_lease_that_expires_in_any_queue_is_reported(
     microqueue_queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     other: Queue[Any] = Queue(
@@ -152,35 +159,35 @@ def test_lease_that_expires_in_any_queue_is_told(
     assert unhealthy(microqueue_queue) == {"sweeper"}
 
 
-def test_queue_that_was_swept_lately_needs_no_advice(
+def test_queue_that_was_swept_recently_needs_no_advice(
     microqueue_queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     microqueue_queue.ensure_indexes()
     Sweeper(microqueue_queue).run_once()
     microqueue_clock.advance(60)
     lately = by_name(microqueue_queue)["sweeper"]
-    assert (lately.ok, lately.detail, lately.advice) == (True, "swept 60 s ago", None)
+    assert (lately.ok, numbers(lately.detail), lately.advice) == (True, ["60"], None)
     microqueue_clock.advance(3600)
     long_ago = by_name(microqueue_queue)["sweeper"]
-    assert (long_ago.ok, long_ago.detail) == (True, "swept 3,660 s ago")
+    assert (long_ago.ok, numbers(long_ago.detail)) == (True, ["3,660"])
     assert long_ago.advice is not None
 
 
 @pytest.mark.parametrize(
-    ("ago_sec", "overdue", "ok", "detail", "advises"),
+    ("ago_sec", "overdue", "ok", "reported", "advises"),
     [
-        (None, 0, True, "nothing has swept yet", True),
-        (None, 1, False, "nothing has swept yet, and leases have expired: 1", True),
-        (5, 0, True, "swept 5 s ago", False),
-        (5, 2000, True, "swept 5 s ago, and leases have expired: 2,000", False),
-        (599, 1, True, "swept 599 s ago, and leases have expired: 1", False),
-        (600, 0, True, "swept 600 s ago", True),
-        (600, 1, False, "swept 600 s ago, and leases have expired: 1", True),
-        (-0.4, 0, True, "swept 0 s ago", False),  # By a clock that is a little ahead.
+        (None, 0, True, [], True),
+        (None, 1, False, ["1"], True),
+        (5, 0, True, ["5"], False),
+        (5, 2000, True, ["5", "2,000"], False),
+        (599, 1, True, ["599", "1"], False),
+        (600, 0, True, ["600"], True),
+        (600, 1, False, ["600", "1"], True),
+        (-0.4, 0, True, ["0"], False),  # By a clock that is a little ahead.
     ],
 )
 def test_missing_sweeper_fails_only_where_something_waits_for_it(
-    ago_sec: float | None, overdue: int, ok: bool, detail: str, advises: bool
+    ago_sec: float | None, overdue: int, ok: bool, reported: list[str], advises: bool
 ) -> None:
     last = (
         None
@@ -188,7 +195,7 @@ def test_missing_sweeper_fails_only_where_something_waits_for_it(
         else SweepReport(sweeper_id="anna", at=NOON - timedelta(seconds=ago_sec))
     )
     check = check_sweeper(last, overdue=overdue, now=NOON)
-    assert (check.ok, check.detail, check.advice is not None) == (ok, detail, advises)
+    assert (check.ok, numbers(check.detail), check.advice is not None) == (ok, reported, advises)
 
 
 @pytest.mark.parametrize(
@@ -218,21 +225,22 @@ def test_standalone_server_works_with_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("ahead_sec", "trip_sec", "detail", "warns"),
+    ("ahead_sec", "trip_sec", "reported", "warns"),
     [
-        (0.0, 0.01, "agrees with the server's to 11 ms", False),
-        (0.5, 0.01, "this machine's is 0.500 s ahead of the server's", False),
-        (90.0, 0.01, "this machine's is 90.000 s ahead of the server's", True),
-        (-90.0, 0.01, "this machine's is 90.000 s behind the server's", True),
-        (1.5, 2.0, "agrees with the server's to 2001 ms", False),
+        (0.0, 0.01, "within 11 ms", False),
+        (0.5, 0.01, "0.500 s ahead", False),
+        (90.0, 0.01, "90.000 s ahead", True),
+        (-90.0, 0.01, "90.000 s behind", True),
+        (1.5, 2.0, "within 2001 ms", False),
     ],
 )
-def test_clock_skew_is_told_as_far_as_it_can_be_known(
-    ahead_sec: float, trip_sec: float, detail: str, warns: bool
+def test_clock_skew_is_reported_within_the_uncertainty(
+    ahead_sec: float, trip_sec: float, reported: str, warns: bool
 ) -> None:
     here = NOON + timedelta(seconds=ahead_sec)
     check = check_clock(NOON, here=here, uncertain=timedelta(seconds=trip_sec))
-    assert (check.ok, check.detail, check.advice is not None) == (True, detail, warns)
+    assert reported in check.detail
+    assert (check.ok, check.advice is not None) == (True, warns)
 
 
 @pytest.mark.parametrize(
