@@ -1,11 +1,11 @@
-"""Metrics for Prometheus (extra ``metrics``): of workers, queues and sweeps.
+"""Prometheus metrics of workers, queues and sweeps (extra ``metrics``).
 
     hooks = PrometheusHooks()
     REGISTRY.register(QueueCollector(queue))
     Worker(queue, tasks, hooks=[hooks])
     Sweeper(queue, on_report=SweepMetrics())
 
-Make one of each per process and registry, and share it: a registry refuses a name twice.
+Create one of each per process and registry, and share it: a registry rejects duplicate names.
 """
 
 from __future__ import annotations
@@ -47,46 +47,49 @@ logger = logging.getLogger("microqueue.metrics")
 
 
 class PrometheusHooks(Hooks):
-    """Counts and times what workers do. Any number of them may share one.
+    """Counts and times handlers. Several workers may share one instance.
 
-    - ``microqueue_tasks_total{queue,task,outcome}``: handlers that ended, by what became of
-      the task: ``done``, ``retried``, ``snoozed``, ``failed``, ``released``, ``cancelled`` or
-      ``lease_lost``.
-      A lease found lost only when the result was to be written counts as both.
-    - ``microqueue_task_run_seconds{queue,task}``: how long handlers ran.
-    - ``microqueue_task_wait_seconds{queue}``: from enqueue to the first claim, by the server's
-      clock. A delay that was asked for is part of it; later deliveries are left out, because
-      their backoff would drown it.
-    - ``microqueue_tasks_in_progress{queue,task}``: handlers that run now.
+    - ``microqueue_tasks_total{queue,task,outcome}``: finished handler runs. The outcome is
+      ``done``, ``retried``, ``snoozed``, ``failed``, ``released``, ``cancelled`` or
+      ``lease_lost``. If the worker notices a lost lease only when it writes the result, the run
+      counts under both outcomes.
+    - ``microqueue_task_run_seconds{queue,task}``: run time of handlers.
+    - ``microqueue_task_wait_seconds{queue}``: time from enqueue to the first claim, by the
+      server's clock. It includes a requested delay. Later deliveries do not count, because they
+      include backoff.
+    - ``microqueue_tasks_in_progress{queue,task}``: handlers that are running.
 
-    ``task`` is the name of a task of ``Tasks`` that one of the workers has, and empty for others:
-    a producer may write any name into a task, and each would be a series of its own.
+    ``task`` is the name of a registered task of one of the workers, and empty for all others:
+    producers may use any name, and each name would be a separate time series.
+
+    Args:
+        registry: The registry for the metrics. Default: the global one.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._ended = Counter(
             "microqueue_tasks",
-            "Handlers that ended, by what became of the task.",
+            "Finished handler runs by outcome.",
             ["queue", "task", "outcome"],
             registry=registry,
         )
         self._wait = Histogram(
             "microqueue_task_wait_seconds",
-            "From enqueue to the first claim.",
+            "Time from enqueue to the first claim.",
             ["queue"],
             registry=registry,
             buckets=WAIT_BUCKETS,
         )
         self._run = Histogram(
             "microqueue_task_run_seconds",
-            "How long handlers ran.",
+            "Run time of handlers.",
             ["queue", "task"],
             registry=registry,
             buckets=RUN_BUCKETS,
         )
         self._in_progress = Gauge(
             "microqueue_tasks_in_progress",
-            "Handlers that run now.",
+            "Handlers that are running.",
             ["queue", "task"],
             registry=registry,
             multiprocess_mode="livesum",
@@ -95,11 +98,11 @@ class PrometheusHooks(Hooks):
         self._knows: set[Callable[[str], bool]] = set()
 
     def on_attach(self, knows: Callable[[str], bool]) -> None:
-        """Learn the names of a worker's tasks."""
+        """Remember the names of a worker's registered tasks."""
         self._knows.add(knows)
 
     def on_start(self, task: Task[Any]) -> None:
-        """Count the handler as running, and note how long its task waited."""
+        """Count the handler as running, and record how long its task waited."""
         self._running.add(claim_of(task))
         self._in_progress.labels(task.queue, self._name(task)).inc()
         if task.lease is not None and not task.history and not task.replays:
@@ -107,28 +110,28 @@ class PrometheusHooks(Hooks):
             self._wait.labels(task.queue).observe(max(waited.total_seconds(), 0.0))
 
     def on_success(self, task: Task[Any], *, took_sec: float) -> None:
-        """Count it as done."""
+        """Count the run as done."""
         self._end(task, Outcome.DONE, took_sec)
 
     def on_retry(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:
-        """Count it as retried, or as snoozed."""
+        """Count the run as retried or snoozed."""
         outcome = Outcome.SNOOZED if isinstance(error, Snooze) else Outcome.RETRIED
         self._end(task, outcome, took_sec)
 
-    def on_failure(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002 (why is in the task)
-        """Count it as failed."""
+    def on_failure(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002 (the outcome is enough)
+        """Count the run as failed."""
         self._end(task, Outcome.FAILED, took_sec)
 
     def on_cancel(self, task: Task[Any]) -> None:
-        """Count it as cancelled."""
+        """Count the run as cancelled."""
         self._end(task, Outcome.CANCELLED)
 
     def on_lease_lost(self, task: Task[Any]) -> None:
-        """Count it as lost, whether or not it ran."""
+        """Count the lost lease, whether or not the handler ran."""
         self._end(task, LEASE_LOST)
 
     def on_release(self, task: Task[Any]) -> None:
-        """Count it as released: the worker ended before the handler did."""
+        """Count the run as released: the worker stopped before the handler finished."""
         if claim_of(task) in self._running:
             self._end(task, Outcome.RELEASED)
 
@@ -140,7 +143,7 @@ class PrometheusHooks(Hooks):
         try:
             self._running.remove(claim_of(task))
         except KeyError:
-            return  # It never ran, or its end was told before.
+            return  # It never ran, or its end is already counted.
         self._in_progress.labels(task.queue, name).dec()
 
     def _name(self, task: Task[Any]) -> str:
@@ -149,26 +152,33 @@ class PrometheusHooks(Hooks):
 
 
 class QueueCollector(Collector):
-    """Reads how queues stand when Prometheus asks, at most once per ``cache`` (5 seconds).
+    """Reads the stats of queues when Prometheus scrapes.
 
     - ``microqueue_queue_depth{queue,status}``: tasks that are ``ready``, ``delayed``,
-      ``processing``, ``done`` (within the retention) and ``failed``, the dead letters.
-    - ``microqueue_queue_overdue{queue}``: those of ``processing`` whose lease has expired.
-    - ``microqueue_queue_oldest_ready_seconds{queue}``: how long the oldest ready task waits.
+      ``processing``, ``done`` (within the retention) or ``failed`` (dead letters).
+    - ``microqueue_queue_overdue{queue}``: processing tasks whose lease has expired.
+    - ``microqueue_queue_oldest_ready_seconds{queue}``: age of the oldest ready task.
     - ``microqueue_queue_depth_estimated{queue,status}``: 1 if a depth, or ``overdue``, is an
-      estimate, because it is above ``settings.count_limit``; else 0. While that of ``ready`` is
-      one, the oldest ready task may wait longer than is told. With ``exact`` everything is
-      counted at each reading, which takes seconds with a million tasks.
+      estimate because it exceeds ``settings.count_limit``; otherwise 0. If ``ready`` is an
+      estimate, the oldest ready task may be older than reported.
 
-    One collector takes all queues of a registry; those of one collection are read together, with
-    few queries for all of them. A queue whose server is away is logged and
-    left out, and the other metrics of the process are still served.
+    Use one collector for all queues of a registry: queues of the same collection are read
+    together with few queries. If a server does not answer, its queues are logged and left out,
+    and the other metrics of the process are still served.
+
+    Args:
+        *queues: The queues.
+        cache: How long to reuse stats, in seconds or as a ``timedelta``.
+        exact: Count everything on each read, which takes seconds with a million tasks.
+
+    Raises:
+        InvalidArgument: A queue is not a synchronous ``Queue``.
     """
 
     def __init__(self, *queues: Queue[Any], cache: Duration = 5.0, exact: bool = False) -> None:
         for queue in queues:
             if not isinstance(queue, Queue):
-                raise refused("queue", queue, "give a Queue; Prometheus asks in a thread")
+                raise refused("queue", queue, "give a Queue; Prometheus scrapes in a thread")
         given = duration_argument("cache", cache)
         self._cache_sec = given.total_seconds() if given else 0.0
         self._queues = queues
@@ -178,11 +188,11 @@ class QueueCollector(Collector):
         self._read_at = float("-inf")
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Name the metrics, so that registering asks no server."""
+        """Return the metrics without values, so that registering needs no server."""
         return queue_families([])
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Give the metrics, read anew if the last ones are too old."""
+        """Return the metrics, and read the stats again if the cached ones are too old."""
         with self._lock:
             if time.monotonic() - self._read_at >= self._cache_sec:
                 self._stats = list(self._read())
@@ -196,34 +206,34 @@ class QueueCollector(Collector):
                 yield from Insights(queues[0]).stats(names, exact=self._exact)
             except MicroqueueError as exc:
                 for queue in queues:
-                    logger.warning("queue %s has no metrics now: %s", queue.name, exc)
+                    logger.warning("could not read the stats of queue %s: %s", queue.name, exc)
 
     def _by_collection(self) -> Iterable[Sequence[Queue[Any]]]:
-        """Put queues together that are read at once."""
-        found: dict[Any, dict[str, Queue[Any]]] = {}
+        """Group the queues that can be read together."""
+        groups: dict[Any, dict[str, Queue[Any]]] = {}
         for queue in self._queues:
-            place = core_of(queue).collections
-            key = place.client, place.database.name, place.name, queue.settings.dead_letters
-            found.setdefault(key, {})[queue.name] = queue
-        return [list(queues.values()) for queues in found.values()]
+            tasks = core_of(queue).collections
+            key = tasks.client, tasks.database.name, tasks.name, queue.settings.dead_letters
+            groups.setdefault(key, {})[queue.name] = queue
+        return [list(queues.values()) for queues in groups.values()]
 
 
 def queue_families(stats: Iterable[QueueStats]) -> list[GaugeMetricFamily]:
-    """Give the metrics of some queues."""
+    """Return the metrics for the stats of queues."""
     depth = GaugeMetricFamily(
         "microqueue_queue_depth", "Tasks by status.", labels=["queue", "status"]
     )
     overdue = GaugeMetricFamily(
-        "microqueue_queue_overdue", "Tasks whose lease has expired.", labels=["queue"]
+        "microqueue_queue_overdue", "Processing tasks whose lease has expired.", labels=["queue"]
     )
     oldest = GaugeMetricFamily(
         "microqueue_queue_oldest_ready_seconds",
-        "How long the oldest ready task waits.",
+        "Age of the oldest ready task.",
         labels=["queue"],
     )
     estimated = GaugeMetricFamily(
         "microqueue_queue_depth_estimated",
-        "1 if a depth is an estimate.",
+        "1 if the depth is an estimate, otherwise 0.",
         labels=["queue", "status"],
     )
     for one in stats:
@@ -237,32 +247,36 @@ def queue_families(stats: Iterable[QueueStats]) -> list[GaugeMetricFamily]:
 
 
 class SweepMetrics:
-    """Counts what sweeps do: ``Sweeper(queue, on_report=SweepMetrics())``.
+    """Counts sweeps and their actions: ``Sweeper(queue, on_report=SweepMetrics())``.
 
     - ``microqueue_sweeps_total{result}``: ``ok``, ``failed``, or ``skipped`` because another
-      sweeper was at it.
+      sweeper held the lock.
     - ``microqueue_swept_tasks_total{action}``: tasks ``reclaimed``, ``promoted``, ``buried``,
       ``expired``, ``purged`` and ``moved``.
-    - ``microqueue_sweep_errors_total{job}``: jobs that failed.
-    - ``microqueue_sweep_seconds``: how long sweeps took; skipped ones are left out.
+    - ``microqueue_sweep_errors_total{job}``: sweep jobs that failed.
+    - ``microqueue_sweep_seconds``: duration of sweeps, except skipped ones.
+
+    Args:
+        registry: The registry for the metrics. Default: the global one.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._sweeps = Counter(
-            "microqueue_sweeps", "Sweeps, by how they ended.", ["result"], registry=registry
+            "microqueue_sweeps", "Sweeps by result.", ["result"], registry=registry
         )
         self._swept = Counter(
-            "microqueue_swept_tasks", "Tasks that sweeps moved.", ["action"], registry=registry
+            "microqueue_swept_tasks",
+            "Tasks changed by sweeps, by action.",
+            ["action"],
+            registry=registry,
         )
         self._errors = Counter(
-            "microqueue_sweep_errors", "Jobs of sweeps that failed.", ["job"], registry=registry
+            "microqueue_sweep_errors", "Sweep jobs that failed.", ["job"], registry=registry
         )
-        self._took = Histogram(
-            "microqueue_sweep_seconds", "How long sweeps took.", registry=registry
-        )
+        self._took = Histogram("microqueue_sweep_seconds", "Duration of sweeps.", registry=registry)
 
     def __call__(self, report: SweepReport) -> None:
-        """Take one report into account."""
+        """Count one report."""
         if report.skipped:
             self._sweeps.labels("skipped").inc()
             return

@@ -1,13 +1,13 @@
-"""Spans for OpenTelemetry (extra ``tracing``) that link handlers to those who enqueued.
+"""OpenTelemetry spans that link handlers to producers (extra ``tracing``).
 
     with producer_span(queue) as headers:
         queue.enqueue({"to": "a@b.c"}, headers=headers)
 
     Worker(queue, handler, hooks=[TracingHooks()])
 
-The context travels in the task's headers, as W3C ``traceparent`` unless the application has
-set another propagator. Only the API is used: without an SDK, all of this does nothing.
-Attributes follow the semantic conventions for messaging.
+The task's headers carry the context, as W3C ``traceparent`` unless the application sets another
+propagator. Only the OpenTelemetry API is used: without an SDK, spans do nothing. Attributes follow
+the semantic conventions for messaging.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ SYSTEM = "microqueue"
 
 
 def inject(headers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Give the headers, with the current span's context added, for ``enqueue(headers=...)``."""
+    """Return headers for ``enqueue(headers=...)`` with the context of the current span.
+
+    Args:
+        headers: Other headers to include.
+    """
     carrier = dict(headers or {})
     propagate.inject(carrier)
     return carrier
@@ -49,9 +53,14 @@ def producer_span(
     headers: Mapping[str, Any] | None = None,
     tracer_provider: TracerProvider | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Open a span around ``enqueue``, and give the headers to enqueue with.
+    """Open a span around ``enqueue``, and yield the headers to enqueue with.
 
-    Works for either kind of queue; an exception inside is recorded in the span.
+    An exception in the block is recorded in the span.
+
+    Args:
+        queue: The queue, synchronous or asynchronous.
+        headers: Other headers to include.
+        tracer_provider: The provider. Default: the global one.
     """
     tracer = trace.get_tracer(SYSTEM, tracer_provider=tracer_provider)
     attributes = {
@@ -67,16 +76,19 @@ def producer_span(
 
 
 class TracingHooks(Hooks):
-    """Opens a span around each handler. Any number of workers may share one.
+    """Opens a span around each handler run. Several workers may share one instance.
 
-    The span starts a trace of its own, linked to the producer's: a task may wait for days,
-    and be tried many times. The producer's baggage is taken over.
+    The span starts a new trace with a link to the producer's span, because a task may wait for
+    days and run several times. The handler inherits the producer's baggage.
 
-    Inside the handler the span is the current one, in threads and in coroutines, also where
-    ``AsyncWorker`` runs a plain function. It ends when the worker has judged the task. After
-    a timeout or a lost lease that is before a handler in a thread has noticed: the span stays
-    current until it returns, ended, and its late result is not recorded. A lease that is
-    found lost only when the result is written does not reopen a span that has ended.
+    The span is current inside the handler, in threads and in coroutines, also where
+    ``AsyncWorker`` runs a plain function. It ends when the outcome of the task is decided. After
+    a timeout or a lost lease, that is before a handler in a thread returns. Until then the ended
+    span stays current, and its late result is not recorded. If the worker notices a lost lease
+    only when it writes the result, the span has already ended and does not change.
+
+    Args:
+        tracer_provider: The provider. Default: the global one.
     """
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
@@ -85,7 +97,7 @@ class TracingHooks(Hooks):
 
     def on_start(self, task: Task[Any]) -> None:
         """Open the span, and make it current."""
-        # An empty context: what is current where the worker was started is not the cause.
+        # An empty context, because the span that started the worker is not the cause.
         carrier = {key: text for key, text in task.headers.items() if isinstance(text, str)}
         producer = propagate.extract(carrier, context=Context())
         origin = trace.get_current_span(producer).get_span_context()
@@ -99,7 +111,7 @@ class TracingHooks(Hooks):
         inside = trace.set_span_in_context(span, producer)
         self._running[claim_of(task)] = span, inside, context.attach(inside)
 
-    def on_success(self, task: Task[Any], *, took_sec: float) -> None:  # noqa: ARG002 (a span times itself)
+    def on_success(self, task: Task[Any], *, took_sec: float) -> None:  # noqa: ARG002 (a span has its own duration)
         """End the span."""
         self._end(task, Outcome.DONE)
 
@@ -115,21 +127,21 @@ class TracingHooks(Hooks):
         self._end(task, Outcome.FAILED, error)
 
     def on_cancel(self, task: Task[Any]) -> None:
-        """End the span: somebody cancelled the task."""
+        """End the span of a cancelled task."""
         self._end(task, Outcome.CANCELLED)
 
     def on_lease_lost(self, task: Task[Any]) -> None:
-        """End the span as an error, if the handler was running."""
+        """End the span as an error if the handler is running."""
         self._end(task, LEASE_LOST)
 
     def on_release(self, task: Task[Any]) -> None:
-        """End the span: the worker ended before the handler did."""
+        """End the span: the worker stopped before the handler finished."""
         self._end(task, Outcome.RELEASED)
 
     def _end(self, task: Task[Any], outcome: str, error: BaseException | None = None) -> None:
         running = self._running.pop(claim_of(task), None)
         if running is None:
-            return  # It never ran, or its end was told before.
+            return  # It never ran, or its span has already ended.
         span, inside, token = running
         span.set_attribute("microqueue.outcome", str(outcome))
         if error is not None:
@@ -140,14 +152,14 @@ class TracingHooks(Hooks):
             span.set_attribute("error.type", LEASE_LOST)
             span.set_status(Status(StatusCode.ERROR, "the lease was lost"))
         span.end()
-        # Told from another thread or coroutine, it is not ours to detach: it would not be
-        # found there, and the next handler in that thread starts from a context of its own.
+        # In another thread or coroutine the token is invalid. There is no need to detach it:
+        # the next handler in the handler's thread starts with its own context.
         if context.get_current() is inside:
             context.detach(token)
 
 
 def describe(task: Task[Any]) -> dict[str, str | int]:
-    """Give the attributes of a task's span."""
+    """Return the attributes of a task's span."""
     attributes: dict[str, str | int] = {
         "messaging.system": SYSTEM,
         "messaging.destination.name": task.queue,

@@ -155,7 +155,7 @@ def test_span_and_baggage_are_current_inside_the_handler_and_nowhere_after(
     assert errors_of_opentelemetry() == []
 
 
-def test_span_of_whoever_runs_the_worker_is_not_the_parent(rig: Rig) -> None:
+def test_span_that_starts_the_worker_is_not_the_parent(rig: Rig) -> None:
     rig.queue.enqueue({})
     with rig.tracer.start_as_current_span("main"):
         rig.run(lambda _payload: None)
@@ -188,7 +188,7 @@ def test_exception_and_outcome_are_recorded(
 
 
 @pytest.mark.parametrize("provided", [True, False])
-def test_timeout_ends_the_span_from_elsewhere_and_leaves_the_next_one_clean(
+def test_timeout_ends_the_span_from_another_thread_and_does_not_affect_the_next(
     rig: Rig, errors_of_opentelemetry: Callable[[], list[str]], provided: bool
 ) -> None:
     if not provided:
@@ -224,7 +224,7 @@ def test_lost_lease_ends_the_span_as_an_error(
     assert errors_of_opentelemetry() == []
 
 
-def test_headers_that_hold_no_context_give_a_span_without_a_link(
+def test_headers_without_context_make_a_span_without_a_link(
     rig: Rig, errors_of_opentelemetry: Callable[[], list[str]]
 ) -> None:
     rig.queue.enqueue({}, headers={"traceparent": 5, "tracestate": ["x"]})
@@ -255,7 +255,7 @@ def test_exception_while_enqueueing_is_recorded_in_the_producer_span(rig: Rig) -
     assert span.status.status_code is StatusCode.ERROR
 
 
-def test_inject_changes_no_headers_but_its_own_copy(rig: Rig) -> None:
+def test_inject_does_not_change_its_argument(rig: Rig) -> None:
     given = {"mine": 1}
     with rig.tracer.start_as_current_span("x") as span:
         injected = inject(given)
