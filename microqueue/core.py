@@ -53,7 +53,7 @@ from microqueue.operations import (
     stats,
     workers,
 )
-from microqueue.operations.call import Document, Operation, Target, letters_collection
+from microqueue.operations.call import Document, Operation, Target, dlq_collection_name
 from microqueue.operations.claim import Spread
 from microqueue.operations.poll import PollResult
 from microqueue.operations.server_clock import read_clock
@@ -64,7 +64,7 @@ from microqueue.positions import Positions
 from microqueue.reports import Pause, QueueStats, WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import Claimed, Lease, PayloadT, Task, TaskError, TaskStatus
-from microqueue.task_ids import readings
+from microqueue.task_ids import possible_ids
 
 if TYPE_CHECKING:
     from microqueue.drivers.asynchronous import AsyncDriver
@@ -133,7 +133,9 @@ class QueueCore(Generic[PayloadT]):
         created = yield from indexes.ensure_indexes(wanted, tasks, adjust=adjust)
         if self.settings.separate_dlq:
             created += yield from indexes.ensure_indexes(
-                indexes.dead_letter_indexes(), letters_collection(tasks), target=Target.DEAD_LETTERS
+                indexes.dead_letter_indexes(),
+                dlq_collection_name(tasks),
+                target=Target.DEAD_LETTERS,
             )
         self._indexed = True
         return created
@@ -332,7 +334,7 @@ class QueueCore(Generic[PayloadT]):
         """Recover what a failed claim took under ``token``, with the leases renewed."""
         now = yield from self.begin()
         expires_at = later(now, self.settings.visibility_timeout)
-        documents = yield from claim.find_held(token, expires_at)
+        documents = yield from claim.recover_claim(token, expires_at)
         if not documents:
             return []
         # One claim writes one start: what an earlier round of it took was settled before the last.
@@ -479,12 +481,12 @@ class QueueCore(Generic[PayloadT]):
 
     def resolve_ids(self, task_ids: Iterable[Any]) -> Operation[list[Any]]:
         """Check ids, and find out what those stand for that came as text, as they do in a URL."""
-        asked = [readings(check_id(one)) for one in task_ids]
+        asked = [possible_ids(check_id(one)) for one in task_ids]
         return (yield from lookup.first_existing(asked, self.settings))
 
     def get(self, task_id: Any) -> Operation[Task[PayloadT] | None]:
         """Perform :meth:`Queue.get`."""
-        document = yield from lookup.find_first(readings(check_id(task_id)), self.settings)
+        document = yield from lookup.find_first(possible_ids(check_id(task_id)), self.settings)
         return self.to_task(document) if document else None
 
     def peek(

@@ -140,7 +140,7 @@ class DeadLetterOperations(Generic[PayloadT]):
         now = yield from read_clock(core.clock)
         bounds = core.count_bounds(exact=exact)
         queues = yield from self._queues()
-        return (yield from stats.letter_stats(queues, now, core.settings, bounds=bounds))
+        return (yield from stats.dead_letter_stats(queues, now, core.settings, bounds=bounds))
 
     def _choose(
         self, which: Chosen, *, missing_ok: bool
@@ -160,7 +160,7 @@ class DeadLetterOperations(Generic[PayloadT]):
         ids = yield from self._core.resolve_ids(
             one.id if isinstance(one, Task) else one for one in chosen
         )
-        found = yield from lookup.whereabouts(ids, settings)
+        found = yield from lookup.queues_of(ids, settings)
         places = [(one, found.get(id_order.key(one))) for one in ids]
         missing = [(one, place) for one, place in places if not self._is_here(place)]
         if missing and not missing_ok:

@@ -16,7 +16,7 @@ from microqueue.insights import read_report
 from microqueue.model import Model
 from microqueue.operations import diagnostics as operations
 from microqueue.operations import indexes, maintenance
-from microqueue.operations.call import Target, letters_collection
+from microqueue.operations.call import Target, dlq_collection_name
 from microqueue.operations.diagnostics import IndexFindings
 from microqueue.queue import Queue
 from microqueue.sweeper import SweepReport, describe_burials
@@ -70,11 +70,11 @@ def examine(queue: Queue[Any]) -> list[Check]:
     ]
     configured = queue.settings.model_fields_set
     separate_dlq = queue.settings.separate_dlq
-    if not separate_dlq and core.run(operations.has_letters_apart(tasks)):
+    if not separate_dlq and core.run(operations.has_separate_dlq(tasks)):
         separate_dlq = "dead_letters" not in configured
         checks.append(check_dead_letters(tasks, configured="dead_letters" in configured))
     if separate_dlq:
-        wanted, name = indexes.dead_letter_indexes(), letters_collection(tasks)
+        wanted, name = indexes.dead_letter_indexes(), dlq_collection_name(tasks)
         dlq_findings = core.run(
             operations.compare_indexes(wanted, name, target=Target.DEAD_LETTERS),
         )
@@ -170,7 +170,7 @@ def check_indexes(findings: IndexFindings, collection: str, *, made_on_demand: b
 
 def check_dead_letters(collection: str, *, configured: bool) -> Check:
     """Describe where dead letters are kept if a DLQ collection exists that the settings lack."""
-    name, dlq = "dead letters", letters_collection(collection)
+    name, dlq = "dead letters", dlq_collection_name(collection)
     if not configured:
         detail = f"{dlq} exists, so commands use it; the settings do not name it"
         advice = (

@@ -11,7 +11,7 @@ from bson.errors import BSONError
 
 from microqueue.model import shorten
 
-REFUSALS = (BSONError, OverflowError, TypeError, ValueError, RecursionError)
+ENCODER_ERRORS = (BSONError, OverflowError, TypeError, ValueError, RecursionError)
 """What the encoder raises for values that it cannot write."""
 DEEPEST = 200
 """In levels. A list that contains itself has no end."""
@@ -25,7 +25,7 @@ def explain(
     for path, part, value in _parts(document):
         try:
             bson.encode(part, codec_options=codec_options)
-        except REFUSALS as exc:
+        except ENCODER_ERRORS as exc:
             return f"{path}={shorten(value)}: {_reason(exc)}"
     return _reason(refusal)
 

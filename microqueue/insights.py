@@ -23,7 +23,7 @@ from microqueue.operations import (
     workers,
 )
 from microqueue.operations.call import Document, Operation
-from microqueue.operations.search import Found
+from microqueue.operations.search import SearchPage
 from microqueue.operations.server_clock import read_clock
 from microqueue.operations.stats import (
     MINUTE,
@@ -154,7 +154,7 @@ class TaskPage(Model):
     complete: bool
 
 
-def task_page(now: datetime, found: Found) -> TaskPage:
+def task_page(now: datetime, found: SearchPage) -> TaskPage:
     """Put a page together."""
     return TaskPage.trusted(
         at=now,
@@ -323,7 +323,7 @@ class InsightOperations:
     ) -> Operation[TaskPage]:
         """Perform :meth:`Insights.letters`."""
         now = yield from self._now()
-        found = yield from search.letters(
+        found = yield from search.dead_letter_page(
             (yield from self.queue_names()) if queue is None else queue,
             which,
             limit=check_count("limit", limit),
@@ -418,7 +418,7 @@ class Insights:
         cursor: str | None = None,
         shown: Shown = None,
         made: Made = None,
-        enough: Enough = paging.never,
+        enough: Enough = paging.never_enough,
     ) -> TaskPage:
         """Read a page of dead letters, newest first; ``shown`` masks their messages.
 
@@ -500,7 +500,7 @@ class AsyncInsights:
         cursor: str | None = None,
         shown: Shown = None,
         made: Made = None,
-        enough: Enough = paging.never,
+        enough: Enough = paging.never_enough,
     ) -> TaskPage:
         """See :meth:`Insights.letters`."""
         options: dict[str, Any] = {"shown": shown, "made": made, "enough": enough}

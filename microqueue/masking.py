@@ -41,7 +41,7 @@ def without_fragments(text: str) -> str:
     return re.sub(r"[^\s'\"]+@", "***@", without_password(text))
 
 
-TELLING_KEYS = (
+REDACTED_KEYS = (
     r"pass(word|wd|phrase|code|key)|secret(?!ar)|token(?!i[sz])"
     r"|(^|[-_]|(?-i:(?<=[a-z0-9])(?=[A-Z])))(pass|pwd|jwt)s?$"
     r"|(api|access|private|signing|encryption)[-_]?key|authorization|cookie|credential|^bearer$"
@@ -81,7 +81,7 @@ KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
 class Masker:
     """Masks the values of names that match a pattern; without one, shows everything."""
 
-    def __init__(self, pattern: str | None = TELLING_KEYS) -> None:
+    def __init__(self, pattern: str | None = REDACTED_KEYS) -> None:
         try:
             self._secret = None if pattern is None else re.compile(pattern, re.IGNORECASE)
         except re.error as exc:

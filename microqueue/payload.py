@@ -123,7 +123,7 @@ def encode_all(
     try:
         for document in documents:
             encoded.append(RawBSONDocument(bson.encode(document, codec_options=codec_options)))  # noqa: PERF401 (its length tells which one failed)
-    except encoding_errors.REFUSALS as exc:
+    except encoding_errors.ENCODER_ERRORS as exc:
         document = documents[len(encoded)]
         reason = encoding_errors.explain(document, codec_options, exc)
         raise InvalidPayload(

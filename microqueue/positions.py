@@ -25,7 +25,7 @@ def front_position(now: datetime) -> int:
     return -microseconds(now)
 
 
-def rightful_position(position: Any, created_at: Any) -> Any:
+def original_position(position: Any, created_at: Any) -> Any:
     """Give the place that a task takes when it comes back: a turn at the front is for once.
 
     Both are read from a document; a place that is no number counts as one at the front.

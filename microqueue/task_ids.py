@@ -39,7 +39,7 @@ def candidate_ids(text: str) -> list[Any]:
     return [one for one in candidates if one != ""]
 
 
-def readings(task_id: TaskId) -> list[Any]:
+def possible_ids(task_id: TaskId) -> list[Any]:
     """Give what an id may stand for that a program has: itself, or what it is the text of."""
     if not isinstance(task_id, str):
         return [task_id]

@@ -11,7 +11,7 @@ from typing import Any
 
 from microqueue.core import core_of
 from microqueue.operations.call import Operation
-from microqueue.operations.diagnostics import has_letters_apart
+from microqueue.operations.diagnostics import has_separate_dlq
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 
@@ -26,6 +26,6 @@ def with_detected_dlq(
     settings: QueueSettings, run: Callable[[Operation[bool]], bool], collection: str
 ) -> QueueSettings:
     """Return settings with a separate DLQ if one exists and ``dead_letters`` is not set."""
-    if "dead_letters" in settings.model_fields_set or not run(has_letters_apart(collection)):
+    if "dead_letters" in settings.model_fields_set or not run(has_separate_dlq(collection)):
         return settings
     return settings.model_copy(update={"dead_letters": "collection"})

@@ -15,7 +15,7 @@ from microqueue.cli.options import DURATION, TIME, AllQueues, DryRun, Reveal, Ye
 from microqueue.cli.session import Session
 from microqueue.core import core_of
 from microqueue.errors import DuplicateTask, InvalidArgument, TaskNotFound
-from microqueue.masking import TELLING_KEYS, Masker
+from microqueue.masking import REDACTED_KEYS, Masker
 from microqueue.new_task import EnqueueOptions
 from microqueue.operations.diagnostics import queue_names
 from microqueue.queue import Queue
@@ -247,7 +247,7 @@ def with_name_and_queue(
 
 def masked(tasks: Iterable[Task[Any]], *, reveal: bool = False) -> list[Task[Any]]:
     """Return tasks with secrets masked as the dashboard does, unless revealed."""
-    masker = Masker(None if reveal else TELLING_KEYS)
+    masker = Masker(None if reveal else REDACTED_KEYS)
     return [masker.task(task) for task in tasks]
 
 

@@ -306,7 +306,7 @@ class EventHub:
             for one in some[:MOST_TASKS]
             if one.queue is None
         ]
-        found = await self._access.run(events.look_up(unknown[:MOST_LOOKED_UP]))
+        found = await self._access.run(events.read_current(unknown[:MOST_LOOKED_UP]))
         return {id_order.key(one["_id"]): one.get("queue") for one in found}
 
     async def _at(self) -> str:

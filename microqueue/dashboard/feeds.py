@@ -15,7 +15,7 @@ from microqueue.dashboard.access import Access
 from microqueue.drivers.asynchronous import settled
 from microqueue.insights import Overview, read_report
 from microqueue.operations import audit, diagnostics, events, id_order, pauses, poll, workers
-from microqueue.operations.call import letters_collection
+from microqueue.operations.call import dlq_collection_name
 from microqueue.operations.events import Change
 from microqueue.sweeper import SweepReport
 
@@ -43,7 +43,7 @@ class ChangeFeed:
         self._stream: Any = None
         places = access.collections
         self._tasks = places.name
-        self._letters = letters_collection(places.name)
+        self._letters = dlq_collection_name(places.name)
         self._workers = places.workers.name
         self._locks = places.locks.name
         self._pauses = places.pauses.name
@@ -130,13 +130,13 @@ class ChangeFeed:
         if change["operationType"] == "delete" and key in self._moving:
             self._moving.remove(key)
             return None  # It is among the dead letters now; that it failed was told.
-        return events.of_task(change)
+        return events.task_change(change)
 
     def _of_letter(self, change: Any) -> Change | None:
         if change["operationType"] == "delete":
             return None  # A tombstone, whose letter was replayed or discarded long ago.
-        if not events.is_burial(change):
-            return events.of_task(change)
+        if not events.is_new_dead_letter(change):
+            return events.task_change(change)
         if len(self._moving) >= MOST_MOVING:
             self._moving.clear()
         self._moving.add(id_order.key(change["documentKey"]["_id"]))
@@ -145,7 +145,7 @@ class ChangeFeed:
     def _of_sweeper(self, change: Any) -> Change | None:
         name = change.get("documentKey", {}).get("_id")
         ours = name == f"report:{self._access.collections.name}"
-        report = read_report(events.report_of(change)) if ours else None
+        report = read_report(events.sweep_report_in(change)) if ours else None
         return Change("sweep.finished", report=report) if report else None
 
     def _of_pause(self, change: Any) -> Change | None:
@@ -219,7 +219,7 @@ class PollFeed:
         before, after = self._before, await self._look()
         assert before is not None  # noqa: S101 (opened before it is read)
         left = [one["_id"] for key, one in before.running.items() if key not in after.running]
-        back = await self._access.run(events.look_up(left[: events.MOST_NEW]))
+        back = await self._access.run(events.read_current(left[: events.MOST_NEW]))
         self._before = after
         return [*events.compare(before, after, back), *await self._others()]
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from microqueue.dashboard.payloads import TELLING_KEYS
 from microqueue.durations import PositiveDuration
+from microqueue.masking import REDACTED_KEYS
 from microqueue.model import Model
 
 
@@ -33,7 +33,7 @@ class DashboardOptions(Model):
     read_only: bool = False
     manual_actions: bool = False
     tasks: Any = None
-    redact: str | None = TELLING_KEYS
+    redact: str | None = REDACTED_KEYS
     audit_retention: PositiveDuration = timedelta(days=90)
     page_limit: int = Field(default=200, ge=1, le=1000)
     request_bytes: int = Field(default=1_000_000, ge=1000)

@@ -11,7 +11,7 @@ from bson.binary import UuidRepresentation
 from bson.errors import BSONError
 
 from microqueue.errors import InvalidArgument
-from microqueue.masking import MASK, TELLING_KEYS, Masker
+from microqueue.masking import MASK, Masker
 
 EXTENDED = json_util.JSONOptions(
     json_mode=json_util.JSONMode.RELAXED,
@@ -56,7 +56,7 @@ def _written_out(value: Any) -> Any:
     return value
 
 
-__all__ = ["TELLING_KEYS", "Redactor"]
+__all__ = ["Redactor"]
 
 MISSING = object()
 

@@ -23,8 +23,8 @@ from microqueue.drivers.retry import (
     MANY,
     PING,
     THROWN,
-    Bounds,
-    Patience,
+    CallLimits,
+    RetryBudget,
     took_too_long,
     translate,
 )
@@ -53,7 +53,7 @@ class AsyncDriver:
     ) -> None:
         self._collections = collections
         self._on_retry = on_retry
-        self._bounds = Bounds(collections, settings)
+        self._bounds = CallLimits(collections, settings)
         self.before_call: Callable[[Call], object] = _nothing
         """Called before each call of an operation: a fault point for tests."""
 
@@ -85,25 +85,25 @@ class AsyncDriver:
             return await self._perform(call, 0.0)
         if self._bounds.must_ask_first(call):
             await self._perform_repeatedly(PING)
-        patience = Patience(self._bounds, call)
+        budget = RetryBudget(self._bounds, call)
         if call.after is not None:
-            patience = call.after.patience
-            await asyncio.sleep(patience.pause_sec())
+            budget = call.after.budget
+            await asyncio.sleep(budget.pause_sec())
         try:
-            return await self._attempt(call, patience)
+            return await self._attempt(call, budget)
         except PyMongoError as exc:
-            patience.check_repeatable(exc)
+            budget.check_repeatable(exc)
             if call.recheck:
                 self._on_retry()
-                raise RepeatDue(patience) from exc
+                raise RepeatDue(budget) from exc
         self._on_retry()
         # The first repeat is immediate; the next ones are left to tenacity.
-        retrying = AsyncRetrying(**patience.retry_options(self._on_retry))
-        return await retrying(self._attempt, call, patience)
+        retrying = AsyncRetrying(**budget.retry_options(self._on_retry))
+        return await retrying(self._attempt, call, budget)
 
-    async def _attempt(self, call: Call, patience: Patience) -> Any:
+    async def _attempt(self, call: Call, budget: RetryBudget) -> Any:
         try:
-            reply = await self._perform(call, patience.limit_sec())
+            reply = await self._perform(call, budget.limit_sec())
         except NetworkTimeout as exc:
             if call.own_limit_sec is not None:
                 raise took_too_long(exc) from exc

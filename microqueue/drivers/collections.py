@@ -13,7 +13,7 @@ from pymongo.read_concern import ReadConcern
 
 from microqueue.drivers import mongomock
 from microqueue.errors import InvalidArgument
-from microqueue.operations.call import PAUSES_COLLECTION, Target, letters_collection
+from microqueue.operations.call import PAUSES_COLLECTION, Target, dlq_collection_name
 
 DEFAULT_COLLECTION = "tasks"
 LOCKS_COLLECTION = "microqueue_locks"
@@ -44,7 +44,7 @@ class Collections:
         options = self._options(source)
         self.tasks = source.with_options(**options)
         database = self.tasks.database
-        self.dead_letters = database[letters_collection(self.name)].with_options(**options)
+        self.dead_letters = database[dlq_collection_name(self.name)].with_options(**options)
         self.locks = database[LOCKS_COLLECTION].with_options(**options)
         self.workers = database[WORKERS_COLLECTION].with_options(**options)
         self.audit = database[AUDIT_COLLECTION].with_options(**options)

@@ -81,7 +81,7 @@ def is_transient(error: BaseException) -> bool:
     return False
 
 
-def may_pass(error: BaseException) -> bool:
+def may_recover(error: BaseException) -> bool:
     """Tell whether to go on trying, for a client that has reached its server before.
 
     A server that cannot be found then is a failover under way, which may take longer than
@@ -90,7 +90,7 @@ def may_pass(error: BaseException) -> bool:
     return is_transient(error) or isinstance(error, ServerSelectionTimeoutError)
 
 
-class Bounds:
+class CallLimits:
     """How long calls may take: each attempt, and all attempts of a call together."""
 
     def __init__(self, collections: Collections, settings: QueueSettings) -> None:
@@ -137,10 +137,10 @@ class Bounds:
 
     def passes(self, error: PyMongoError, *, first: bool) -> bool:
         """Tell whether to repeat what ended in this error."""
-        return is_transient(error) if first and not self._reached else may_pass(error)
+        return is_transient(error) if first and not self._reached else may_recover(error)
 
 
-class Patience:
+class RetryBudget:
     """How long one call may take, and whether it is repeated.
 
     The first attempt may take the limit of one attempt; a repeat no more than what is left until
@@ -150,7 +150,7 @@ class Patience:
 
     __slots__ = ("_bounds", "_call", "_ends", "_repeats", "_strict")
 
-    def __init__(self, bounds: Bounds, call: Call) -> None:
+    def __init__(self, bounds: CallLimits, call: Call) -> None:
         self._bounds = bounds
         self._call = call
         self._repeats = 0

@@ -33,7 +33,7 @@ PAUSES_COLLECTION = "microqueue_pauses"
 """Named here and not by the driver alone: one pipeline reads it together with the tasks."""
 
 
-def letters_collection(tasks: str) -> str:
+def dlq_collection_name(tasks: str) -> str:
     """Name the collection for the dead letters of a collection of tasks."""
     return f"{tasks}_dlq"
 
@@ -75,12 +75,12 @@ class RepeatDue(Exception):
 
     A driver throws it into the operation. The operation checks what has become of the first
     attempt, and yields a call with ``after`` set to this, which continues the same deadline.
-    ``patience`` is the driver's.
+    ``budget`` is the driver's.
     """
 
-    def __init__(self, patience: Any) -> None:
+    def __init__(self, budget: Any) -> None:
         super().__init__("the call may be repeated")
-        self.patience = patience
+        self.budget = budget
 
 
 class Call:

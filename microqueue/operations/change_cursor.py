@@ -26,28 +26,28 @@ BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Mark:
+class ChangeCursor:
     """A place in the order of changes; without an id, before everything of that instant."""
 
     at: datetime
     id: Any = MinKey()  # noqa: RUF009 (it has no state)
 
     @classmethod
-    def behind(cls, instant: datetime) -> Mark:
+    def behind(cls, instant: datetime) -> ChangeCursor:
         """Give the place behind everything of an instant."""
         return cls(instant, MaxKey())
 
 
 @dataclass(frozen=True)
-class Changes:
+class ChangeRange:
     """The changes behind one mark, up to another, which is among them."""
 
-    start: Mark
-    end: Mark
+    start: ChangeCursor
+    end: ChangeCursor
 
 
 @dataclass(frozen=True)
-class Followed:
+class ChangeQuery:
     """Which tasks are followed; ``None`` means all."""
 
     queues: Sequence[str] | None
@@ -55,7 +55,7 @@ class Followed:
     query: Document
 
 
-def between(followed: Followed, changes: Changes) -> Document:
+def between(followed: ChangeQuery, changes: ChangeRange) -> Document:
     """Match followed tasks whose last change lies between two marks."""
     start, end = changes.start, changes.end
     bounds = {"$gte": start.at, "$lte": end.at}
@@ -79,12 +79,12 @@ def _changed(status: str, bounds: Document) -> Document:
 
 
 def find_end(
-    followed: Followed, start: Mark, *, horizon: datetime, rows: int | None
-) -> Operation[Mark | None]:
+    followed: ChangeQuery, start: ChangeCursor, *, horizon: datetime, rows: int | None
+) -> Operation[ChangeCursor | None]:
     """Find the mark of the last task up to the horizon, at most so many rows further on."""
     if horizon < start.at:
         return None
-    reachable = between(followed, Changes(start, Mark.behind(horizon)))
+    reachable = between(followed, ChangeRange(start, ChangeCursor.behind(horizon)))
     found = []
     if rows is not None:
         found = yield Call(
@@ -92,10 +92,10 @@ def find_end(
         )
     if not found:
         found = yield Call("find", reachable, FIELDS, sort=NEWEST_FIRST, limit=1, span=Span.LONG)
-    return Mark(found[0]["updated_at"], found[0]["_id"]) if found else None
+    return ChangeCursor(found[0]["updated_at"], found[0]["_id"]) if found else None
 
 
-def split(followed: Followed, changes: Changes, parts: int) -> Operation[list[Changes]]:
+def split(followed: ChangeQuery, changes: ChangeRange, parts: int) -> Operation[list[ChangeRange]]:
     """Split many changes into about equal parts, by a sample that is taken first."""
     size = yield from export.sample_size(parts)
     if parts == 1 or size < parts:
@@ -107,13 +107,15 @@ def split(followed: Followed, changes: Changes, parts: int) -> Operation[list[Ch
         {"$sort": dict(CHANGE_ORDER)},
     ]
     sample = yield Call("aggregate", pipeline)
-    inner = export.boundaries([Mark(one["updated_at"], one["_id"]) for one in sample], parts)
+    inner = export.boundaries(
+        [ChangeCursor(one["updated_at"], one["_id"]) for one in sample], parts
+    )
     marks = [changes.start, *(mark for mark in inner if mark != changes.end), changes.end]
-    return [Changes(start, end) for start, end in pairwise(marks)]
+    return [ChangeRange(start, end) for start, end in pairwise(marks)]
 
 
 def read_changes(
-    followed: Followed, fields: Iterable[str], changes: Changes, *, batch_rows: int
+    followed: ChangeQuery, fields: Iterable[str], changes: ChangeRange, *, batch_rows: int
 ) -> Operation[Any]:
     """Open a cursor over the tasks between two marks; it gives batches of raw BSON."""
     matching = between(followed, changes)
@@ -121,5 +123,5 @@ def read_changes(
     return (yield Call("find_raw_batches", matching, wanted, batch_size=batch_rows))
 
 
-def _id_is(operator: str, mark: Mark) -> Document:
+def _id_is(operator: str, mark: ChangeCursor) -> Document:
     return {"updated_at": mark.at, "$expr": {operator: ["$_id", {"$literal": mark.id}]}}

@@ -73,7 +73,7 @@ def _claim_one(selection: Document, lease: Lease) -> Operation[Document | None]:
         )
     except PyMongoError as exc:
         if mongo_errors.is_uncertain(exc):
-            document = yield from confirm.one(held_under(lease))
+            document = yield from confirm.one(claimed_under(lease))
             if document is None:
                 raise
             return document
@@ -227,7 +227,7 @@ def _read(*query: Any, **options: Any) -> Operation[list[Document]]:
 
 def _won(window: list[Document], lease: Lease, read: Read) -> Operation[list[Document]]:
     """Find out which of a window are ours; their ids tell, where nothing else has changed."""
-    held = {**_these(window), **held_under(lease)}
+    held = {**_these(window), **claimed_under(lease)}
     found = yield from read(held, {"_id": 1}, batch_size=len(window) + 1)
     ids = {document["_id"] for document in found}
     return [document for document in window if document["_id"] in ids]
@@ -237,7 +237,7 @@ def _read_back(
     window: list[Document], lease: Lease, read: Read = confirm.some
 ) -> Operation[list[Document]]:
     """Read what of a window is ours, in the order of the line."""
-    held = {**_these(window), **held_under(lease)}
+    held = {**_these(window), **claimed_under(lease)}
     found = yield from read(held, batch_size=len(window) + 1)
     stored = {document["_id"]: document for document in found}
     return [stored[one["_id"]] for one in window if one["_id"] in stored]
@@ -275,7 +275,7 @@ def _claim_fields(lease: Lease) -> Document:
     }
 
 
-def held_under(lease: Lease) -> Document:
+def claimed_under(lease: Lease) -> Document:
     """Match what a claim took; the expiry makes it a look at a single key of ``lease``."""
     return {
         "status": filters.PROCESSING,
@@ -284,7 +284,7 @@ def held_under(lease: Lease) -> Document:
     }
 
 
-def find_held(token: str, expires_at: datetime) -> Operation[list[Document]]:
+def recover_claim(token: str, expires_at: datetime) -> Operation[list[Document]]:
     """Renew the leases that a failed claim took under ``token``; return the tasks in order.
 
     Safe to repeat: it sets the same instant again.

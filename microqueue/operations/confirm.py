@@ -64,7 +64,7 @@ def some(
         result = yield Call("update_many", these, NOTHING, target=target)
         if result.matched_count == len(found):
             return found
-    raise unsettled()
+    raise keeps_changing()
 
 
 def all_hold(fences: Sequence[Document], *, target: Target = Target.TASKS) -> Operation[bool]:
@@ -122,7 +122,7 @@ def _count(fences: Sequence[Document], target: Target) -> Operation[int]:
     return int(result.matched_count)
 
 
-def unsettled() -> ServerUnavailable:
+def keeps_changing() -> ServerUnavailable:
     """Say that what is stored was different each time it was to be confirmed."""
     return ServerUnavailable(
         f"what is stored changed {ROUNDS} times while it was confirmed; try again"

@@ -18,7 +18,7 @@ from pymongo.errors import ExecutionTimeout
 from microqueue.dlq import DeadLetterFilter, DeadLetterStats, LetterGroup, LetterGroups
 from microqueue.operations import filters, id_order, paging, search
 from microqueue.operations.call import Call, Document, Operation, Span, Target
-from microqueue.operations.matching import LetterMatcher, beginning, normalise
+from microqueue.operations.matching import DeadLetterMatcher, literal_prefix, normalise
 from microqueue.positions import microseconds
 from microqueue.settings import QueueSettings
 
@@ -41,7 +41,7 @@ def selection(queue: filters.Queues, which: DeadLetterFilter | Sequence[Any]) ->
     messages = []
     if which.text is not None and which.shown is None:
         messages.append({"error.message": {"$regex": re.escape(which.text), "$options": "i"}})
-    if which.shown is None and (start := beginning(which.group or "")):
+    if which.shown is None and (start := literal_prefix(which.group or "")):
         messages.append({"error.message": {"$regex": f"^{re.escape(start)}"}})
     if messages:
         query["$and"] = messages
@@ -60,7 +60,7 @@ def page(
     for target in targets(settings):
         options: Document = {"sort": ORDER, "limit": limit + 1, "target": target, "span": Span.LONG}
         pages.append((yield Call("find", bounded, **options)))
-    letters, _ = paging.merged(pages, place)
+    letters, _ = paging.merge_replies(pages, place)
     shown = letters[:limit]
     return shown, write_cursor(shown[-1]) if len(letters) > limit else None
 
@@ -170,7 +170,7 @@ def search_page(
         return (yield from page(query, limit=limit, cursor=cursor, settings=settings))
     found: list[Document] = []
     while True:
-        part = yield from search.letters(
+        part = yield from search.dead_letter_page(
             queue,
             which,
             limit=limit + 1 - len(found),
@@ -193,8 +193,8 @@ def queries(
     query = selection(queue, which)
     if not _must_look(which):
         return [query]
-    matcher = LetterMatcher(which, which.shown or str)
-    found = yield from search.every_letter(query, matcher, settings)
+    matcher = DeadLetterMatcher(which, which.shown or str)
+    found = yield from search.all_dead_letters(query, matcher, settings)
     found.reverse()
     return [
         {"$and": [query, _those(found[start : start + IDS_AT_ONCE])]}
@@ -244,7 +244,7 @@ def groups(
     ``shown`` masks what must not be told of a message.
     """
     found, all_seen = yield from _equal_messages(queue, which, settings)
-    matcher = LetterMatcher(which, shown)
+    matcher = DeadLetterMatcher(which, shown)
     if matcher.needed:
         found = [one for one in found if matcher.accepts_message(_message_of(one))]
     return LetterGroups(

@@ -11,7 +11,7 @@ from pymongo import IndexModel
 
 from microqueue.errors import IndexConflict
 from microqueue.operations import filters
-from microqueue.operations.call import Call, Document, Operation, Target, letters_collection
+from microqueue.operations.call import Call, Document, Operation, Target, dlq_collection_name
 from microqueue.operations.claim import claim_update
 from microqueue.operations.indexes import ensure_indexes, index_names
 from microqueue.settings import QueueSettings
@@ -106,9 +106,9 @@ def count_overdue(now: datetime, *, most: int) -> Operation[int]:
     return count
 
 
-def has_letters_apart(collection: str) -> Operation[bool]:
+def has_separate_dlq(collection: str) -> Operation[bool]:
     """Tell whether ``tasks_dlq`` is there: somebody keeps dead letters apart, or has done so."""
-    name = letters_collection(collection)
+    name = dlq_collection_name(collection)
     names = yield Call(
         "list_collection_names",
         filter={"name": name},
@@ -122,7 +122,7 @@ def every_queue(settings: QueueSettings) -> Operation[list[str]]:
     """List the queues that have tasks, or dead letters in their own collection."""
     names = set((yield from queue_names()))
     if settings.separate_dlq:
-        names.update((yield from other_letter_queues(names)))
+        names.update((yield from other_dlq_queues(names)))
     return sorted(names)
 
 
@@ -132,7 +132,7 @@ def queue_names() -> Operation[list[str]]:
     return sorted(str(name) for name in names)
 
 
-def other_letter_queues(known: Collection[str]) -> Operation[list[str]]:
+def other_dlq_queues(known: Collection[str]) -> Operation[list[str]]:
     """List the queues that have letters in ``tasks_dlq`` and are not known, by one key each.
 
     ``distinct`` would read all letters: it cannot skip in a partial index.

@@ -231,7 +231,7 @@ def _find_in_the_way(documents: Sequence[Document]) -> Operation[list[Document |
                 fences.append(fence if same_id else {**fence, **_live_with_key(document)})
         if (yield from confirm.all_hold(fences)):
             return met
-    raise confirm.unsettled()
+    raise confirm.keeps_changing()
 
 
 def key_is_taken(queue: Any, dedupe_key: Any) -> Operation[bool]:

@@ -61,7 +61,7 @@ def pipeline(collections: Sequence[str]) -> list[Document]:
     ]
 
 
-def of_task(change: Mapping[str, Any]) -> Change:
+def task_change(change: Mapping[str, Any]) -> Change:
     """Tell what happened to a task."""
     task_id = change.get("documentKey", {}).get("_id")
     operation = change["operationType"]
@@ -79,12 +79,12 @@ def of_task(change: Mapping[str, Any]) -> Change:
     return Change(_update_type(changed), task_id)
 
 
-def is_burial(change: Mapping[str, Any]) -> bool:
+def is_new_dead_letter(change: Mapping[str, Any]) -> bool:
     """Tell whether a change of ``tasks_dlq`` is a failed task that was copied there."""
     return (change.get("fullDocument") or {}).get("status") == filters.FAILED
 
 
-def report_of(change: Mapping[str, Any]) -> Document | None:
+def sweep_report_in(change: Mapping[str, Any]) -> Document | None:
     """Give the report of a sweep that a change has stored, see `sweep_report.store`."""
     stored = change.get("fullDocument") or change.get("updateDescription", {}).get("updatedFields")
     report: Document | None = (stored or {}).get("last")
@@ -200,7 +200,7 @@ def _return_type(document: Document) -> str:
     return "task.released" if outcome == Outcome.RELEASED else "task.retried"
 
 
-def look_up(ids: Sequence[Any]) -> Operation[list[Document]]:
+def read_current(ids: Sequence[Any]) -> Operation[list[Document]]:
     """Read what became of some tasks, also of those that moved to the dead letters."""
     if not ids:
         return []

@@ -17,12 +17,12 @@ from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.task import Claim, Progress, Task
 
 
-class Taken(Enum):
+class LeaseState(Enum):
     """What became of a claim."""
 
-    NOT = auto()
+    HELD = auto()
     """It holds."""
-    AWAY = auto()
+    LOST = auto()
     """The task is somebody else's, or nobody's."""
     CANCELLED = auto()
     """Somebody cancelled the task."""
@@ -56,7 +56,7 @@ def renew(
     return lost
 
 
-def find_taken(tasks: Sequence[Claim]) -> Operation[list[Taken]]:
+def lease_states(tasks: Sequence[Claim]) -> Operation[list[LeaseState]]:
     """Tell of each task whether it is no longer held, and whether it was cancelled.
 
     A look by ``_id`` that writes nothing, for tasks that wait or run longer than a moment:
@@ -77,13 +77,13 @@ def find_taken(tasks: Sequence[Claim]) -> Operation[list[Taken]]:
     return [_how_taken(task, stored.get(task.id, {})) for task in tasks]
 
 
-def _how_taken(task: Claim, document: Document) -> Taken:
+def _how_taken(task: Claim, document: Document) -> LeaseState:
     if task.lease is None or document.get("lease_token") == task.lease.token:
-        return Taken.NOT
+        return LeaseState.HELD
     error = document.get("error")
     code = error.get("code") if isinstance(error, dict) else None
     cancelled = document.get("status") == filters.FAILED and code == CANCELLED
-    return Taken.CANCELLED if cancelled else Taken.AWAY
+    return LeaseState.CANCELLED if cancelled else LeaseState.LOST
 
 
 def report_progress(reports: Iterable[tuple[Task[Any], Progress]]) -> Operation[None]:

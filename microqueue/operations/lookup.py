@@ -42,7 +42,7 @@ def first_existing(
     return [next((one for one in several if one in existing), several[0]) for several in candidates]
 
 
-def whereabouts(ids: Iterable[Any], settings: QueueSettings) -> Operation[dict[Any, str]]:
+def queues_of(ids: Iterable[Any], settings: QueueSettings) -> Operation[dict[Any, str]]:
     """Read in which queue each of these tasks is, by the key of its id; those that exist.
 
     A dead letter may move between its two places meanwhile, any number of times. Each move

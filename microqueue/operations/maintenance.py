@@ -20,7 +20,7 @@ from microqueue.clock import later
 from microqueue.operations import claim, filters, indexes, settle
 from microqueue.operations.batches import Batches, Progress
 from microqueue.operations.call import Call, Document, Operation, Span, Target
-from microqueue.operations.settle import Ending, Settlement
+from microqueue.operations.settle import FencedSettlement, Settlement
 from microqueue.settings import QueueSettings
 from microqueue.task import Outcome, Task, TaskError
 
@@ -47,11 +47,11 @@ def reclaim_stuck(
     order = [("lease_expires_at", 1)]
     batches = Batches.of(selection, WITHOUT_PAYLOAD, sort=order, progress=progress)
     while stuck := (yield from batches.next(settings.batch_size)):
-        ended: list[Ending] = []
+        ended: list[FencedSettlement] = []
         for document in stuck:
             task: Task[Any] = Task.from_document(document)
             fence = {**filters.claimed(task), "lease_expires_at": document["lease_expires_at"]}
-            ended.append(Ending(task, _reclaim(task, now, settings), fence))
+            ended.append(FencedSettlement(task, _reclaim(task, now, settings), fence))
         count = yield from settle.settle_reclaimed(
             ended, now=now, settings=settings, progress=progress
         )
@@ -212,7 +212,7 @@ def _bury(
         result = yield Call("update_many", these, {"$set": changes})
         count = int(result.modified_count)
         if count < len(ids) and progress.wants_names(error["code"]):
-            ids = yield from settle.buried_of(ids, now, code=error["code"])
+            ids = yield from settle.find_buried(ids, now, code=error["code"])
         progress.bury(error["code"], ids, count)
         buried += count
         batches.wrote(count)

@@ -40,7 +40,7 @@ def normalise(message: str) -> str:
     return text if len(text) <= LONGEST_MESSAGE else text[: _cut(text)]
 
 
-def beginning(group: str) -> str:
+def literal_prefix(group: str) -> str:
     """Give what the messages of a group begin with, all of them."""
     found = _LITERAL.match(group)
     return found.group() if found else ""
@@ -70,7 +70,7 @@ def state_of(document: Mapping[str, Any], now: datetime) -> str:
     return str(status)
 
 
-class Matcher:
+class TaskMatcher:
     """Looks at one document after the other."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Matcher:
         return (self._text or "") in str(value).lower()
 
 
-class LetterMatcher:
+class DeadLetterMatcher:
     """Looks at one dead letter after the other; ``shown`` masks what its message must not tell."""
 
     fields: Document = dict.fromkeys(("error", "updated_at"), 1)

@@ -16,10 +16,10 @@ TYPE_MISMATCH = 14
 MAX_TIME_EXPIRED = 50
 DUPLICATE_KEY = 11000
 
-BROKEN = frozenset({BAD_VALUE, TYPE_MISMATCH})
+WRONG_TYPE = frozenset({BAD_VALUE, TYPE_MISMATCH})
 """What should be a list or a number is none: an update cannot add to it, but replace it."""
 
-AT_FAULT = BROKEN | {121, 171, 10334, 17280, 17419}
+DOCUMENT_REJECTED = WRONG_TYPE | {121, 171, 10334, 17280, 17419}
 """It may also break a rule of its collection, have keys of two lists, or be too large."""
 
 # Not primary, stepping down, shutting down, host unreachable and the like: the codes that

@@ -20,18 +20,20 @@ from bson.errors import BSONError
 from microqueue.arguments import refused
 from microqueue.operations import dead_letters, filters, id_order
 from microqueue.operations.call import ENOUGH, Call, Document, Each, Operation, Span, Target
-from microqueue.operations.matching import LetterMatcher, Matcher
+from microqueue.operations.matching import DeadLetterMatcher, TaskMatcher
 
 PLACE = ("_id", "created_at", "updated_at")
-MADE = "made"
+MAPPED = "made"
 
 
-def never() -> bool:
+def never_enough() -> bool:
     """Read on, whatever was read."""
     return False
 
 
-def making(make: Callable[[Document], Any], enough: Callable[[], bool] = never) -> Each:
+def mapping_each(
+    make: Callable[[Document], Any], enough: Callable[[], bool] = never_enough
+) -> Each:
     """Keep of each document its place, and what is made of it.
 
     ``enough`` is asked before each document but the first, so that reading always gets on.
@@ -45,14 +47,14 @@ def making(make: Callable[[Document], Any], enough: Callable[[], bool] = never) 
             if not first and enough():
                 return ENOUGH
             first = False
-            return {**{name: document.get(name) for name in PLACE}, MADE: make(document)}
+            return {**{name: document.get(name) for name in PLACE}, MAPPED: make(document)}
 
         return each
 
     return begin
 
 
-def merged(
+def merge_replies(
     replies: Sequence[list[Any]], place: Callable[[Document], Any]
 ) -> tuple[list[Document], bool]:
     """Join what was read in several places, each document once; tell if reading ended early.
@@ -95,7 +97,7 @@ def parse_cursor(cursor: str) -> tuple[datetime, Any]:
     return at, last_id
 
 
-WALK_SEC = 0.3
+SCAN_SEC = 0.3
 """How long one request walks at most."""
 LEAST_SEC = 0.1
 """How long a walk looks at what a slow server sent, before it says that its time is over."""
@@ -132,8 +134,8 @@ class View:
         return [*same_instant, {self.field: {"$lt": at}}]
 
 
-CREATED = View("created_at", -1)
-DIED = View("updated_at", 1)
+BY_CREATION = View("created_at", -1)
+BY_FAILURE = View("updated_at", 1)
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class Reader:
                 for target in self.targets:
                     call = Call("find", selected, fields, target=target, each=each, **asked)
                     replies.append((yield call))
-                found, ended = merged(replies, dead_letters.place)
+                found, ended = merge_replies(replies, dead_letters.place)
                 documents += found[:wanted]
         return documents, ended
 
@@ -183,17 +185,21 @@ class Reader:
         """Make something of whole documents, in the order of their ids."""
         found: dict[Any, Any] = {}
         for target in self.targets if ids else ():
-            each = making(made)
+            each = mapping_each(made)
             for one in (yield Call("find", filters.any_of(ids), target=target, each=each)):
-                found[id_order.key(one["_id"])] = one[MADE]
+                found[id_order.key(one["_id"])] = one[MAPPED]
         return [found[one] for one in map(id_order.key, ids) if one in found]
 
 
-class Walk:
+class Scan:
     """Looks at one document after the other until there are enough, or the time is over."""
 
     def __init__(
-        self, reader: Reader, indexed: Document, matcher: Matcher | LetterMatcher, limit: int
+        self,
+        reader: Reader,
+        indexed: Document,
+        matcher: TaskMatcher | DeadLetterMatcher,
+        limit: int,
     ) -> None:
         self._reader = reader
         self._indexed = indexed
@@ -201,19 +207,19 @@ class Walk:
         self._limit = limit
         self._matched = 0
         self._began: float | None = None
-        self._deadline = time.monotonic() + WALK_SEC
+        self._deadline = time.monotonic() + SCAN_SEC
 
     def run(self, place: Document | None) -> Operation[tuple[list[Document], str | None, bool]]:
         """Give what matches, where to go on, and whether the page is as full as can be."""
         found: list[Document] = []
         while True:
             self._matched, self._began = len(found), None
-            each = making(self._look, self._enough)
+            each = mapping_each(self._look, self._enough)
             step, ended = yield from self._reader.read(
                 self._indexed, place, STEP, each, fields=self._matcher.fields
             )
             for document in step:
-                if document[MADE]:
+                if document[MAPPED]:
                     found.append(document)
                     if len(found) == self._limit:
                         return found, write_cursor(self._reader.view.place(document)), True

@@ -200,7 +200,7 @@ def _key_is_taken(letter: Document, changes: Document) -> Operation[bool]:
 
 
 @dataclass(frozen=True)
-class Return:
+class PlannedReplay:
     """A dead letter as it was read, and when it may be delivered again."""
 
     letter: Document
@@ -208,7 +208,7 @@ class Return:
 
 
 def requeue(
-    returns: Sequence[Return],
+    returns: Sequence[PlannedReplay],
     *,
     run: str,
     queue: str | None,
@@ -262,7 +262,9 @@ def _unchanged(letter: Document, run: str) -> Document:
     return {**seen, **filters.DEAD, "replay_run": {"$ne": run}}
 
 
-def _changes(one: Return, run: str, queue: str | None, position: int, now: datetime) -> Document:
+def _changes(
+    one: PlannedReplay, run: str, queue: str | None, position: int, now: datetime
+) -> Document:
     return {
         "status": filters.PENDING,
         "queue": queue or one.letter.get("queue") or DEFAULT_QUEUE,

@@ -12,14 +12,14 @@ from pymongo.errors import ExecutionTimeout
 from microqueue.dlq import DeadLetterFilter
 from microqueue.operations import dead_letters, filters, paging
 from microqueue.operations.call import Document, Operation, Target
-from microqueue.operations.matching import LetterMatcher, Matcher
+from microqueue.operations.matching import DeadLetterMatcher, TaskMatcher
 from microqueue.operations.paging import (
-    CREATED,
-    DIED,
-    MADE,
+    BY_CREATION,
+    BY_FAILURE,
+    MAPPED,
     Reader,
+    Scan,
     View,
-    Walk,
     read_cursor,
     write_cursor,
 )
@@ -33,7 +33,7 @@ PORTION = 50
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchPage:
     """One page of documents; not ``complete``: more may match beyond ``next_cursor``."""
 
     documents: Sequence[Any]
@@ -41,7 +41,7 @@ class Found:
     complete: bool
 
 
-def whole(document: Document) -> Document:
+def as_stored(document: Document) -> Document:
     """Leave a document as it is."""
     return document
 
@@ -55,21 +55,21 @@ def page(
     cursor: str | None,
     settings: QueueSettings,
     shown: Callable[[Any], Any] | None = None,
-    made: Callable[[Document], Any] = whole,
-) -> Operation[Found]:
+    made: Callable[[Document], Any] = as_stored,
+) -> Operation[SearchPage]:
     """Read one page. ``queues`` are all that there are, so that each is read on its index.
 
     ``shown`` masks what a text must not find in payloads and errors. ``made`` is what becomes
     of each document of the page.
     """
-    view = DIED if which.status == "failed" else CREATED
+    view = BY_FAILURE if which.status == "failed" else BY_CREATION
     names = list(queues) if which.queue is None else [which.queue]
     return (
         yield from _page(
-            Reader(view, dead_letters.targets(settings) if view is DIED else [Target.TASKS]),
+            Reader(view, dead_letters.targets(settings) if view is BY_FAILURE else [Target.TASKS]),
             indexed=_indexed(view, names, which),
             sieve=_sieve(which, now),
-            matcher=Matcher(which, now, shown),
+            matcher=TaskMatcher(which, now, shown),
             look=bool(which.text),
             limit=limit,
             cursor=cursor,
@@ -78,7 +78,7 @@ def page(
     )
 
 
-def letters(
+def dead_letter_page(
     queue: filters.Queues,
     which: DeadLetterFilter,
     *,
@@ -86,19 +86,19 @@ def letters(
     cursor: str | None,
     settings: QueueSettings,
     shown: Callable[[str], str] = str,
-    made: Callable[[Document], Any] = whole,
-    enough: Callable[[], bool] = paging.never,
-) -> Operation[Found]:
+    made: Callable[[Document], Any] = as_stored,
+    enough: Callable[[], bool] = paging.never_enough,
+) -> Operation[SearchPage]:
     """Read one page of the dead letters of some queues; ``shown`` masks what must not be found.
 
     ``made`` is what becomes of each, and ``enough`` may end the page after any.
     """
-    matcher = LetterMatcher(which, shown)
+    matcher = DeadLetterMatcher(which, shown)
     queues = [queue] if isinstance(queue, str) else queue
     return (
         yield from _page(
-            Reader(DIED, dead_letters.targets(settings)),
-            indexed=_indexed(DIED, queues, which),
+            Reader(BY_FAILURE, dead_letters.targets(settings)),
+            indexed=_indexed(BY_FAILURE, queues, which),
             sieve={} if which.code is None else {"error.code": which.code or None},
             matcher=matcher,
             look=matcher.needed,
@@ -110,20 +110,20 @@ def letters(
     )
 
 
-def every_letter(
-    query: Document, matcher: LetterMatcher, settings: QueueSettings
+def all_dead_letters(
+    query: Document, matcher: DeadLetterMatcher, settings: QueueSettings
 ) -> Operation[list[Document]]:
     """Look at all letters of a query, and give id and instant of those that match."""
-    reader = Reader(DIED, dead_letters.targets(settings))
+    reader = Reader(BY_FAILURE, dead_letters.targets(settings))
     found: list[Document] = []
     place: Document | None = None
     while True:
-        each = paging.making(matcher.accepts)
+        each = paging.mapping_each(matcher.accepts)
         step, _ = yield from reader.read(query, place, paging.STEP, each, fields=matcher.fields)
         found += [
             {"_id": document["_id"], "updated_at": document["updated_at"]}
             for document in step
-            if document[MADE]
+            if document[MAPPED]
         ]
         if len(step) < paging.STEP:
             return found
@@ -135,13 +135,13 @@ def _page(
     *,
     indexed: Document,
     sieve: Document,
-    matcher: Matcher | LetterMatcher,
+    matcher: TaskMatcher | DeadLetterMatcher,
     look: bool,
     limit: int,
     cursor: str | None,
     made: Callable[[Document], Any],
-    enough: Callable[[], bool] = paging.never,
-) -> Operation[Found]:
+    enough: Callable[[], bool] = paging.never_enough,
+) -> Operation[SearchPage]:
     """Let the server find a page if it can soon; else, or if told to look, walk the index."""
     place = None if cursor is None else read_cursor(cursor)
     if not look:
@@ -150,7 +150,7 @@ def _page(
                 {**indexed, **sieve},
                 place,
                 limit + 1,
-                paging.making(made, enough),
+                paging.mapping_each(made, enough),
                 max_time_ms=QUICK_MS if sieve else None,
             )
         except ExecutionTimeout:
@@ -159,22 +159,22 @@ def _page(
             page = found[:limit]
             more = page and (ended or len(found) > limit)
             following = write_cursor(reader.view.place(page[-1])) if more else None
-            return Found([one[MADE] for one in page], following, complete=True)
-    matches, following, complete = yield from Walk(reader, indexed, matcher, limit).run(place)
+            return SearchPage([one[MAPPED] for one in page], following, complete=True)
+    matches, following, complete = yield from Scan(reader, indexed, matcher, limit).run(place)
     documents: list[Any] = []
     for start in range(0, len(matches), PORTION):
         if start and enough():
             following = write_cursor(reader.view.place(matches[start - 1]))
-            return Found(documents, following, complete=True)
+            return SearchPage(documents, following, complete=True)
         ids = [document["_id"] for document in matches[start : start + PORTION]]
         documents += yield from reader.of(ids, made)
-    return Found(documents, following, complete)
+    return SearchPage(documents, following, complete)
 
 
 def _indexed(view: View, queues: Sequence[str], which: TaskFilter | DeadLetterFilter) -> Document:
     """Write the part of the filter that the index holds."""
     indexed: Document = {"queue": {"$in": list(queues)}}
-    if view is DIED:
+    if view is BY_FAILURE:
         indexed |= filters.DEAD
     if window := filters.between(which.since, which.until):
         indexed[view.field] = window

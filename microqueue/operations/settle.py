@@ -21,7 +21,7 @@ from microqueue.errors import LeaseLost
 from microqueue.operations import confirm, dlq_collection, filters, id_order, mongo_errors
 from microqueue.operations.batches import Progress
 from microqueue.operations.call import Call, Document, Operation, Target
-from microqueue.positions import front_position, rightful_position
+from microqueue.positions import front_position, original_position
 from microqueue.settings import QueueSettings
 from microqueue.task import Claim, Outcome, Task, TaskError
 
@@ -82,7 +82,7 @@ def waiting(task: Task[Any], now: datetime, delay_sec: float) -> Document:
     return {
         "status": filters.PENDING,
         "next_retry_at": later(now, delay) if delay else None,
-        "position": rightful_position(task.position, task.created_at),
+        "position": original_position(task.position, task.created_at),
     }
 
 
@@ -94,7 +94,7 @@ def snoozed(task: Task[Any], now: datetime, *, delay_sec: float) -> Settlement:
 
 def released(task: Task[Any], now: datetime, *, front: bool) -> Settlement:
     """Hand the task back unharmed: its attempt is refunded, and it is ready at once."""
-    rightful = rightful_position(task.position, task.created_at)
+    rightful = original_position(task.position, task.created_at)
     changes = {
         "status": filters.PENDING,
         "next_retry_at": None,
@@ -136,7 +136,7 @@ def write(
         return (yield Call(method, fence, update, session=session, **options))
     except OperationFailure as exc:
         # The caller's transaction is aborted, and nothing can be written in it any more.
-        if exc.code not in mongo_errors.BROKEN or session is not None:
+        if exc.code not in mongo_errors.WRONG_TYPE or session is not None:
             raise
     update = settlement_update(task, settlement, now=now, history_limit=limit, anew=True)
     return (yield Call(method, fence, update, **options))
@@ -232,7 +232,7 @@ def _confirm(
 ) -> Operation[None]:
     """Accept that nothing matched only if this very settlement is already in the history."""
     settled = settled_as(task, outcome)
-    for target in places(settings):
+    for target in possible_targets(settings):
         if session is None:
             found = yield from confirm.holds(settled, target=target)
         else:
@@ -242,7 +242,7 @@ def _confirm(
     raise (yield from explain_loss(task, session=session))
 
 
-def places(settings: QueueSettings) -> list[Target]:
+def possible_targets(settings: QueueSettings) -> list[Target]:
     """Give where a task that was settled may be, in the order in which it moves."""
     return [Target.TASKS, Target.DEAD_LETTERS] if settings.separate_dlq else [Target.TASKS]
 
@@ -270,7 +270,7 @@ def explain_loss(task: Claim, *, session: Any = None) -> Operation[LeaseLost]:
     return LeaseLost(task_id=task.id, worker_id=held_by, reason=reason)
 
 
-class Ending(NamedTuple):
+class FencedSettlement(NamedTuple):
     """A task, what becomes of it, and the fence under which that is written."""
 
     task: Claim
@@ -278,16 +278,16 @@ class Ending(NamedTuple):
     fence: Document
 
 
-class Refusal(NamedTuple):
+class Rejection(NamedTuple):
     """An ending that MongoDB did not write, because of what the document is."""
 
-    ending: Ending
+    ending: FencedSettlement
     code: int
     message: str
 
 
 def settle_all(
-    endings: Sequence[Ending], *, now: datetime, settings: QueueSettings
+    endings: Sequence[FencedSettlement], *, now: datetime, settings: QueueSettings
 ) -> Operation[int]:
     """Write endings; give how many were still held. The first refusal is raised, after all."""
     matched, refused = yield from _write(endings, now=now, settings=settings)
@@ -296,7 +296,11 @@ def settle_all(
 
 
 def settle_reclaimed(
-    endings: Sequence[Ending], *, now: datetime, settings: QueueSettings, progress: Progress
+    endings: Sequence[FencedSettlement],
+    *,
+    now: datetime,
+    settings: QueueSettings,
+    progress: Progress,
 ) -> Operation[int]:
     """Write what becomes of tasks reclaimed from their workers; return how many were written.
 
@@ -318,15 +322,19 @@ def settle_reclaimed(
     return reclaimed + buried + more
 
 
-def _without(endings: Sequence[Ending], refused: Sequence[Refusal]) -> list[Ending]:
+def _without(
+    endings: Sequence[FencedSettlement], refused: Sequence[Rejection]
+) -> list[FencedSettlement]:
     left_out = {id(one.ending) for one in refused}
     return [one for one in endings if id(one) not in left_out]
 
 
-def _name(dead: Sequence[Ending], count: int, now: datetime, progress: Progress) -> Operation[None]:
+def _name(
+    dead: Sequence[FencedSettlement], count: int, now: datetime, progress: Progress
+) -> Operation[None]:
     """Note which tasks were buried. Of those that changed meanwhile, some may not have been."""
     if count < len(dead):
-        ids = yield from buried_of([one.task.id for one in dead], now)
+        ids = yield from find_buried([one.task.id for one in dead], now)
         known = set(map(id_order.key, ids))
         dead = [one for one in dead if id_order.key(one.task.id) in known]
     by_code: dict[str, list[Any]] = {}
@@ -337,7 +345,7 @@ def _name(dead: Sequence[Ending], count: int, now: datetime, progress: Progress)
         progress.bury(code, ids, len(ids))
 
 
-def buried_of(
+def find_buried(
     ids: Sequence[Any], now: datetime, *, code: str | None = None
 ) -> Operation[list[Any]]:
     """Find which of some tasks were buried at this instant."""
@@ -347,26 +355,30 @@ def buried_of(
     return [document["_id"] for document in (yield Call("find", buried, {"_id": 1}))]
 
 
-def _burial(refusal: Refusal, now: datetime) -> Ending:
+def _burial(refusal: Rejection, now: datetime) -> FencedSettlement:
     task, settlement, fence = refusal.ending
     error = invalid_task(f"MongoDB does not take it back: {refusal.message}", now)
-    return Ending(task, failed(now, error, outcome=settlement.outcome), fence)
+    return FencedSettlement(task, failed(now, error, outcome=settlement.outcome), fence)
 
 
 def _write(
-    endings: Sequence[Ending], *, now: datetime, settings: QueueSettings
-) -> Operation[tuple[int, list[Refusal]]]:
+    endings: Sequence[FencedSettlement], *, now: datetime, settings: QueueSettings
+) -> Operation[tuple[int, list[Rejection]]]:
     """Write endings, those of broken records once more: how many matched, and the refused."""
     matched, refused = yield from _write_once(endings, now=now, settings=settings)
-    broken = [one.ending for one in refused if one.code in mongo_errors.BROKEN]
-    others = [one for one in refused if one.code not in mongo_errors.BROKEN]
+    broken = [one.ending for one in refused if one.code in mongo_errors.WRONG_TYPE]
+    others = [one for one in refused if one.code not in mongo_errors.WRONG_TYPE]
     more, still = yield from _write_once(broken, now=now, settings=settings, anew=True)
     return matched + more, others + still
 
 
 def _write_once(
-    endings: Sequence[Ending], *, now: datetime, settings: QueueSettings, anew: bool = False
-) -> Operation[tuple[int, list[Refusal]]]:
+    endings: Sequence[FencedSettlement],
+    *,
+    now: datetime,
+    settings: QueueSettings,
+    anew: bool = False,
+) -> Operation[tuple[int, list[Rejection]]]:
     if not endings:
         return 0, []
     limit = settings.history_limit
@@ -382,21 +394,21 @@ def _write_once(
     except BulkWriteError as exc:
         details: Any = exc.details or {}
         errors = details.get("writeErrors") or []
-        foreign = any(error["code"] not in mongo_errors.AT_FAULT for error in errors)
+        foreign = any(error["code"] not in mongo_errors.DOCUMENT_REJECTED for error in errors)
         if not errors or foreign or details.get("writeConcernErrors"):
             raise
         return int(details["nMatched"]), [
-            Refusal(endings[error["index"]], error["code"], error["errmsg"]) for error in errors
+            Rejection(endings[error["index"]], error["code"], error["errmsg"]) for error in errors
         ]
     return int(result.matched_count), []
 
 
-def _raise_first(refused: Sequence[Refusal]) -> None:
+def _raise_first(refused: Sequence[Rejection]) -> None:
     if refused:
         raise _failure(refused[0])
 
 
-def _failure(refusal: Refusal) -> OperationFailure:
+def _failure(refusal: Rejection) -> OperationFailure:
     return OperationFailure(refusal.message, refusal.code)
 
 
@@ -414,7 +426,9 @@ def settle_batch(
     """
     lost = yield from mark_all_done(plain, now=now, settings=settings)
     if others:
-        ended = [Ending(task, settlement, filters.claimed(task)) for task, settlement in others]
+        ended = [
+            FencedSettlement(task, settlement, filters.claimed(task)) for task, settlement in others
+        ]
         if (yield from settle_all(ended, now=now, settings=settings)) != len(others):
             lost += yield from _find_lost(others, settings)
         if settings.separate_dlq:
@@ -450,10 +464,10 @@ def mark_all_done(
         try:
             matched += (yield Call("update_many", fence, update)).matched_count
         except OperationFailure as exc:
-            if exc.code not in mongo_errors.BROKEN:
+            if exc.code not in mongo_errors.WRONG_TYPE:
                 raise
             singly += group  # It ended at a broken one; those before it are found as done.
-    ended = [Ending(task, settlement, filters.claimed(task)) for task in singly]
+    ended = [FencedSettlement(task, settlement, filters.claimed(task)) for task in singly]
     matched += yield from settle_all(ended, now=now, settings=settings)
     if matched == len({(task.id, task.lease and task.lease.token) for task in tasks}):
         return []
@@ -465,7 +479,7 @@ def _find_lost(
 ) -> Operation[list[LeaseLost]]:
     """Find the settlements that are in no history that a majority has: they were refused."""
     unproven = list(settled)
-    for target in places(settings):
+    for target in possible_targets(settings):
         if unproven:
             proofs = [settled_as(task, one.outcome) for task, one in unproven]
             proven = yield from confirm.which(proofs, target=target)

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 from microqueue.dlq import DeadLetterStats
 from microqueue.operations import dead_letters, diagnostics, filters
-from microqueue.operations.call import Call, Document, Operation, Target, letters_collection
+from microqueue.operations.call import Call, Document, Operation, Target, dlq_collection_name
 from microqueue.reports import Latency, QueueStats, RunningTask
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, Task, name_in
@@ -93,7 +93,7 @@ class Bounds:
     def name(self, target: Target) -> str:
         """Name the collection of a target."""
         if target is Target.DEAD_LETTERS:
-            return letters_collection(self.collection)
+            return dlq_collection_name(self.collection)
         return self.collection
 
 
@@ -602,7 +602,7 @@ def queue_stats(
 # Dead letters by code
 
 
-def letter_stats(
+def dead_letter_stats(
     queues: filters.Queues, now: datetime, settings: QueueSettings, *, bounds: Bounds
 ) -> Operation[DeadLetterStats]:
     """Count the dead letters of queues by error code: all, or the newest up to the limit."""

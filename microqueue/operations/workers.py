@@ -23,7 +23,7 @@ from microqueue.operations import filters, settle
 from microqueue.operations.batches import Batches, Progress, not_after
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.maintenance import WITHOUT_PAYLOAD, Queues, within
-from microqueue.operations.settle import Ending, Settlement
+from microqueue.operations.settle import FencedSettlement, Settlement
 from microqueue.reports import ServedNames, WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import Outcome, Task, TaskError, read_count
@@ -32,18 +32,18 @@ CERTAIN_AFTER = 2
 DEFAULT_MAX_ATTEMPTS = 10
 
 
-class Care(IntEnum):
+class Isolation(IntEnum):
     """How a task is started; more is stricter."""
 
     NONE = auto()
     """With any number of others."""
-    FEW = auto()
+    LIMITED = auto()
     """While no more are unsettled than can run at the same time."""
     ALONE = auto()
     """While nothing else is unsettled."""
 
 
-class Verdict(Enum):
+class CrashRole(Enum):
     """What a task had to do with the end of its worker."""
 
     SUSPECT = auto()
@@ -54,7 +54,7 @@ class Verdict(Enum):
     """It was not started."""
 
 
-def care_for(document: Mapping[str, Any]) -> Care:
+def isolation_for(document: Mapping[str, Any]) -> Isolation:
     """Say how to start a claimed task.
 
     With care, if its worker was lost before, or if this is its last attempt, as it would be
@@ -65,35 +65,35 @@ def care_for(document: Mapping[str, Any]) -> Care:
     attempts, most = get("attempts"), get("max_attempts", DEFAULT_MAX_ATTEMPTS)
     redelivered = get("redelivered")
     if not redelivered and type(attempts) is int and type(most) is int and attempts < most:
-        return Care.NONE  # As most are.
+        return Isolation.NONE  # As most are.
     last = read_count(attempts, 0) >= read_count(most, DEFAULT_MAX_ATTEMPTS)
     if not redelivered:
-        return Care.FEW if last else Care.NONE
+        return Isolation.LIMITED if last else Isolation.NONE
     certain = last or read_count(get("crashes"), 0) >= CERTAIN_AFTER
-    return Care.ALONE if certain else Care.FEW
+    return Isolation.ALONE if certain else Isolation.LIMITED
 
 
-def fewest(care: Care, concurrency: int) -> float:
+def unsettled_limit(care: Isolation, concurrency: int) -> float:
     """Give how many must be unsettled so that nothing is started with this care, or beside it."""
-    if care is Care.ALONE:
+    if care is Isolation.ALONE:
         return min(1, concurrency)
-    return concurrency if care is Care.FEW else inf
+    return concurrency if care is Isolation.LIMITED else inf
 
 
-def judge(held: Iterable[Mapping[str, Any]], concurrency: int) -> Iterator[Verdict]:
+def attribute_crash(held: Iterable[Mapping[str, Any]], concurrency: int) -> Iterator[CrashRole]:
     """Judge what a dead worker held, in the order of its claims."""
-    started, strictest = 0, Care.NONE
+    started, strictest = 0, Isolation.NONE
     for document in held:
         if not isinstance(document.get("position", 0), int | float):
-            yield Verdict.STARTED  # A hand took it out of its place, and nobody can tell.
+            yield CrashRole.STARTED  # A hand took it out of its place, and nobody can tell.
             continue
         # Nothing overtakes a task that needs care, so its care holds for what follows, too.
-        strictest = max(strictest, care_for(document))
-        if started >= fewest(strictest, concurrency):
-            yield Verdict.WAITED
+        strictest = max(strictest, isolation_for(document))
+        if started >= unsettled_limit(strictest, concurrency):
+            yield CrashRole.WAITED
         else:
             started += 1
-            yield Verdict.SUSPECT if started <= concurrency else Verdict.STARTED
+            yield CrashRole.SUSPECT if started <= concurrency else CrashRole.STARTED
 
 
 MOST_NAMES = 500
@@ -167,8 +167,8 @@ def reclaim_orphaned(
         left = max((document.get("concurrency") or 1) - blamed, 0)
         if not (yield from progress.proceed()):
             return
-        held = yield from _judge_held(worker_id, left)
-        yield from _take_back(worker_id, held, now, settings, queues=queues, progress=progress)
+        held = yield from _attribute_held(worker_id, left)
+        yield from _reclaim_held(worker_id, held, now, settings, queues=queues, progress=progress)
         # Unless it beat again in the meantime: then it was only slow.
         unchanged = {"_id": document["_id"], "heartbeat_at": document["heartbeat_at"]}
         if queues is None or not (yield Call("find_one", _held_by(worker_id), {"_id": 1})):
@@ -198,9 +198,9 @@ def _dead(collection: str, now: datetime) -> Operation[list[Document]]:
     ]
 
 
-def _blamed_within(queues: Sequence[str], held: Sequence[Judged], left: int) -> int:
+def _blamed_within(queues: Sequence[str], held: Sequence[Attributed], left: int) -> int:
     """Count how many may not be blamed any more, once those of some queues are taken back."""
-    suspects = [one.queue in queues for one in held if one.verdict is Verdict.SUSPECT]
+    suspects = [one.queue in queues for one in held if one.verdict is CrashRole.SUSPECT]
     return left if all(suspects) else sum(suspects)
 
 
@@ -218,31 +218,31 @@ def reclaim_from(
     those that may have been started; :mod:`microqueue.operations.workers` tells which.
     """
     progress = Progress()
-    held = yield from _judge_held(worker_id, concurrency)
-    yield from _take_back(worker_id, held, now, settings, queues=queues, progress=progress)
+    held = yield from _attribute_held(worker_id, concurrency)
+    yield from _reclaim_held(worker_id, held, now, settings, queues=queues, progress=progress)
     progress.check_refused()
     return progress
 
 
-class Judged(NamedTuple):
+class Attributed(NamedTuple):
     """A task that a dead worker held, and what it had to do with its end."""
 
     id: Any
     queue: Any
-    verdict: Verdict
+    verdict: CrashRole
 
 
-def _judge_held(worker_id: str, concurrency: int) -> Operation[list[Judged]]:
+def _attribute_held(worker_id: str, concurrency: int) -> Operation[list[Attributed]]:
     held = yield Call("find", _held_by(worker_id), JUDGED_BY, sort=AS_CLAIMED)
     return [
-        Judged(document["_id"], document.get("queue"), verdict)
-        for document, verdict in zip(held, judge(held, concurrency), strict=True)
+        Attributed(document["_id"], document.get("queue"), verdict)
+        for document, verdict in zip(held, attribute_crash(held, concurrency), strict=True)
     ]
 
 
-def _take_back(
+def _reclaim_held(
     worker_id: str,
-    judged: Sequence[Judged],
+    judged: Sequence[Attributed],
     now: datetime,
     settings: QueueSettings,
     *,
@@ -257,12 +257,14 @@ def _take_back(
     batches = Batches.of(selection, WITHOUT_PAYLOAD, sort=AS_CLAIMED)
     while held := (yield from batches.next(settings.batch_size)):
         yield from progress.proceed()
-        ended: list[Ending] = []
+        ended: list[FencedSettlement] = []
         for document in held:
             task: Task[Any] = Task.from_document(document)
             # One that was claimed in between: nobody can tell.
-            verdict = verdicts.get(repr(task.id), Verdict.STARTED)
-            ended.append(Ending(task, _crash(task, now, settings, verdict), filters.claimed(task)))
+            verdict = verdicts.get(repr(task.id), CrashRole.STARTED)
+            ended.append(
+                FencedSettlement(task, _crash(task, now, settings, verdict), filters.claimed(task))
+            )
         count = yield from settle.settle_reclaimed(
             ended, now=now, settings=settings, progress=progress
         )
@@ -273,10 +275,12 @@ def _held_by(worker_id: str) -> Document:
     return {**filters.LEASED, "worker_id": worker_id}
 
 
-def _crash(task: Task[Any], now: datetime, settings: QueueSettings, verdict: Verdict) -> Settlement:
-    if verdict is Verdict.WAITED:
+def _crash(
+    task: Task[Any], now: datetime, settings: QueueSettings, verdict: CrashRole
+) -> Settlement:
+    if verdict is CrashRole.WAITED:
         return settle.released(task, now, front=False)
-    suspect = verdict is Verdict.SUSPECT
+    suspect = verdict is CrashRole.SUSPECT
     worker_id = task.lease.worker_id if task.lease else None
     crashes = task.crashes + suspect
     message = f"the worker {worker_id} ended without settling the task"

@@ -11,7 +11,7 @@ from microqueue.clock import ServerClock
 from microqueue.drivers.collections import DEFAULT_COLLECTION, Collections
 from microqueue.drivers.connection import Connection
 from microqueue.drivers.sync import SyncDriver
-from microqueue.operations.call import Operation, letters_collection
+from microqueue.operations.call import Operation, dlq_collection_name
 from microqueue.operations.server_clock import read_clock
 from microqueue.settings import QueueSettings
 from microqueue.spark.options import LocationOptions, resolve_uri
@@ -97,7 +97,7 @@ def primary(place: LocationOptions) -> LocationOptions:
 
 def letters_of(place: LocationOptions) -> LocationOptions:
     """Give the place of the dead letters, where they have a collection of their own."""
-    return place.model_copy(update={"collection": letters_collection(place.collection)})
+    return place.model_copy(update={"collection": dlq_collection_name(place.collection)})
 
 
 def server_now(place: LocationOptions) -> datetime:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from microqueue.arguments import refused
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations.poll import PollResult
-from microqueue.operations.workers import Care, care_for, fewest
+from microqueue.operations.workers import Isolation, isolation_for, unsettled_limit
 from microqueue.worker.effects import Do, Step, Steps, run_on
 from microqueue.worker.in_flight import PAUSE_SEC, InFlight, InFlightTask, now_sec, split
 from microqueue.worker.options import WorkerOptions
@@ -103,7 +103,7 @@ class CrashIsolation:
         self._in_flight = in_flight
         self._concurrency = concurrency
         self._aside: deque[InFlightTask] = deque()
-        self._started: dict[InFlightTask, Care] = {}  # With care, and not settled yet.
+        self._started: dict[InFlightTask, Isolation] = {}  # With care, and not settled yet.
 
     def __bool__(self) -> bool:
         """Tell whether there is anything to be careful about."""
@@ -116,7 +116,9 @@ class CrashIsolation:
 
     def admit(self, claimed: Sequence[InFlightTask]) -> Sequence[InFlightTask]:
         """Take in what was claimed; give what may start at once."""
-        if not self and all(care_for(one.claimed.document) is Care.NONE for one in claimed):
+        if not self and all(
+            isolation_for(one.claimed.document) is Isolation.NONE for one in claimed
+        ):
             return claimed
         self._aside.extend(claimed)
         return self.proceed()
@@ -127,20 +129,20 @@ class CrashIsolation:
         unsettled = len(self._in_flight) - len(self._aside)
         starting: list[InFlightTask] = []
         while self._aside:
-            care = care_for(self._aside[0].claimed.document)
+            care = isolation_for(self._aside[0].claimed.document)
             if unsettled >= self._limit(care):
                 break
             held = self._aside.popleft()
             unsettled += 1
             starting.append(held)
-            if care is not Care.NONE:
+            if care is not Isolation.NONE:
                 self._started[held] = care
         return starting
 
     def most(self) -> int | None:
         """Give how many may be held before one more is started, or claimed; none: any number."""
         self._refresh()
-        care = care_for(self._aside[0].claimed.document) if self._aside else Care.NONE
+        care = isolation_for(self._aside[0].claimed.document) if self._aside else Isolation.NONE
         limit = self._limit(care)
         return None if limit == inf else int(limit) + len(self._aside)
 
@@ -150,9 +152,11 @@ class CrashIsolation:
         self._aside = deque(left)
         return out
 
-    def _limit(self, care: Care) -> float:
+    def _limit(self, care: Isolation) -> float:
         """Give how many unsettled ones are too many to start a task that needs some care."""
-        return fewest(max(care, *self._started.values(), Care.NONE), self._concurrency)
+        return unsettled_limit(
+            max(care, *self._started.values(), Isolation.NONE), self._concurrency
+        )
 
     def _refresh(self) -> None:
         """Forget what is settled, and what was taken away while it waited."""

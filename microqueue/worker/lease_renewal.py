@@ -21,7 +21,7 @@ from microqueue.drivers.retry import CLOSE_SEC
 from microqueue.drivers.sync import bounded
 from microqueue.errors import MicroqueueError
 from microqueue.operations import filters, workers
-from microqueue.operations.leases import Taken, find_taken, renew, report_progress
+from microqueue.operations.leases import LeaseState, lease_states, renew, report_progress
 from microqueue.operations.workers import MOST_NAMES
 from microqueue.queue import Queue
 from microqueue.reports import WorkerInfo
@@ -329,10 +329,10 @@ class LeaseRenewer(DueThread):
 
     def _tell_taken(self, blocking: SyncCore[Any], held: list[InFlightTask]) -> None:
         """Find out which were taken away, and how; what was settled meanwhile is gone, not lost."""
-        taken = blocking.run(find_taken([one.claimed for one in held]))
+        taken = blocking.run(lease_states([one.claimed for one in held]))
         for one, how in zip(held, taken, strict=True):
-            if how is not Taken.NOT and not one.concluded:
-                one.was_cancelled = how is Taken.CANCELLED
+            if how is not LeaseState.HELD and not one.concluded:
+                one.was_cancelled = how is LeaseState.CANCELLED
                 self._on_lost(one)
 
     def _by_queue(

@@ -36,7 +36,7 @@ def test_search_of_letters_that_stopped_goes_on_by_a_button(
 ) -> None:
     bury(queue, "a needle", *["hay"] * 9)
     monkeypatch.setattr(paging, "STEP", 4)
-    monkeypatch.setattr(paging, "WALK_SEC", -1.0)
+    monkeypatch.setattr(paging, "SCAN_SEC", -1.0)
     page = visit(queue, "dead-letters?text=needle")
     expect_empty(page, "no-match-yet")
     action(page, "continue-search").click()

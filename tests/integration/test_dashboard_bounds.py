@@ -108,7 +108,7 @@ async def test_search_of_letters_stops_to_stay_quick_and_goes_on_from_there(
 ) -> None:
     bury(site, ["a needle", *["hay"] * 9])
     monkeypatch.setattr(paging, "STEP", 4)
-    monkeypatch.setattr(paging, "WALK_SEC", -1.0)
+    monkeypatch.setattr(paging, "SCAN_SEC", -1.0)
     told = []
     found: dict[str, Any] = {"next_cursor": None}
     for _ in range(3):
@@ -126,7 +126,7 @@ async def test_walk_looks_at_the_time_within_a_step(
 ) -> None:
     bury(site, ["hay"] * 10)
     monkeypatch.setattr(paging, "LEAST_SEC", -1.0)
-    monkeypatch.setattr(paging, "WALK_SEC", -1.0)
+    monkeypatch.setattr(paging, "SCAN_SEC", -1.0)
     found = await site.get("/dead-letters", text="needle")
     rest = await site.get("/dead-letters", cursor=found["next_cursor"])
     assert (found["complete"], numbers(rest["items"])) == (False, [8, 7, 6, 5, 4, 3, 2, 1, 0])
@@ -154,7 +154,7 @@ def made_by(call: Call, *documents: dict[str, Any]) -> list[Any]:
 
 def test_letters_are_walked_when_the_server_takes_too_long() -> None:
     which = DeadLetterFilter(code="X")
-    page = search.letters("q", which, limit=5, cursor=None, settings=QueueSettings())
+    page = search.dead_letter_page("q", which, limit=5, cursor=None, settings=QueueSettings())
     assert next(page).options["max_time_ms"] == search.QUICK_MS
     paging = page.throw(ExecutionTimeout("too slow"))
     assert "error.code" not in paging.arguments[0]

@@ -72,7 +72,7 @@ async def test_page_of_large_tasks_does_not_block_the_others(site: Site, path: s
 async def test_search_for_a_text_ends_in_time_and_goes_on(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "WALK_SEC", 0.0)
+    monkeypatch.setattr(paging, "SCAN_SEC", 0.0)
     monkeypatch.setattr(paging, "LEAST_SEC", 0.0)
     found: list[Any] = []
     pages = 0

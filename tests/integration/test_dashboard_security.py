@@ -18,9 +18,9 @@ from fastapi import FastAPI
 
 from microqueue import InvalidArgument, Queue
 from microqueue.dashboard import dashboard
-from microqueue.dashboard.payloads import TELLING_KEYS, Redactor, from_json, to_exact_json
+from microqueue.dashboard.payloads import Redactor, from_json, to_exact_json
 from microqueue.dashboard.security import COOKIE
-from microqueue.masking import MASK
+from microqueue.masking import MASK, REDACTED_KEYS
 from microqueue.testing import memory_queue
 from tests.integration.dashboard_site import API, SETTINGS, TOKEN, opened
 
@@ -413,12 +413,12 @@ async def test_progress_is_masked(microqueue_database: Any) -> None:
     ],
 )  # fmt: skip
 def test_text_is_masked_after_telling_names(text: str, shown: str) -> None:
-    assert Redactor(TELLING_KEYS).text(text) == shown
+    assert Redactor(REDACTED_KEYS).text(text) == shown
 
 
 def test_long_text_is_masked_quickly() -> None:
     text = f"{'a' * 500_000} {'a=' * 100_000}token=x"
-    assert Redactor(TELLING_KEYS).text(text) == f"{text[:-1]}{MASK}"
+    assert Redactor(REDACTED_KEYS).text(text) == f"{text[:-1]}{MASK}"
 
 
 @pytest.mark.timeout(60)
@@ -435,7 +435,7 @@ def test_long_text_is_masked_quickly() -> None:
 )  # fmt: skip
 def test_odd_text_is_masked_in_a_time_that_its_length_bounds(text: str) -> None:
     started = time.process_time()
-    Redactor(TELLING_KEYS).text(text)
+    Redactor(REDACTED_KEYS).text(text)
     assert time.process_time() - started < 10  # Seconds; a square of the length takes hours.
 
 
@@ -448,7 +448,7 @@ def test_odd_text_is_masked_in_a_time_that_its_length_bounds(text: str) -> None:
     ],
 )  # fmt: skip
 def test_harmless_names_are_shown(name: str) -> None:
-    redactor = Redactor(TELLING_KEYS)
+    redactor = Redactor(REDACTED_KEYS)
     assert redactor.mask({name: 1}) == {name: 1}
     assert redactor.mask({"name": name, "value": 1}) == {"name": name, "value": 1}
     assert redactor.text(f"{name}=1 {name}: x") == f"{name}=1 {name}: x"
@@ -463,7 +463,7 @@ def test_harmless_names_are_shown(name: str) -> None:
     ],
 )  # fmt: skip
 def test_telling_names_are_masked(name: str) -> None:
-    redactor = Redactor(TELLING_KEYS)
+    redactor = Redactor(REDACTED_KEYS)
     assert redactor.mask({name: 1}) == {name: MASK}
     assert redactor.text(f"{name}=x") == f"{name}={MASK}"
     for pair in ({"name": name, "value": [1]}, {"Key": name, "Value": "x"}):
@@ -473,7 +473,7 @@ def test_telling_names_are_masked(name: str) -> None:
 
 
 def test_mask_is_put_back_by_place() -> None:
-    redactor = Redactor(TELLING_KEYS)
+    redactor = Redactor(REDACTED_KEYS)
     stored = {"a": [{"token": "x"}, {"token": "y"}], "password": "z", "n": 1, "url": "a://b:c@d"}
     edited = {**redactor.mask(stored), "a": [{"token": MASK}, {"token": "new"}], "n": 2}
     assert edited["url"] == f"a://{MASK}@d"
@@ -492,7 +492,7 @@ PEOPLE: dict[str, Any] = {
         {"name": "b", "password": "B", "pin": "P", "odd": float("nan")},
     ]
 }
-SHOWN_A, SHOWN_B = Redactor(TELLING_KEYS).mask(PEOPLE)["people"]
+SHOWN_A, SHOWN_B = Redactor(REDACTED_KEYS).mask(PEOPLE)["people"]
 STORED_A, STORED_B = PEOPLE["people"]
 
 
@@ -511,7 +511,7 @@ STORED_A, STORED_B = PEOPLE["people"]
     ],
 )  # fmt: skip
 def test_mask_in_a_list_is_put_back_where_nothing_moved(edited: Any, restored: Any) -> None:
-    redactor = Redactor(TELLING_KEYS)
+    redactor = Redactor(REDACTED_KEYS)
     given = from_json({"people": to_exact_json(edited)})
     if restored is None:
         with pytest.raises(InvalidArgument, match="write the value"):
@@ -523,7 +523,7 @@ def test_mask_in_a_list_is_put_back_where_nothing_moved(edited: Any, restored: A
 
 
 def test_secret_is_not_put_back_under_a_name_that_would_show_it() -> None:
-    redactor = Redactor(TELLING_KEYS)
+    redactor = Redactor(REDACTED_KEYS)
     stored = {"header": {"name": "Authorization", "value": "hunter2"}}
     assert redactor.restore(redactor.mask(stored), stored) == stored
     for header in ({"name": "Plain", "value": MASK}, {"value": MASK}):

@@ -28,7 +28,7 @@ from microqueue.insights import AsyncInsights, Insights, TaskFilter
 from microqueue.new_task import NewTask
 from microqueue.operations import dead_letters, paging
 from microqueue.operations.enqueue import new_document
-from microqueue.operations.matching import LONGEST_MESSAGE, beginning, normalise
+from microqueue.operations.matching import LONGEST_MESSAGE, literal_prefix, normalise
 from microqueue.operations.workers import beat
 from microqueue.reports import WorkerInfo
 from microqueue.task import Task
@@ -293,7 +293,7 @@ def test_tasks_are_filtered(
     enqueue("ready", deep={"list": ["a needle here"]}, token="hunter2")
     names[mail.enqueue({}, delay=60).id] = "delayed"
     enqueue("elsewhere", other, pattern="a.*b")
-    monkeypatch.setattr(paging, "WALK_SEC", 60.0)
+    monkeypatch.setattr(paging, "SCAN_SEC", 60.0)
     if walking:  # As on a server where the matches are too rare to be found at once.
         monkeypatch.setattr(paging, "STEP", 2)
         slow_server(monkeypatch, mail)
@@ -329,7 +329,7 @@ def test_walk_that_takes_too_long_stops_and_goes_on_from_there(
     wanted = mail.enqueue({"text": "needle"}).id
     mail.enqueue_many([{} for _ in range(9)])
     monkeypatch.setattr(paging, "STEP", 4)
-    monkeypatch.setattr(paging, "WALK_SEC", -1.0)
+    monkeypatch.setattr(paging, "SCAN_SEC", -1.0)
     insights = Insights(mail)
     which = TaskFilter(text="needle")
     first = insights.tasks(which)
@@ -405,7 +405,7 @@ def test_dead_letters_of_their_own_collection_are_listed_once(
 )
 def test_message_is_normalised(message: str, group: str) -> None:
     assert normalise(message) == group
-    assert message.startswith(beginning(group))
+    assert message.startswith(literal_prefix(group))
 
 
 @pytest.mark.parametrize("length", range(LONGEST_MESSAGE - 7, LONGEST_MESSAGE + 2))

@@ -381,7 +381,7 @@ def test_no_renewal_that_comes_too_late_lets_a_lost_task_start(
     def find_taken(tasks: Any) -> Any:
         asked.set()
         answered.wait(30)
-        return (yield from leases.find_taken(tasks))
+        return (yield from leases.lease_states(tasks))
 
     monkeypatch.setattr(lease_renewal, "find_taken", find_taken)
     lost: list[int] = []

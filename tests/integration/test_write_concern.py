@@ -31,7 +31,7 @@ from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import archive, bulk_load
 from microqueue.operations.enqueue import new_document
-from microqueue.operations.replay import Return, requeue
+from microqueue.operations.replay import PlannedReplay, requeue
 from tests.integration.queues import popped
 
 NOW = datetime(2100, 1, 1, tzinfo=UTC)
@@ -126,7 +126,7 @@ def add_rows(queue: Queue[Any], token: str, hold: str | None = None) -> Any:
 
 def send_back(queue: Queue[Any], letter: dict[str, Any]) -> Any:
     options: dict[str, Any] = {"run": "run", "queue": None, "position": 1}
-    back = [Return(letter, NOW - timedelta(days=1))]
+    back = [PlannedReplay(letter, NOW - timedelta(days=1))]
     return core_of(queue).run(requeue(back, now=NOW, settings=queue.settings, **options))
 
 

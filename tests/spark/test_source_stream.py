@@ -18,7 +18,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from microqueue import InvalidArgument
 from microqueue.core import core_of
 from microqueue.operations import change_cursor
-from microqueue.operations.change_cursor import Changes, Followed, Mark
+from microqueue.operations.change_cursor import ChangeCursor, ChangeQuery, ChangeRange
 from microqueue.spark.options import SelectionOptions
 from microqueue.spark.read.stream import TaskStreamReader, to_mark, to_offset
 
@@ -169,7 +169,7 @@ def test_available_now_ends_at_the_changes_before_its_start(
 
 @pytest.mark.parametrize("task_id", [ObjectId(), "text", 5, 2**40, UUID(int=9)])
 def test_an_offset_is_a_mark_in_json(task_id: Any) -> None:
-    mark = Mark(AT + timedelta(milliseconds=5), task_id)
+    mark = ChangeCursor(AT + timedelta(milliseconds=5), task_id)
     again = to_mark(to_offset(mark))
     assert again == mark
     assert type(again.id) is type(task_id) or isinstance(again.id, int)
@@ -179,7 +179,10 @@ def test_parts_of_a_batch_are_the_whole(database_uri: str, microqueue_database: 
     tasks = microqueue_database.tasks
     tasks.insert_many([task(maker(n), n // 100) for n in range(700) for maker in (int, str)])
     one = reader(database_uri, lag="0", partitions="4", status="done")
-    start, end = to_offset(Mark(AT, 50)), to_offset(Mark(AT + timedelta(seconds=5), "xyz"))
+    start, end = (
+        to_offset(ChangeCursor(AT, 50)),
+        to_offset(ChangeCursor(AT + timedelta(seconds=5), "xyz")),
+    )
     parts = one.partitions(start, end)
     assert len(parts) == 4
     read = [row["id"] for part in parts for batch in one.read(part) for row in batch.to_pylist()]
@@ -199,7 +202,9 @@ def test_options_select_what_a_stream_reads(database_uri: str, microqueue_databa
 
     def ids(**options: str) -> list[str]:
         one = reader(database_uri, lag="0", **options)
-        whole = one.partitions(one.initialOffset(), to_offset(Mark.behind(AT + timedelta(days=1))))
+        whole = one.partitions(
+            one.initialOffset(), to_offset(ChangeCursor.behind(AT + timedelta(days=1)))
+        )
         return [
             row["id"] for part in whole for batch in one.read(part) for row in batch.to_pylist()
         ]
@@ -238,8 +243,10 @@ def test_reading_finished_tasks_uses_indexes(make_queue: Any) -> None:
     core_of(queue).collections.tasks.insert_many(
         [task(f"f{n}", n, status="failed") for n in range(500)]
     )
-    changes = Changes(Mark(AT + timedelta(seconds=490)), Mark.behind(AT + timedelta(seconds=600)))
-    followed = Followed(queues=["mail"], statuses=["done", "failed"], query={})
+    changes = ChangeRange(
+        ChangeCursor(AT + timedelta(seconds=490)), ChangeCursor.behind(AT + timedelta(seconds=600))
+    )
+    followed = ChangeQuery(queues=["mail"], statuses=["done", "failed"], query={})
     found = core_of(queue).collections.tasks.find(change_cursor.between(followed, changes))
     stats = found.explain()["executionStats"]
     assert stats["nReturned"] == 20

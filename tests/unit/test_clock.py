@@ -18,7 +18,7 @@ from microqueue.drivers.collections import Collections
 from microqueue.drivers.sync import SyncDriver
 from microqueue.operations.call import Operation, Target, Timed
 from microqueue.operations.server_clock import read_clock
-from microqueue.positions import Positions, front_position, microseconds, rightful_position
+from microqueue.positions import Positions, front_position, microseconds, original_position
 from microqueue.settings import QueueSettings
 from microqueue.testing import FakeClock
 
@@ -255,14 +255,14 @@ def test_positions_follow_a_clock_that_was_set_back() -> None:
 def test_front_is_before_everything_and_for_once() -> None:
     early, late = front_position(SERVER_TIME), front_position(SERVER_TIME + timedelta(seconds=1))
     assert late < early < 0
-    assert rightful_position(late, SERVER_TIME) > 0
-    assert rightful_position(42, SERVER_TIME) == 42
+    assert original_position(late, SERVER_TIME) > 0
+    assert original_position(42, SERVER_TIME) == 42
 
 
 @pytest.mark.parametrize("position", [None, "x", True, float("nan"), [1], -7])
 def test_place_that_is_no_number_counts_as_one_at_the_front(position: Any) -> None:
-    assert rightful_position(position, SERVER_TIME) == microseconds(SERVER_TIME)
-    assert rightful_position(position, None) == 0
+    assert original_position(position, SERVER_TIME) == microseconds(SERVER_TIME)
+    assert original_position(position, None) == 0
 
 
 def topology(**kinds: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from microqueue.operations.workers import Care, Verdict, care_for, judge
+from microqueue.operations.workers import CrashRole, Isolation, attribute_crash, isolation_for
 from microqueue.task import Claimed, Lease
 from microqueue.worker.fetcher import CrashIsolation
 from microqueue.worker.in_flight import InFlight, InFlightTask
@@ -20,24 +20,24 @@ KINDS = {"p": PLAIN, "f": FEW, "a": ALONE, "x": {**ALONE, "position": "x"}}
 @pytest.mark.parametrize(
     ("document", "care"),
     [
-        (PLAIN, Care.NONE),
-        ({**PLAIN, "attempts": 9}, Care.NONE),
-        ({"attempts": 1}, Care.NONE),
-        ({**PLAIN, "attempts": 10}, Care.FEW),
-        ({**PLAIN, "max_attempts": 1}, Care.FEW),
-        (FEW, Care.FEW),
-        ({**FEW, "crashes": 1}, Care.FEW),
-        ({**FEW, "crashes": 2}, Care.ALONE),
-        ({**FEW, "attempts": 10}, Care.ALONE),
-        ({**FEW, "crashes": "many"}, Care.FEW),
-        ({"attempts": "one", "max_attempts": None}, Care.NONE),
+        (PLAIN, Isolation.NONE),
+        ({**PLAIN, "attempts": 9}, Isolation.NONE),
+        ({"attempts": 1}, Isolation.NONE),
+        ({**PLAIN, "attempts": 10}, Isolation.LIMITED),
+        ({**PLAIN, "max_attempts": 1}, Isolation.LIMITED),
+        (FEW, Isolation.LIMITED),
+        ({**FEW, "crashes": 1}, Isolation.LIMITED),
+        ({**FEW, "crashes": 2}, Isolation.ALONE),
+        ({**FEW, "attempts": 10}, Isolation.ALONE),
+        ({**FEW, "crashes": "many"}, Isolation.LIMITED),
+        ({"attempts": "one", "max_attempts": None}, Isolation.NONE),
     ],
     ids=repr,
 )
 def test_what_may_be_harmed_by_a_crash_is_started_with_care(
-    document: dict[str, Any], care: Care
+    document: dict[str, Any], care: Isolation
 ) -> None:
-    assert care_for(document) is care
+    assert isolation_for(document) is care
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,18 @@ def test_what_may_be_harmed_by_a_crash_is_started_with_care(
     ],
 )
 def test_a_crash_is_blamed_on_what_may_have_run(held: str, verdicts: str) -> None:
-    names = {"S": Verdict.SUSPECT, "t": Verdict.STARTED, "w": Verdict.WAITED}
-    assert list(judge([KINDS[kind] for kind in held], 2)) == [names[one] for one in verdicts]
+    names = {"S": CrashRole.SUSPECT, "t": CrashRole.STARTED, "w": CrashRole.WAITED}
+    assert list(attribute_crash([KINDS[kind] for kind in held], 2)) == [
+        names[one] for one in verdicts
+    ]
 
 
 @pytest.mark.parametrize(("held", "verdicts"), [("pp", "tt"), ("fp", "ww"), ("ap", "ww")])
 def test_nobody_is_blamed_once_all_were(held: str, verdicts: str) -> None:
-    names = {"t": Verdict.STARTED, "w": Verdict.WAITED}
-    assert list(judge([KINDS[kind] for kind in held], 0)) == [names[one] for one in verdicts]
+    names = {"t": CrashRole.STARTED, "w": CrashRole.WAITED}
+    assert list(attribute_crash([KINDS[kind] for kind in held], 0)) == [
+        names[one] for one in verdicts
+    ]
 
 
 class Hands:

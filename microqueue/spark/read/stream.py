@@ -26,7 +26,7 @@ from microqueue.arguments import refused
 from microqueue.clock import ServerClock
 from microqueue.extended_json import from_json, to_canonical_json
 from microqueue.operations import change_cursor
-from microqueue.operations.change_cursor import Changes, Followed, Mark
+from microqueue.operations.change_cursor import ChangeCursor, ChangeQuery, ChangeRange
 from microqueue.operations.server_clock import read_clock
 from microqueue.spark.location import location_of
 from microqueue.spark.options import SelectionOptions
@@ -41,7 +41,7 @@ EVERY_CHANGE = ("pending", "processing", *FINISHED)
 class ChangePartition(InputPartition):
     """One part of a micro-batch."""
 
-    changes: Changes
+    changes: ChangeRange
 
 
 class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -56,7 +56,7 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._lag = DEFAULT_LAG if options.lag is None else options.lag
         statuses = FINISHED if options.status is None else options.status
-        self._followed = Followed(
+        self._followed = ChangeQuery(
             queues=options.queue,
             # All statuses need no condition, and can then use the index on changes.
             statuses=None if set(statuses) == set(EVERY_CHANGE) else statuses,
@@ -66,7 +66,7 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (the name is Spark's)
         """Return the start: ``since``, or the beginning."""
-        return to_offset(Mark(self._options.since or change_cursor.BEGINNING))
+        return to_offset(ChangeCursor(self._options.since or change_cursor.BEGINNING))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (the name is Spark's)
         """Return the limit of a micro-batch: ``max_rows``, or none."""
@@ -89,7 +89,7 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Split a micro-batch into parts; only one if it is small."""
-        changes = Changes(to_mark(start), to_mark(end))
+        changes = ChangeRange(to_mark(start), to_mark(end))
         if changes.start == changes.end:
             return []
         location = location_of(self._options)
@@ -115,11 +115,13 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return location_of(self._options).run(read_clock(ServerClock())) - self._lag
 
 
-def to_offset(mark: Mark) -> dict[str, Any]:
+def to_offset(mark: ChangeCursor) -> dict[str, Any]:
     """Return a mark as an offset, which Spark stores as JSON."""
     return {"at": mark.at.isoformat(timespec="milliseconds"), "id": to_canonical_json(mark.id)}
 
 
-def to_mark(offset: dict[str, Any]) -> Mark:
+def to_mark(offset: dict[str, Any]) -> ChangeCursor:
     """Return the mark of an offset."""
-    return Mark(datetime.fromisoformat(offset["at"]).astimezone(UTC), from_json(offset["id"]))
+    return ChangeCursor(
+        datetime.fromisoformat(offset["at"]).astimezone(UTC), from_json(offset["id"])
+    )

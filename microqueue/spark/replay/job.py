@@ -28,7 +28,7 @@ from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
 from microqueue.new_task import NewTask
-from microqueue.operations.replay import Return, requeue
+from microqueue.operations.replay import PlannedReplay, requeue
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
 from microqueue.spark.archive.reader import read_archive
@@ -294,7 +294,7 @@ class _Sender:
         if not letters:
             return 0
         operation = requeue(
-            [Return(letter, self._eta(letter)) for letter in letters],
+            [PlannedReplay(letter, self._eta(letter)) for letter in letters],
             run=self.run,
             queue=self.to,
             position=Positions().take(now),

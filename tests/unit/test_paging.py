@@ -6,7 +6,7 @@ from typing import Any
 
 from microqueue.drivers.mongomock import take
 from microqueue.operations.call import ENOUGH
-from microqueue.operations.paging import MADE, making, merged
+from microqueue.operations.paging import MAPPED, mapping_each, merge_replies
 
 
 def documents(*ids: Any) -> list[dict[str, Any]]:
@@ -18,21 +18,21 @@ def by_id(document: dict[str, Any]) -> Any:
 
 
 def test_reading_ends_when_it_is_enough_but_always_gets_on() -> None:
-    each = making(lambda document: document["_id"] * 10, lambda: True)
+    each = mapping_each(lambda document: document["_id"] * 10, lambda: True)
     for _ in range(2):  # A call that is repeated begins anew.
         first, last = take(documents(1, 2, 3), each())
-        assert (first["_id"], first[MADE]) == (1, 10)
+        assert (first["_id"], first[MAPPED]) == (1, 10)
         assert "payload" not in first
         assert last is ENOUGH
 
 
 def test_what_was_read_in_several_places_is_joined_in_order_and_once() -> None:
-    found, ended = merged([documents(1, 4), documents(2, 4, 5)], by_id)
+    found, ended = merge_replies([documents(1, 4), documents(2, 4, 5)], by_id)
     assert [one["_id"] for one in found] == [1, 2, 4, 5]
     assert not ended
 
 
 def test_nothing_is_told_from_beyond_where_one_of_them_ended() -> None:
-    found, ended = merged([[*documents(1, 3), ENOUGH], documents(2, 4, 5)], by_id)
+    found, ended = merge_replies([[*documents(1, 3), ENOUGH], documents(2, 4, 5)], by_id)
     assert [one["_id"] for one in found] == [1, 2, 3]
     assert ended
