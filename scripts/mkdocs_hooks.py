@@ -43,3 +43,9 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     """Rewrite the links of every page."""
     del page, config, files
     return rewrite_links(markdown)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Show the roles of docstrings, such as ``:class:`Queue```, as plain code."""
+    del page, config, files
+    return re.sub(r":(?:attr|class|func|meth|mod):(?=<code>)", "", html)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import griffe
 import pytest
 from pymongo import MongoClient
 from typer.core import TyperGroup
@@ -18,11 +19,23 @@ from typer.main import get_command
 import microqueue
 from benchmarks.__main__ import PARTS
 from benchmarks.walk import value_modules, walk
-from microqueue import Queue, QueueSettings
+from microqueue import (
+    AsyncQueue,
+    AsyncSweeper,
+    AsyncWorker,
+    EnqueueOptions,
+    Queue,
+    QueueSettings,
+    Sweeper,
+    Tasks,
+    Worker,
+)
 from microqueue.cli.app import app
 from microqueue.dashboard import dashboard
 from microqueue.dashboard.options import DashboardOptions
+from microqueue.dead_letters import AsyncDeadLetters, DeadLetters
 from microqueue.embedded import EmbeddedServer
+from microqueue.insights import AsyncInsights, Insights
 from microqueue.testing import memory_queue
 from microqueue.worker import WorkerOptions
 
@@ -203,6 +216,11 @@ def test_settings_table_names_every_setting_with_its_default() -> None:
     assert str(defaults.batch_size) in listed["batch_size"]
 
 
+def test_options_table_names_every_option_of_enqueue() -> None:
+    listed = set(rows_of("docs/queues.md", "Enqueue"))
+    assert listed == {*EnqueueOptions.__annotations__, "session"}
+
+
 def test_options_table_names_every_option_of_the_dashboard() -> None:
     assert set(rows_of("docs/dashboard.md", "Options")) == set(DashboardOptions.model_fields)
 
@@ -265,10 +283,28 @@ def test_walk_of_a_task_is_the_one_that_the_architecture_shows(
         assert int(count) == len(named | modules & driver), instead
 
 
+COMPLETED: list[type] = [Queue, AsyncQueue, Worker, AsyncWorker, Sweeper, AsyncSweeper, Tasks]
+COMPLETED += [DeadLetters, AsyncDeadLetters, Insights, AsyncInsights]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """The package as the API reference reads it."""
+    return griffe.load("microqueue", search_paths=[ROOT], resolve_aliases=True)
+
+
+@pytest.mark.parametrize("cls", COMPLETED, ids=lambda cls: cls.__name__)
+def test_completion_and_reference_list_the_same_names(reference: Any, cls: type) -> None:
+    path = f"{cls.__module__}.{cls.__name__}".removeprefix("microqueue.")
+    shown = {name for name in reference[path].all_members if not name.startswith("_")}
+    offered = {name for name in dir(cls) if not name.startswith("_")}
+    of_instances = {"options", "worker_id"} if cls in {Worker, AsyncWorker} else set()
+    assert shown - of_instances == offered
+
+
 def test_reference_shows_every_public_name() -> None:
     text = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
     shown = set(re.findall(r"^::: microqueue\.(\w+)$", text, flags=re.MULTILINE))
-    shown |= set(re.findall(r"^::: microqueue\.worker\.(\w+)$", text, flags=re.MULTILINE))
     errors = vars(microqueue.errors)
     missing = [
         name
