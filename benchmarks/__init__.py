@@ -1,1 +1,1 @@
-"""Measurements that anyone can repeat."""
+"""Benchmarks of the queue: ``python -m benchmarks --help``."""

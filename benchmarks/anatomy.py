@@ -1,7 +1,7 @@
-"""Anatomy: what a drained task costs the server, from the leanest queue to this one.
+"""Anatomy: the server's time per task, from a minimal queue to this one.
 
-Several collections are drained a batch at a time, in turns and in random order, so that each
-sees the same machine. The writes wait for no disk here, which leaves the server's own work.
+Several collections are drained one batch at a time, in random order, so that all see the same
+machine. Writes do not wait for the disk, so that only the server's own work is measured.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Any
 from pymongo import WriteConcern
 from pymongo.collection import Collection
 
-from benchmarks.place import BATCH, Place, fill, fresh_place
+from benchmarks.database import BATCH, Database, fill, fresh_database
 from microqueue.operations import filters
 from microqueue.operations.claim import claim_update
 from microqueue.operations.settle import done, settlement_update
 from microqueue.task import Claimed, Lease
 
-WARM_UP = 3  # Batches of each, which do not count.
+WARM_UP = 3  # Batches per build that are not measured.
 READY = {"queue": "default", **filters.READY}
 Update = Callable[[Lease], dict[str, Any]]
 
 
-def _lean_claim(lease: Lease) -> dict[str, Any]:
+def _minimal_claim(lease: Lease) -> dict[str, Any]:
     return {"$set": {"status": filters.PROCESSING, "lease_token": lease.token}}
 
 
-def _lean_done(_lease: Lease) -> dict[str, Any]:
+def _minimal_done(_lease: Lease) -> dict[str, Any]:
     return {"$set": {"status": filters.DONE, "lease_token": None}}
 
 
@@ -47,16 +47,16 @@ def _full_done(lease: Lease) -> dict[str, Any]:
 
 @dataclass
 class Build:
-    """A way to build a queue: which indexes it has, and what its updates write."""
+    """A variant of the queue: its indexes, and the updates of a claim and of a settlement."""
 
     name: str
-    keeps: set[str] | None
+    indexes: set[str] | None
     claim: Update
     done: Update
     seconds: list[float] = field(default_factory=list)
 
     def drain_batch(self, tasks: Collection[Any]) -> None:
-        """Read a batch, claim it, finish it, and note how long that took."""
+        """Read, claim and finish a batch, and record the time per task."""
         now = datetime.now(UTC)
         lease = Lease.trusted(
             token=secrets.token_hex(12),
@@ -74,10 +74,10 @@ class Build:
 
 
 def builds() -> list[Build]:
-    """Describe the queues to compare, each with more than the one before."""
+    """Return the variants, each with more than the one before."""
     hot = {"ready", "lease", "finished"}
     return [
-        Build("leanest updates, one index", {"ready"}, _lean_claim, _lean_done),
+        Build("minimal updates, one index", {"ready"}, _minimal_claim, _minimal_done),
         Build("the queue's updates, one index", {"ready"}, claim_update, _full_done),
         Build("with the indexes for leases and retention", hot, claim_update, _full_done),
         Build("with all indexes", None, claim_update, _full_done),
@@ -85,7 +85,7 @@ def builds() -> list[Build]:
 
 
 def microseconds(uri: str, batches: int) -> dict[str, float]:
-    """Give the server's time per task for each build: the quickest quarter of its batches."""
+    """Return the time per task of each build: the first quartile of its batches."""
     compared = builds()
     with _filled(uri, compared, batches + WARM_UP) as collections:
         for _ in range(batches + WARM_UP):
@@ -101,21 +101,21 @@ def microseconds(uri: str, batches: int) -> dict[str, float]:
 def _filled(
     uri: str, compared: list[Build], batches: int
 ) -> Iterator[list[tuple[Build, Collection[Any]]]]:
-    """Fill a database for each build, and leave it the indexes that it keeps."""
-    with fresh_place(uri) as place, place.client() as client:
-        places = [Place(uri, f"{place.database}_{number}") for number in range(len(compared))]
+    """Fill a database per build, and drop the indexes that the build does not have."""
+    with fresh_database(uri) as database, database.client() as client:
+        databases = [Database(uri, f"{database.name}_{number}") for number in range(len(compared))]
         try:
-            for one in places:
+            for one in databases:
                 fill(one, batches * BATCH)
             collections = [
-                client[one.database].get_collection("tasks", write_concern=WriteConcern(w=1))
-                for one in places
+                client[one.name].get_collection("tasks", write_concern=WriteConcern(w=1))
+                for one in databases
             ]
             for build, tasks in zip(compared, collections, strict=True):
                 for name in tasks.index_information():
-                    if build.keeps is not None and name not in {"_id_", *build.keeps}:
+                    if build.indexes is not None and name not in {"_id_", *build.indexes}:
                         tasks.drop_index(name)
             yield list(zip(compared, collections, strict=True))
         finally:
-            for one in places:
-                client.drop_database(one.database)
+            for one in databases:
+                client.drop_database(one.name)

@@ -1,4 +1,4 @@
-"""Drain: how fast workers move no-op tasks from pending to done."""
+"""Drain: how fast workers process no-op tasks."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 
-from benchmarks.place import Place
+from benchmarks.database import Database
 from benchmarks.processes import Start
 from microqueue import AsyncQueue, Queue
 from microqueue.worker import AsyncWorker, Worker
 
 
 def no_op(payload: Any) -> None:
-    """Do nothing: only the queue is measured."""
+    """Do nothing, so that only the queue is measured."""
 
 
 async def no_op_async(payload: Any) -> None:
-    """Do nothing, awaited."""
+    """Do nothing, as a coroutine."""
 
 
-def threads(place: Place, start: Start) -> int:
+def threads(database: Database, start: Start) -> int:
     """Drain with ``Worker``."""
     logging.getLogger("microqueue").setLevel(logging.ERROR)
-    with place.client() as client:
-        queue = Queue(client[place.database])
+    with database.client() as client:
+        queue = Queue(client[database.name])
         queue.ensure_indexes()
         worker = Worker(queue, no_op)
         start()
         return worker.run(burst=True)
 
 
-def coroutines(place: Place, start: Start, driver: str = "pymongo") -> int:
+def coroutines(database: Database, start: Start, driver: str = "pymongo") -> int:
     """Drain with ``AsyncWorker``, on PyMongo's async client or on Motor."""
 
     async def run() -> int:
         make: Any = AsyncIOMotorClient if driver == "motor" else AsyncMongoClient
-        client = make(place.uri, tz_aware=True)
-        queue = AsyncQueue(client[place.database])
+        client = make(database.uri, tz_aware=True)
+        queue = AsyncQueue(client[database.name])
         await queue.ensure_indexes()
         worker = AsyncWorker(queue, no_op_async)
         start()

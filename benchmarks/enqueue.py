@@ -1,18 +1,18 @@
-"""Enqueue: how fast tasks come in, beside bare inserts of the same documents."""
+"""Enqueue: how fast tasks are added, compared with plain inserts of the same documents."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from benchmarks.place import Place, payloads
+from benchmarks.database import Database, payloads
 from benchmarks.processes import Start
 from microqueue import Queue
 from microqueue.core import core_of
 from microqueue.new_task import NewTask
 from microqueue.operations.enqueue import new_document
 
-CHUNK = 1000  # As the queue's own default.
+CHUNK = 1000  # The queue's default.
 
 
 def _bare_documents(queue: Queue[Any], count: int) -> list[dict[str, Any]]:
@@ -30,11 +30,11 @@ def _bare_documents(queue: Queue[Any], count: int) -> list[dict[str, Any]]:
     ]
 
 
-def many(place: Place, start: Start, count: int, rounds: int) -> dict[str, float]:
-    """Time ``enqueue_many`` and ``insert_many`` in turns; give tasks per second of each."""
+def many(database: Database, start: Start, count: int, rounds: int) -> dict[str, float]:
+    """Time ``enqueue_many`` and ``insert_many`` alternately; return tasks per second of each."""
     took = {"queue": 0.0, "bare": 0.0}
-    with place.client() as client:
-        queue = Queue(client[place.database])
+    with database.client() as client:
+        queue = Queue(client[database.name])
         queue.ensure_indexes()
         tasks = core_of(queue).collections.tasks
         start()
@@ -51,11 +51,11 @@ def many(place: Place, start: Start, count: int, rounds: int) -> dict[str, float
     return {name: count * rounds / seconds for name, seconds in took.items()}
 
 
-def single(place: Place, start: Start, count: int) -> dict[str, float]:
-    """Time ``enqueue`` and ``insert_one`` in turns; give calls per second of each."""
+def single(database: Database, start: Start, count: int) -> dict[str, float]:
+    """Time ``enqueue`` and ``insert_one`` alternately; return calls per second of each."""
     took = {"queue": 0.0, "bare": 0.0}
-    with place.client() as client:
-        queue = Queue(client[place.database])
+    with database.client() as client:
+        queue = Queue(client[database.name])
         queue.ensure_indexes()
         tasks = core_of(queue).collections.tasks
         documents = _bare_documents(queue, count)

@@ -1,8 +1,8 @@
-"""How much slower a pop is with a large backlog: ``python -m benchmarks.flatness``.
+"""Measure how much slower a pop is with a large backlog: ``python -m benchmarks.flatness``.
 
-Fills one queue with as many ready as delayed and done tasks, first few, then many, and
-times single pops with each, in turns. The result is a ratio within one run: machines
-differ, and grow slow for a moment, but both queues then do.
+It fills a small and a large queue with equal shares of ready, delayed and done tasks, and times
+single pops of both alternately. The result is a ratio within one run, because machines differ and
+are noisy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def fill(queue: Queue[Any], total: int) -> None:
 
 
 def timed_pop_ms(queue: Queue[Any]) -> float:
-    """Time one pop; the task is settled outside of the measurement."""
+    """Return the time of one pop. Settling the task is not measured."""
     started = time.perf_counter()
     task = queue.pop()
     took = time.perf_counter() - started
@@ -62,11 +62,11 @@ def timed_pop_ms(queue: Queue[Any]) -> float:
 def main() -> None:
     """Measure and print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--uri", help="a MongoDB server; without it, the embedded one")
-    parser.add_argument("--small", type=int, default=1_000)
-    parser.add_argument("--large", type=int, default=1_000_000)
-    parser.add_argument("--pops", type=int, default=300, help="pops measured of each queue")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--uri", help="the MongoDB server; default: an embedded one")
+    parser.add_argument("--small", type=int, default=1_000, help="tasks in the small queue")
+    parser.add_argument("--large", type=int, default=1_000_000, help="tasks in the large queue")
+    parser.add_argument("--pops", type=int, default=300, help="measured pops per queue")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     server = None if options.uri else EmbeddedServer.start()
     uri = options.uri or (server.uri if server else "")
@@ -78,7 +78,9 @@ def main() -> None:
             for queue, total in ((small, options.small), (large, options.large)):
                 core_of(queue).collections.tasks.drop()
                 fill(queue, total)
-            core_of(small).collections.client.admin.command("fsync")  # The filling ends here.
+            core_of(small).collections.client.admin.command(
+                "fsync"
+            )  # Finish the writes of the filling.
             times: dict[str, list[float]] = {"small": [], "large": []}
             for _ in range(options.pops):
                 times["small"].append(timed_pop_ms(small))

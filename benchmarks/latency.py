@@ -1,4 +1,4 @@
-"""Latency: from the call of ``enqueue`` to the start of the handler, in another process."""
+"""Latency: the time from the call of ``enqueue`` to the start of the handler elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from pymongo import AsyncMongoClient, WriteConcern
 
-from benchmarks.place import BATCH, Place, payloads
+from benchmarks.database import BATCH, Database, payloads
 from microqueue import AsyncQueue, Queue
 from microqueue.worker import AsyncWorker, Worker
 
@@ -28,14 +28,16 @@ class Latency:
     count: int
 
 
-def measure(place: Place, *, kind: str, count: int, every_sec: float, delayed: int = 0) -> Latency:
-    """Enqueue one task at a time into an idle queue, and let a worker tell when it starts it."""
+def measure(
+    database: Database, *, kind: str, count: int, every_sec: float, delayed: int = 0
+) -> Latency:
+    """Enqueue one task at a time into an idle queue, and measure when a worker starts it."""
     context = multiprocessing.get_context("spawn")
     ready, replies = context.Event(), context.SimpleQueue()
     total = count + WARM_UP
-    process = context.Process(target=_work, args=(place, kind, total, ready, replies))
-    with place.client() as client:
-        queue = Queue(client[place.database])
+    process = context.Process(target=_work, args=(database, kind, total, ready, replies))
+    with database.client() as client:
+        queue = Queue(client[database.name])
         queue.ensure_indexes()
         for start in range(0, delayed, 20 * BATCH):
             queue.enqueue_many(payloads(min(20 * BATCH, delayed - start)), delay=3600 + start)
@@ -50,13 +52,11 @@ def measure(place: Place, *, kind: str, count: int, every_sec: float, delayed: i
     return Latency(p50=cuts[49] * 1000, p99=cuts[98] * 1000, count=len(waits))
 
 
-def bare_insert_ms(place: Place, count: int) -> float:
-    """Time single inserts that a majority has acknowledged; give the median."""
+def bare_insert_ms(database: Database, count: int) -> float:
+    """Return the median time of single inserts with majority acknowledgement."""
     took = []
-    with place.client() as client:
-        tasks = client[place.database].get_collection(
-            "bare", write_concern=WriteConcern("majority")
-        )
+    with database.client() as client:
+        tasks = client[database.name].get_collection("bare", write_concern=WriteConcern("majority"))
         for payload in payloads(count):
             began = time.perf_counter()
             tasks.insert_one(payload)
@@ -64,38 +64,40 @@ def bare_insert_ms(place: Place, count: int) -> float:
     return statistics.median(took) * 1000
 
 
-def _work(place: Place, kind: str, total: int, ready: Any, replies: Any) -> None:
+def _work(database: Database, kind: str, total: int, ready: Any, replies: Any) -> None:
     waits: list[float] = []
 
-    def note(payload: dict[str, Any]) -> bool:
-        waits.append(time.monotonic() - payload["sent"])  # One clock for the whole machine.
+    def record(payload: dict[str, Any]) -> bool:
+        waits.append(
+            time.monotonic() - payload["sent"]
+        )  # All processes of a machine share this clock.
         return len(waits) == total
 
     if kind == "coroutines":
-        asyncio.run(_work_async(place, note, ready))
+        asyncio.run(_work_async(database, record, ready))
     else:
-        with place.client() as client:
+        with database.client() as client:
             worker: Worker
 
             def handle(payload: dict[str, Any]) -> None:
-                if note(payload):
+                if record(payload):
                     worker.stop()
 
-            worker = Worker(Queue(client[place.database]), handle)
+            worker = Worker(Queue(client[database.name]), handle)
             threading.Timer(1.0, ready.set).start()
             worker.run()
     replies.put(waits)
 
 
-async def _work_async(place: Place, note: Any, ready: Any) -> None:
-    client: AsyncMongoClient[Any] = AsyncMongoClient(place.uri, tz_aware=True)
+async def _work_async(database: Database, record: Any, ready: Any) -> None:
+    client: AsyncMongoClient[Any] = AsyncMongoClient(database.uri, tz_aware=True)
     worker: AsyncWorker
 
     async def handle(payload: dict[str, Any]) -> None:
-        if note(payload):
+        if record(payload):
             worker.stop()
 
-    worker = AsyncWorker(AsyncQueue(client[place.database]), handle)
+    worker = AsyncWorker(AsyncQueue(client[database.name]), handle)
     asyncio.get_running_loop().call_later(1.0, ready.set)
     await worker.run()
     await client.close()

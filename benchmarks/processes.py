@@ -1,4 +1,4 @@
-"""Run the same function in several processes, from a common start."""
+"""Run a function in several processes that start at the same time."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from benchmarks.place import Place
+from benchmarks.database import Database
 
 Start = Callable[[], None]
-LOOK_SEC = 1.0
+POLL_SEC = 1.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the processes gave, and how long it took from the start to the end of the last."""
+    """The results of the processes, and the time from the start to the end of the last one."""
 
     results: list[Any]
     took_sec: float
 
 
-def run_processes(function: Callable[..., Any], count: int, place: Place, *arguments: Any) -> Run:
-    """Call ``function(place, start, *arguments)`` in ``count`` processes.
+def run_processes(
+    function: Callable[..., Any], count: int, database: Database, *arguments: Any
+) -> Run:
+    """Call ``function(database, start, *arguments)`` in ``count`` processes.
 
-    Each prepares itself, then calls ``start()``, which returns in all of them at once.
+    Each process prepares itself and calls ``start()``, which returns in all at the same time.
     """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(count)
     replies: Any = context.Queue()
     processes = [
-        context.Process(target=_run, args=(function, place, arguments, barrier, replies))
+        context.Process(target=_run, args=(function, database, arguments, barrier, replies))
         for _ in range(count)
     ]
     for process in processes:
@@ -50,29 +52,29 @@ def run_processes(function: Callable[..., Any], count: int, place: Place, *argum
 
 
 def _next_reply(replies: Any, processes: Sequence[BaseProcess]) -> Any:
-    """Wait for a reply, but not for that of a process which died without one."""
+    """Wait for a reply; raise an error if a process died without one."""
     while True:
         try:
-            return replies.get(timeout=LOOK_SEC)
+            return replies.get(timeout=POLL_SEC)
         except queue.Empty:
             if any(process.exitcode for process in processes):
                 for process in processes:
                     process.kill()
-                raise RuntimeError("a process of the benchmark died; see above") from None
+                raise RuntimeError("a benchmark process died; its error is above") from None
 
 
 def _run(
-    function: Callable[..., Any], place: Place, arguments: Any, barrier: Any, replies: Any
+    function: Callable[..., Any], database: Database, arguments: Any, barrier: Any, replies: Any
 ) -> None:
     began = time.monotonic()
 
     def start() -> None:
         nonlocal began
         barrier.wait()
-        began = time.monotonic()  # One clock for all processes of a machine.
+        began = time.monotonic()  # All processes of a machine share this clock.
 
     try:
-        result = function(place, start, *arguments)
+        result = function(database, start, *arguments)
     except Exception as exc:  # noqa: BLE001 (the parent raises it)
         barrier.abort()
         replies.put(exc)

@@ -1,7 +1,7 @@
-"""What the queue is measured against: a naive loop, and the fastest that bare pymongo can be.
+"""The baselines: a naive loop, and the fastest drain that plain pymongo can do.
 
-Both move the same documents, with the same durability, and neither keeps any promise of a
-queue: no leases, no history, no retries, no order beyond the index.
+Both process the same documents with the same durability, but without the guarantees of a queue:
+no leases, no history, no retries, no order except that of the index.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Any
 from pymongo import ASCENDING, MongoClient, WriteConcern
 from pymongo.collection import Collection
 
-from benchmarks.place import BATCH, Place
+from benchmarks.database import BATCH, Database
 from benchmarks.processes import Start
 
 READY = {"queue": "default", "status": "pending"}
-LEANEST = [("queue", ASCENDING), ("position", ASCENDING)]
+INDEX = [("queue", ASCENDING), ("position", ASCENDING)]
 WINDOWS = 4
 
 
-def bare_collection(client: MongoClient[Any], place: Place) -> Collection[Any]:
-    """Give the tasks as bare pymongo sees them, with the leanest index that finds the next."""
-    tasks = client[place.database].get_collection(
+def bare_collection(client: MongoClient[Any], database: Database) -> Collection[Any]:
+    """Return a plain collection with only the index that finds the next task."""
+    tasks = client[database.name].get_collection(
         "bare", write_concern=WriteConcern("majority", j=None)
     )
-    tasks.create_index(LEANEST, partialFilterExpression={"status": "pending"})
+    tasks.create_index(INDEX, partialFilterExpression={"status": "pending"})
     return tasks
 
 
-def copy_to_bare(place: Place) -> None:
-    """Copy the queue's documents, so that both sides move the same ones."""
-    with place.client() as client:
-        bare = bare_collection(client, place)
+def copy_to_bare(database: Database) -> None:
+    """Copy the queue's documents, so that both sides process the same ones."""
+    with database.client() as client:
+        bare = bare_collection(client, database)
         batch: list[dict[str, Any]] = []
-        for document in client[place.database]["tasks"].find():
+        for document in client[database.name]["tasks"].find():
             batch.append(document)
             if len(batch) == 10 * BATCH:
                 bare.insert_many(batch, ordered=False)
@@ -46,27 +46,27 @@ def copy_to_bare(place: Place) -> None:
             bare.insert_many(batch, ordered=False)
 
 
-def naive_loop(place: Place, start: Start, limit: int) -> int:
-    """Take one task, mark it done, take the next."""
-    moved = 0
-    with place.client() as client:
-        tasks = bare_collection(client, place)
+def naive_loop(database: Database, start: Start, limit: int) -> int:
+    """Claim one task, mark it done, and repeat."""
+    done = 0
+    with database.client() as client:
+        tasks = bare_collection(client, database)
         start()
-        while moved < limit:
+        while done < limit:
             document = tasks.find_one_and_update(
                 READY, {"$set": {"status": "processing"}}, sort=[("position", ASCENDING)]
             )
             if document is None:
                 break
             tasks.update_one({"_id": document["_id"]}, {"$set": {"status": "done"}})
-            moved += 1
-    return moved
+            done += 1
+    return done
 
 
-def ceiling(place: Place, start: Start) -> int:
-    """Claim in batches, and finish in batches from a thread of its own."""
+def ceiling(database: Database, start: Start) -> int:
+    """Claim batches, and mark them done in another thread."""
     claimed: queues.Queue[tuple[list[Any], str] | None] = queues.Queue(maxsize=4)
-    moved = 0
+    done = 0
 
     def finish() -> None:
         while (batch := claimed.get()) is not None:
@@ -75,14 +75,14 @@ def ceiling(place: Place, start: Start) -> int:
                 {"_id": {"$in": ids}, "token": token}, {"$set": {"status": "done", "token": None}}
             )
 
-    with place.client() as client:
-        tasks = bare_collection(client, place)
+    with database.client() as client:
+        tasks = bare_collection(client, database)
         finisher = threading.Thread(target=finish)
         start()
         finisher.start()
         while True:
-            skip = BATCH * random.randrange(WINDOWS)  # So that the two do not meet.
-            window = list(tasks.find(READY, sort=LEANEST, skip=skip, limit=BATCH, batch_size=BATCH))
+            skip = BATCH * random.randrange(WINDOWS)  # Avoid collisions of the processes.
+            window = list(tasks.find(READY, sort=INDEX, skip=skip, limit=BATCH, batch_size=BATCH))
             if not window and skip == 0:
                 break
             if not window:
@@ -95,8 +95,8 @@ def ceiling(place: Place, start: Start) -> int:
             if result.modified_count != len(ids):
                 ids = [one["_id"] for one in tasks.find({"_id": {"$in": ids}, "token": token})]
             if ids:
-                moved += len(ids)
+                done += len(ids)
                 claimed.put((ids, token))
         claimed.put(None)
         finisher.join()
-    return moved
+    return done

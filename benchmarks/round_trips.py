@@ -1,4 +1,4 @@
-"""Round trips: which commands a worker sends to drain a thousand tasks."""
+"""Round trips: the commands that a worker sends per thousand tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pymongo.monitoring import (
     CommandSucceededEvent,
 )
 
-from benchmarks.place import Place
+from benchmarks.database import Database
 from benchmarks.processes import Start
 from microqueue import Queue
 from microqueue.worker import Worker
@@ -25,7 +25,7 @@ class Counting(CommandListener):
         self.counts: Counter[str] = Counter()
 
     def started(self, event: CommandStartedEvent) -> None:
-        """Count it."""
+        """Count the command."""
         self.counts[event.command_name] += 1
 
     def succeeded(self, event: CommandSucceededEvent) -> None:
@@ -39,11 +39,11 @@ def _no_op(payload: Any) -> None:
     pass
 
 
-def per_thousand(place: Place, start: Start) -> dict[str, float]:
-    """Drain with one worker, and give its commands per 1,000 tasks."""
+def per_thousand(database: Database, start: Start) -> dict[str, float]:
+    """Drain with one worker; return its commands per 1,000 tasks."""
     listener = Counting()
-    with place.client(event_listeners=[listener]) as client:
-        worker = Worker(Queue(client[place.database]), _no_op)
+    with database.client(event_listeners=[listener]) as client:
+        worker = Worker(Queue(client[database.name]), _no_op)
         start()
         handled = worker.run(burst=True)
     return {name: count * 1000 / handled for name, count in listener.counts.items()}

@@ -1,9 +1,8 @@
-"""How fast Spark reads, fills and archives a queue: ``python -m benchmarks.spark``.
+"""Measure how fast Spark reads, fills and archives a queue: ``python -m benchmarks.spark``.
 
-Every figure stands beside the same work done by one pymongo process in the same run, as one
-would write it by hand: the same columns as rows, the same documents inserted in batches of
-5,000, the same tasks read whole, and read with a plain client. Machines differ, and grow slow for
-a moment, but both then do. Spark is warm before the clock runs. ``--only archive`` measures a part.
+Each figure is compared with the same work done by one plain pymongo process in the same run,
+because machines differ and are noisy: it reads the same columns as rows, inserts the same documents
+in batches of 5,000, and reads the same tasks whole. Spark is warmed up first.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from bson import ObjectId
 from pymongo.collection import Collection
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from benchmarks.spark_archive import archives
 from benchmarks.spark_bench import TEXT, Bench, insert_all, timed
@@ -27,9 +26,9 @@ from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.spark import key_id, read_tasks, session, write_tasks
 
-FOUR = ("id", "queue", "status", "attempts")
-THIRTEEN = (
-    *FOUR,
+FOUR_COLUMNS = ("id", "queue", "status", "attempts")
+THIRTEEN_COLUMNS = (
+    *FOUR_COLUMNS,
     "priority",
     "max_attempts",
     "created_at",
@@ -40,17 +39,14 @@ THIRTEEN = (
     "worker_id",
     "error",
 )
-GOALS = {FOUR: 2.0, THIRTEEN: 1.3}
-LOAD_GOAL = 1.6
+TARGETS = {FOUR_COLUMNS: 2.0, THIRTEEN_COLUMNS: 1.3}
+LOAD_TARGET = 1.6
 WARM_READS, WARM_LOADS, WARM_ROWS = 3, 2, 50_000
 CACHE = ["--wiredTigerCacheSizeGB", "2"]
 
 
 def documents(total: int, now: datetime, *, keyed: bool) -> Iterator[dict[str, Any]]:
-    """Make the documents of new tasks by hand, with ids made of keys or without.
-
-    With keys they are the very documents that Spark stores.
-    """
+    """Yield documents of new tasks. If ``keyed``, they are those that Spark would store."""
     token = {"insert_token": "0123456789ab:0:0"} if keyed else {}
     attempts = QueueSettings().max_attempts
     for n in range(total):
@@ -72,8 +68,8 @@ def documents(total: int, now: datetime, *, keyed: bool) -> Iterator[dict[str, A
         }
 
 
-def with_a_past(document: dict[str, Any], n: int) -> dict[str, Any]:
-    """Make most tasks done, some failed; the rest waits."""
+def with_history(document: dict[str, Any], n: int) -> dict[str, Any]:
+    """Return the document as done, failed or unchanged: 3, 1 and 1 of 5."""
     started_at = document["created_at"] + timedelta(seconds=n % 60)
     ended_at = started_at + timedelta(milliseconds=n % 5_000)
     settled = {"attempts": 1, "worker_id": "bench:1", "started_at": started_at}
@@ -87,7 +83,7 @@ def with_a_past(document: dict[str, Any], n: int) -> dict[str, Any]:
 
 
 def loop(tasks: Collection[dict[str, Any]], columns: tuple[str, ...]) -> int:
-    """Read with one pymongo process: the same columns, as rows."""
+    """Read the columns as rows with one pymongo process."""
     stored = [name for name in columns if name != "id"]
     total = 0
     for document in tasks.find({}, dict.fromkeys(stored, 1)):
@@ -97,12 +93,12 @@ def loop(tasks: Collection[dict[str, Any]], columns: tuple[str, ...]) -> int:
 
 
 def read_all(frame: DataFrame) -> None:
-    """Read every row and column with Spark, to nowhere."""
+    """Read all rows and columns with Spark, and discard them."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 class SourceAndSink:
-    """Full reads and bulk loads."""
+    """Measures full reads and bulk loads."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -113,16 +109,16 @@ class SourceAndSink:
         with self.bench.queue("bench_read") as queue, self.bench.plain(queue) as tasks:
             core_of(queue).collections.tasks.drop()
             made = documents(self.tasks, queue.now(), keyed=False)
-            insert_all(queue, (with_a_past(document, n) for n, document in enumerate(made)))
-            for columns in (FOUR, THIRTEEN):
+            insert_all(queue, (with_history(document, n) for n, document in enumerate(made)))
+            for columns in (FOUR_COLUMNS, THIRTEEN_COLUMNS):
                 plain, spark = [], []
-                for _ in range(WARM_READS):  # The caches of both, and Java's compiler.
+                for _ in range(WARM_READS):  # Warms the caches of both, and Java's compiler.
                     self.read(columns)
                 for _ in range(self.bench.rounds):
                     plain.append(timed(partial(loop, tasks, columns)))
                     spark.append(timed(partial(self.read, columns)))
                 self.bench.record(
-                    f"read {len(columns)} columns", plain, spark, ratio=GOALS[columns]
+                    f"read {len(columns)} columns", plain, spark, ratio=TARGETS[columns]
                 )
             core_of(queue).collections.tasks.drop()
 
@@ -134,8 +130,8 @@ class SourceAndSink:
     def loads(self) -> None:
         """Measure bulk loads into empty queues with all their indexes.
 
-        One process inserts the same documents, and once more with ids of the driver's own,
-        which cost MongoDB less, but do not know a row again.
+        One process inserts the same documents, and then documents with the driver's own ids. Those
+        cost MongoDB less, but cannot identify a row that is written again.
         """
         keyed, plain, spark = [], [], []
         with self.bench.queue("bench_load") as queue:
@@ -146,16 +142,16 @@ class SourceAndSink:
                 spark.append(timed(partial(self.load, queue, self.tasks)))
                 plain.append(timed(partial(self.insert, queue, keyed=False)))
             core_of(queue).collections.tasks.drop()
-        self.bench.record("bulk enqueue", keyed, spark, ratio=LOAD_GOAL)
-        self.bench.record("bulk enqueue, against plain ids", plain, spark)
+        self.bench.record("bulk enqueue", keyed, spark, ratio=LOAD_TARGET)
+        self.bench.record("bulk enqueue, compared with plain ids", plain, spark)
 
     def insert(self, queue: Queue[Any], *, keyed: bool) -> None:
-        """Load with one process."""
+        """Insert with one process."""
         core_of(queue).collections.tasks.drop()
         insert_all(queue, documents(self.tasks, queue.now(), keyed=keyed))
 
     def load(self, queue: Queue[Any], total: int) -> None:
-        """Load with Spark, with keys: exactly once."""
+        """Write with Spark, with keys."""
         core_of(queue).collections.tasks.drop()
         frame = self.spark.range(total).select(
             F.col("id").alias("order"), F.lit(TEXT).alias("text")
@@ -167,14 +163,22 @@ class SourceAndSink:
 
 
 def main() -> None:
-    """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--uri", help="a MongoDB server; without it, the embedded one")
-    parser.add_argument("--tasks", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=["reads", "loads", "archive"])
-    parser.add_argument("--master", help="a Spark master; without it, local[*]")
-    parser.add_argument("--json", action="store_true")
+    """Run the selected parts and print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.spark",
+        description="Measure how fast Spark reads, fills and archives a queue, compared with one "
+        "pymongo process in the same run.",
+    )
+    parser.add_argument("--uri", help="the MongoDB server; default: an embedded one")
+    parser.add_argument("--tasks", type=int, default=1_000_000, help="tasks (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds, of which the median counts (%(default)s)"
+    )
+    parser.add_argument(
+        "--only", choices=["reads", "loads", "archive"], help="the part to measure; default: all"
+    )
+    parser.add_argument("--master", help="the Spark master; default: local[*]")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     server = None if options.uri else EmbeddedServer.start(arguments=CACHE)
     uri = options.uri or (server.uri if server else "")

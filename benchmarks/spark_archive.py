@@ -1,8 +1,8 @@
-"""How fast finished tasks are archived, deleted, and their files merged.
+"""Measure how fast finished tasks are archived and deleted, and how fast files are merged.
 
-The tasks have a history and a payload. They are read whole, written to Parquet, read back and
-compared, and committed: that is the archive's rate. Beside it, one process reads the same tasks
-whole with pymongo, and once more reads and writes Parquet with pyarrow, without reading back.
+The tasks have a history and a payload. An archive reads them whole, writes Parquet, reads the
+files back, compares them and commits. The baselines are one process that reads the same tasks with
+pymongo, and one that also writes Parquet with pyarrow, without reading back.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from microqueue.spark.archive.reader import read_archive
 
 COLLECTION = "bench_archive"
 WARM_ROWS = 20_000
-GOAL_PER_SEC = 40_000
+TARGET_PER_SEC = 40_000
 KEPT = QueueSettings(retention=None)
-"""MongoDB must not delete old tasks by itself."""
+"""MongoDB must not delete old tasks during the benchmark."""
 
 FIELDS = ("queue", "status", "attempts", "created_at", "updated_at", "finished_at", "worker_id")
 
 
 def finished(total: int, now: datetime) -> Iterator[dict[str, Any]]:
-    """Make tasks that were done over the last days, one in ten after a retry."""
+    """Yield tasks that finished over the last days, one in ten after a retry."""
     for n in range(total):
         created_at = now - timedelta(days=2, seconds=n % 200_000)
         started_at = created_at + timedelta(seconds=1)
@@ -90,7 +90,7 @@ def _row(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def archives(bench: Bench) -> None:
-    """Measure the steps of an archive, each round on new tasks."""
+    """Measure the steps of an archive, with new tasks in each round."""
     options: dict[str, Any] = {"uri": bench.uri, "collection": COLLECTION, "older_than": 3600}
     options |= {"settings": KEPT, "compact": False}
     reads, exports, writes, purges, merges = [], [], [], [], []
@@ -118,8 +118,8 @@ def archives(bench: Bench) -> None:
             kept = read_archive(bench.spark, path).count()
             assert (kept, summary.deleted) == (bench.tasks, bench.tasks)
         tasks.drop()
-    bench.record("archive, against reading alone", reads, writes, per_sec=GOAL_PER_SEC)
-    bench.record("archive, against reading and writing", exports, writes)
-    bench.record("delete what is archived", None, purges)
-    if merged.removed:  # A small archive has one file for each day and queue as it is.
-        bench.record("merge the files of an archive", None, merges)
+    bench.record("archive, compared with reading", reads, writes, per_sec=TARGET_PER_SEC)
+    bench.record("archive, compared with reading and writing", exports, writes)
+    bench.record("delete archived tasks", None, purges)
+    if merged.removed:  # A small archive already has one file per day and queue.
+        bench.record("merge archive files", None, merges)

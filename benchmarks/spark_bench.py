@@ -1,4 +1,4 @@
-"""What the benchmarks of Spark share: a server, a session, and the figures that come of them."""
+"""What the Spark benchmarks share: the server, the session and the figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHUNK = 5_000
 
 
 class Bench:
-    """One server, one session, and the figures."""
+    """A server, a session, and the figures."""
 
     def __init__(self, spark: SparkSession, uri: str, *, tasks: int, rounds: int) -> None:
         self.spark = spark
@@ -31,12 +31,12 @@ class Bench:
         self.results: list[dict[str, Any]] = []
 
     def queue(self, collection: str, settings: QueueSettings | None = None) -> Queue[Any]:
-        """Open a collection."""
+        """Return a queue in a collection."""
         return Queue[Any].from_uri(self.uri, "bench", collection=collection, settings=settings)
 
     @contextmanager
     def plain(self, queue: Queue[Any]) -> Iterator[Collection[dict[str, Any]]]:
-        """Open a queue's collection as one does by hand: with pymongo's own options."""
+        """Yield a queue's collection with a plain client of pymongo."""
         tasks = core_of(queue).collections.tasks
         with MongoClient[dict[str, Any]](self.uri) as client:
             yield client[tasks.database.name][tasks.name]
@@ -50,37 +50,37 @@ class Bench:
         ratio: float | None = None,
         per_sec: int | None = None,
     ) -> None:
-        """Keep the rates of both, and the median of each round's own ratio, beside the goal."""
-        result: dict[str, Any] = {"what": name, "spark_per_sec": self._rate(spark)}
+        """Add a figure: the rates of both, the median of the ratios per round, and the target."""
+        result: dict[str, Any] = {"name": name, "spark_per_sec": self._rate(spark)}
         if plain is not None:
             ratios = [one / other for one, other in zip(plain, spark, strict=True)]
             result["pymongo_per_sec"] = self._rate(plain)
             result["ratio"] = round(statistics.median(ratios), 2)
         if ratio is not None:
-            result |= {"goal": f"{ratio}", "met": result["ratio"] >= ratio}
+            result |= {"target": f"{ratio}", "met": result["ratio"] >= ratio}
         if per_sec is not None:
-            result |= {"goal": f"{per_sec:,}/s", "met": result["spark_per_sec"] >= per_sec}
+            result |= {"target": f"{per_sec:,}/s", "met": result["spark_per_sec"] >= per_sec}
         self.results.append(result)
 
     def _rate(self, seconds: Sequence[float]) -> int:
         return round(self.tasks / statistics.median(seconds))
 
     def table(self) -> str:
-        """Write the figures for people."""
-        lines = [f"| {self.tasks:,} tasks | one pymongo process | Spark | ratio | goal |"]
+        """Return the figures as a Markdown table."""
+        lines = [f"| {self.tasks:,} tasks | one pymongo process | Spark | ratio | target |"]
         lines.append("|---|---|---|---|---|")
         for one in self.results:
             plain = f"{one['pymongo_per_sec']:,}/s" if "ratio" in one else ""
-            goal = one.get("goal", "") + ("" if one.get("met", True) else ", missed")
+            target = one.get("target", "") + ("" if one.get("met", True) else ", missed")
             lines.append(
-                f"| {one['what']} | {plain} | {one['spark_per_sec']:,}/s "
-                f"| {one.get('ratio', '')} | {goal} |"
+                f"| {one['name']} | {plain} | {one['spark_per_sec']:,}/s "
+                f"| {one.get('ratio', '')} | {target} |"
             )
         return "\n".join(lines)
 
 
 def insert_all(queue: Queue[Any], made: Iterator[dict[str, Any]]) -> int:
-    """Insert with one pymongo process, a chunk at a time."""
+    """Insert documents in chunks with one pymongo process; return their number."""
     queue.ensure_indexes()
     total = 0
     while chunk := list(islice(made, CHUNK)):
@@ -90,7 +90,7 @@ def insert_all(queue: Queue[Any], made: Iterator[dict[str, Any]]) -> int:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Time a piece of work in seconds."""
+    """Return the time of a call in seconds."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""What it costs to count a large collection: keys that the server examines, and the time."""
+"""Stats: the time and the examined keys of stats of a large collection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from benchmarks.place import Place, payloads
+from benchmarks.database import Database, payloads
 from microqueue import Queue, QueueSettings
 from microqueue.core import core_of
 from microqueue.insights import Insights
@@ -23,14 +23,14 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Cost:
-    """What one look cost."""
+    """The cost of one read."""
 
     milliseconds: float
     keys: int
 
 
 def fill(queue: Queue[Any], total: int) -> None:
-    """Insert tasks of two queues: of twenty, eleven done, six ready, two delayed, one failed."""
+    """Insert tasks of two queues. Of twenty, 11 are done, 6 ready, 2 delayed and 1 failed."""
     queue.ensure_indexes()
     now = queue.now()
     settings = QueueSettings()
@@ -46,52 +46,52 @@ def fill(queue: Queue[Any], total: int) -> None:
                 now=now - timedelta(hours=3) + timedelta(milliseconds=n),
                 position=n,
             )
-            # Tasks end in about the order in which they came, over two hours.
+            # Tasks finish about in their order, over two hours.
             at = now - timedelta(seconds=7200 * (1 - n / total))
             documents.append(document | _state(n // len(QUEUES) % 20, at))
         core_of(queue).collections.tasks.insert_many(documents, ordered=False)
-    core_of(queue).collections.client.admin.command("fsync")  # The filling ends here.
+    core_of(queue).collections.client.admin.command("fsync")  # Finish the writes of the filling.
 
 
-def _state(place: int, at: datetime) -> dict[str, Any]:
-    if place < 11:  # noqa: PLR2004 (eleven of twenty)
+def _state(number: int, at: datetime) -> dict[str, Any]:
+    if number < 11:  # noqa: PLR2004 (eleven of twenty)
         return {"status": "done", "started_at": at, "finished_at": at, "updated_at": at}
-    if place < 13:  # noqa: PLR2004 (two of twenty)
+    if number < 13:  # noqa: PLR2004 (two of twenty)
         return {"next_retry_at": at + timedelta(days=1), "attempts": 1}
-    if place < 14:  # noqa: PLR2004 (one of twenty)
+    if number < 14:  # noqa: PLR2004 (one of twenty)
         error = {"message": "no", "code": "no", "at": at}
         return {"status": "failed", "finished_at": at, "updated_at": at, "error": error}
     return {}
 
 
-LOOKS: dict[str, Callable[[Queue[Any]], Any]] = {
+READS: dict[str, Callable[[Queue[Any]], Any]] = {
     "queue.stats()": lambda queue: queue.stats(),
-    "dead_letters.stats()": lambda queue: queue.dead_letters.stats(),
-    "Insights.stats(), all queues": lambda queue: Insights(queue).stats(),
-    "Insights.overview()": lambda queue: Insights(queue).overview(),
+    "queue.dead_letters.stats()": lambda queue: queue.dead_letters.stats(),
+    "Insights(queue).stats()": lambda queue: Insights(queue).stats(),
+    "Insights(queue).overview()": lambda queue: Insights(queue).overview(),
     "queue.stats(exact=True)": lambda queue: queue.stats(exact=True),
 }
 
 
-def costs(place: Place, total: int) -> dict[str, Cost]:
-    """Fill a collection, and measure each look: the median time, and the keys of one."""
-    with place.client() as client:
-        queue: Queue[Any] = Queue(client[place.database])
+def costs(database: Database, total: int) -> dict[str, Cost]:
+    """Fill a collection, and measure each read: the median time, and the examined keys."""
+    with database.client() as client:
+        queue: Queue[Any] = Queue(client[database.name])
         fill(queue, total)
-        return {name: _cost(queue, look) for name, look in LOOKS.items()}
+        return {name: _cost(queue, read) for name, read in READS.items()}
 
 
-def _cost(queue: Queue[Any], look: Callable[[Queue[Any]], Any]) -> Cost:
+def _cost(queue: Queue[Any], read: Callable[[Queue[Any]], Any]) -> Cost:
     database = core_of(queue).collections.database
     times = []
-    look(queue)
+    read(queue)
     for _ in range(ROUNDS):
         started = time.perf_counter()
-        look(queue)
+        read(queue)
         times.append(time.perf_counter() - started)
     database.command("profile", 2)
     try:
-        look(queue)
+        read(queue)
     finally:
         database.command("profile", 0)
     keys = sum(

@@ -1,4 +1,4 @@
-"""Where a benchmark runs: a server, databases that are dropped afterwards, and the tasks."""
+"""The server, the temporary databases and the tasks of the benchmarks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PAYLOAD_BYTES = 250
 
 
 @dataclass(frozen=True)
-class Place:
-    """A database on a server; plain data, so that other processes can be told of it."""
+class Database:
+    """A database on a server. Plain data, so that it can be passed to other processes."""
 
     uri: str
-    database: str
+    name: str
 
     @contextmanager
     def client(self, **options: Any) -> Iterator[MongoClient[Any]]:
-        """Connect, for as long as it is needed."""
+        """Yield a client, and close it."""
         client: MongoClient[Any] = MongoClient(self.uri, tz_aware=True, **options)
         try:
             yield client
@@ -37,7 +37,7 @@ class Place:
 
 @contextmanager
 def server(uri: str | None) -> Iterator[str]:
-    """Give the address of the server to measure: the given one, or an embedded one."""
+    """Yield the URI of the server: ``uri``, ``MICROQUEUE_URI``, or an embedded server."""
     if uri or (uri := os.environ.get("MICROQUEUE_URI")):
         yield uri
         return
@@ -46,28 +46,28 @@ def server(uri: str | None) -> Iterator[str]:
 
 
 @contextmanager
-def fresh_place(uri: str) -> Iterator[Place]:
-    """Give a new database, and drop it at the end."""
-    place = Place(uri, f"microqueue_benchmark_{secrets.token_hex(4)}")
+def fresh_database(uri: str) -> Iterator[Database]:
+    """Yield a new database, and drop it."""
+    database = Database(uri, f"microqueue_benchmark_{secrets.token_hex(4)}")
     try:
-        yield place
+        yield database
     finally:
-        with place.client() as client:
-            client.drop_database(place.database)
+        with database.client() as client:
+            client.drop_database(database.name)
 
 
 def payloads(count: int) -> list[dict[str, Any]]:
-    """Invent payloads of about 250 bytes."""
+    """Return payloads of about 250 bytes."""
     filler = "x" * (PAYLOAD_BYTES - 60)
     return [
         {"number": number, "name": f"task {number}", "filler": filler} for number in range(count)
     ]
 
 
-def fill(place: Place, count: int) -> None:
-    """Put tasks into the queue as a producer does."""
-    with place.client() as client:
-        queue = Queue(client[place.database])
+def fill(database: Database, count: int) -> None:
+    """Enqueue tasks as a producer does."""
+    with database.client() as client:
+        queue = Queue(client[database.name])
         queue.ensure_indexes()
         for start in range(0, count, 10_000):
             queue.enqueue_many(payloads(min(10_000, count - start)))
