@@ -112,7 +112,7 @@ def archive(
             older_than=older_than,
             compact=compact,
             dry_run=dry_run,
-            tell=runner.tell,
+            progress=runner.tell,
         )
     views.show(session, summary, views.archive)
 
@@ -163,7 +163,7 @@ def ingest(
             collection=session.collection,
             settings=settings_of(session),
             dry_run=dry_run,
-            tell=runner.tell,
+            progress=runner.tell,
         )
     views.show(session, summary, views.ingest)
 
@@ -209,7 +209,7 @@ def replay(
             runner.spark,
             where=where,
             archive=archive,
-            letters=letters,
+            dead_letters=letters,
             include_done=include_done,
             to=to,
             over=over,
@@ -218,7 +218,7 @@ def replay(
             collection=session.collection,
             settings=settings_of(session),
             dry_run=dry_run,
-            tell=runner.tell,
+            progress=runner.tell,
         )
     views.show(session, summary, views.replay)
 
@@ -264,7 +264,7 @@ def report(
             until=instant(until),
             bucket=bucket,  # type: ignore[arg-type]  # It is checked there.
             target_wait=target_wait,
-            tell=runner.tell,
+            progress=runner.tell,
         )
     views.show(session, made, views.report, document=as_document(made))
 
@@ -300,7 +300,7 @@ def triage(
             samples=samples,
             state=state,
             dry_run=dry_run,
-            tell=runner.tell,
+            progress=runner.tell,
         )
     views.show(session, found, views.triage)
 
@@ -336,7 +336,7 @@ def storms(
             least=least,
             top=top,
             dry_run=dry_run,
-            tell=runner.tell,
+            progress=runner.tell,
         )
     views.show(session, found, views.storms)
 
@@ -387,7 +387,7 @@ def simulate(
             since=instant(since),
             output=output,
             dry_run=dry_run,
-            tell=runner.tell,
+            progress=runner.tell,
         )
     views.show(session, made, views.simulate)
 

@@ -86,25 +86,25 @@ def close_locations() -> None:
 def locate(
     uri: str | None = None, *, database: str | None = None, collection: str = DEFAULT_COLLECTION
 ) -> LocationOptions:
-    """Give the place of the tasks: an address, that of the environment, or the embedded one."""
+    """Return where the tasks are; by default at ``MICROQUEUE_URI``, or in the embedded server."""
     return LocationOptions(uri=resolve_uri(uri), database=database, collection=collection)
 
 
-def primary(place: LocationOptions) -> LocationOptions:
-    """Give the same place, read from the primary: what is written is decided on what is true."""
-    return place.model_copy(update={"read_preference": "primary"})
+def primary(location: LocationOptions) -> LocationOptions:
+    """Return the location read from the primary, as is required before writing."""
+    return location.model_copy(update={"read_preference": "primary"})
 
 
-def letters_of(place: LocationOptions) -> LocationOptions:
-    """Give the place of the dead letters, where they have a collection of their own."""
-    return place.model_copy(update={"collection": dlq_collection_name(place.collection)})
+def dead_letters_of(location: LocationOptions) -> LocationOptions:
+    """Return the separate collection of dead letters."""
+    return location.model_copy(update={"collection": dlq_collection_name(location.collection)})
 
 
-def server_now(place: LocationOptions) -> datetime:
+def server_now(location: LocationOptions) -> datetime:
     """Read the server's time."""
-    return location_of(place).run(read_clock(ServerClock()))
+    return location_of(location).run(read_clock(ServerClock()))
 
 
-def now_at(place: LocationOptions | None) -> datetime:
-    """Read the server's time, or that of this machine where no server is asked; in UTC."""
-    return datetime.now(UTC) if place is None else server_now(place)
+def now_at(location: LocationOptions | None) -> datetime:
+    """Read the server's time, or without a server that of this machine, in UTC."""
+    return datetime.now(UTC) if location is None else server_now(location)

@@ -14,12 +14,6 @@ its small files.
 
 from __future__ import annotations
 
-import sys
-import warnings
-from importlib import import_module
-from types import ModuleType
-from typing import Any
-
 from microqueue.spark.analytics.report import Report, report
 from microqueue.spark.analytics.simulate import Simulation, simulate
 from microqueue.spark.analytics.storms import Storms, storms
@@ -27,6 +21,7 @@ from microqueue.spark.analytics.triage import Triage, triage
 from microqueue.spark.archive.compaction import CompactionSummary, compact
 from microqueue.spark.archive.job import ArchiveSummary, archive
 from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.deprecation import register_moved_modules
 from microqueue.spark.ingest.job import IngestSummary, ingest
 from microqueue.spark.replay.job import ReplaySummary, replay
 
@@ -50,35 +45,17 @@ __all__ = [
     "triage",
 ]
 
-_MOVED = {
-    "archive": "microqueue.spark.archive.job",
-    "archive_reader": "microqueue.spark.archive.reader",
-    "compaction": "microqueue.spark.archive.compaction",
-    "ingest": "microqueue.spark.ingest.job",
-    "replay": "microqueue.spark.replay.job",
-    "report": "microqueue.spark.analytics.report",
-    "simulate": "microqueue.spark.analytics.simulate",
-    "storms": "microqueue.spark.analytics.storms",
-    "triage": "microqueue.spark.analytics.triage",
-}
-
-
-class _MovedModule(ModuleType):
-    """A former module of this package: its names still work, with a warning."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = getattr(import_module(_MOVED[self.__name__.rpartition(".")[2]]), name)
-        warnings.warn(
-            f"{self.__name__} has moved: import {name} from {__name__}",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return value
-
-
-# Registered here instead of written as files: importing a file would replace the function of
-# the same name in this module by the file's module.
-for _name in _MOVED:
-    sys.modules[f"{__name__}.{_name}"] = _MovedModule(f"{__name__}.{_name}")
+register_moved_modules(
+    __name__,
+    {
+        "archive": "microqueue.spark.archive.job",
+        "archive_reader": "microqueue.spark.archive.reader",
+        "compaction": "microqueue.spark.archive.compaction",
+        "ingest": "microqueue.spark.ingest.job",
+        "replay": "microqueue.spark.replay.job",
+        "report": "microqueue.spark.analytics.report",
+        "simulate": "microqueue.spark.analytics.simulate",
+        "storms": "microqueue.spark.analytics.storms",
+        "triage": "microqueue.spark.analytics.triage",
+    },
+)

@@ -1,4 +1,4 @@
-"""What a pipeline tells while it works, for whoever shows it."""
+"""The progress of a pipeline, reported step by step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Step:
-    """One step that begins: its name for programs, and a sentence for people."""
+    """A step that begins: its name for programs, and a sentence for people."""
 
     name: str
     text: str
 
 
-Tell: TypeAlias = Callable[[Step], None]
+Progress: TypeAlias = Callable[[Step], None]
 
 
-def silent(_step: Step) -> None:
-    """Tell nobody."""
+def no_progress(_step: Step) -> None:
+    """Ignore the step."""

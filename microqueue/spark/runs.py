@@ -1,4 +1,4 @@
-"""Runs that are done once: begun by a name, gone on with after a kill, and then over."""
+"""Named runs, which are done once: a killed run is resumed, a finished one is not repeated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from microqueue.spark.options import LocationOptions
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it was begun; ``report`` is there once it is over."""
+    """A run; ``report`` is set once it has finished."""
 
     name: str
     begun_at: datetime
@@ -24,33 +24,37 @@ class Run:
     report: dict[str, Any] | None
 
 
-def begin_run(place: LocationOptions, name: str, details: dict[str, Any]) -> Run:
-    """Begin a run, or go on with it. Refuse one that was something else, or is too old.
+def begin_run(location: LocationOptions, name: str, details: dict[str, Any]) -> Run:
+    """Begin a run, or resume it.
 
-    Tasks of a run that are done are deleted after the retention: whoever goes on with it
-    later could not tell any more what it has added.
+    Done tasks are deleted after the retention. A run that is resumed later could not know which
+    tasks it has added.
+
+    Raises:
+        InvalidArgument: The run was begun with other options.
+        MicroqueueError: The run is too old to be resumed.
     """
-    here = location_of(place)
-    now = server_now(place)
-    note = here.run(runs.begin(name, details, now))
+    connected = location_of(location)
+    now = server_now(location)
+    note = connected.run(runs.begin(name, details, now))
     _check_details(note, details)
     begun_at: datetime = note["begun_at"]
-    retention = retention_of(here.run(list_indexes()), here.settings.retention)
+    retention = retention_of(connected.run(list_indexes()), connected.settings.retention)
     resumed = begun_at < now
     if note["finished_at"] is None and retention is not None and now - begun_at > retention:
         raise MicroqueueError(
             f"run {name!r} was begun at {begun_at:%Y-%m-%d %H:%M} UTC and not finished, and done "
-            "tasks have been deleted since: it cannot go on without repeating some. "
-            "Choose what is left, and give another name"
+            "tasks have been deleted since: it cannot be resumed without repeating some. "
+            "Select what is left, and give another name with --run"
         )
     return Run(name, begun_at, resumed, note.get("report"))
 
 
 def find_report(
-    place: LocationOptions, name: str, details: dict[str, Any]
+    location: LocationOptions, name: str, details: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Give the report of a run that is over; refuse one that was something else."""
-    note = location_of(place).run(runs.find(name))
+    """Return the report of a finished run; raise if it was begun with other options."""
+    note = location_of(location).run(runs.find(name))
     if note is None:
         return None
     _check_details(note, details)
@@ -59,7 +63,7 @@ def find_report(
 
 
 def _check_details(note: dict[str, Any], details: dict[str, Any]) -> None:
-    """Refuse to go on with a run under other options: half of it would be something else."""
+    """Raise if a run was begun with other options."""
     before, name = note["details"], note["_id"]
     other = [one for one in {**before, **details} if before.get(one) != details.get(one)]
     if other:
@@ -68,13 +72,13 @@ def _check_details(note: dict[str, Any], details: dict[str, Any]) -> None:
             for options in (before, details)
         )
         raise InvalidArgument(
-            f"run {name!r} was begun with {then}, and not with {now}; "
+            f"run {name!r} was begun with {then}, not with {now}; "
             "give the same options, or another name with --run",
             argument="run",
             value=name,
         )
 
 
-def finish_run(place: LocationOptions, run: Run, report: dict[str, Any]) -> None:
-    """Note what a run did: from now on, starting it again does nothing."""
-    location_of(place).run(runs.finish(run.name, report, server_now(place)))
+def finish_run(location: LocationOptions, run: Run, report: dict[str, Any]) -> None:
+    """Record what a run did; from now on, starting it again does nothing."""
+    location_of(location).run(runs.finish(run.name, report, server_now(location)))

@@ -1,4 +1,4 @@
-"""Files wherever Spark can write: on a disk, in HDFS, in an object store."""
+"""Files on any file system that Spark can use: a disk, HDFS, an object store."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pyspark.sql import SparkSession
 
 @dataclass(frozen=True)
 class FileInfo:
-    """A file: where it is from the root of its storage, and how many bytes it has."""
+    """A file: its name from the root of the storage, and its size in bytes."""
 
     name: str
     size: int
 
 
 class Storage:
-    """A directory, reached through Hadoop's file systems, which come with Spark.
+    """A directory, through the Hadoop file systems that come with Spark.
 
     Names are relative to the root, with slashes.
     """
@@ -39,9 +39,10 @@ class Storage:
 
     @classmethod
     def of_file(cls, spark: SparkSession, file: str | Path) -> tuple[Storage, str]:
-        """Give the directory that a file is in, and its name there, or raise ``ValueError``.
+        """Return the directory of a file, and its name there.
 
-        It is no file whose name is empty, or has a colon, which Hadoop cannot take.
+        Raises:
+            ValueError: The name is empty, or has a colon, which Hadoop does not support.
         """
         try:
             path = _jvm(spark).org.apache.hadoop.fs.Path(str(file))
@@ -49,31 +50,31 @@ class Storage:
             raise ValueError(str(exc)) from exc
         parent, name = path.getParent(), str(path.getName())
         if not name or parent is None or str(file).endswith("/"):
-            raise ValueError("it has no name")
+            raise ValueError("the path has no file name")
         if ":" in name:
-            raise ValueError("Hadoop takes no colon in it")
+            raise ValueError("Hadoop allows no colon in file names")
         return cls(spark, parent.toString() or "."), name
 
     @property
     def disk(self) -> str | None:
-        """The directory, if it is on a disk that Python sees as well; else nothing."""
+        """The directory, if it is on a local or mounted disk; ``None`` otherwise."""
         return self._local("") if urlsplit(self.root).scheme == "file" else None
 
     def path(self, name: str) -> str:
-        """Give the full path of a name, as Spark reads and writes it."""
+        """Return the full path of a name, as Spark uses it."""
         return f"{self._prefix}{name}"
 
     def exists(self, name: str = "") -> bool:
-        """Tell whether there is a file or a directory."""
+        """Return whether there is a file or a directory."""
         return bool(self._system.exists(self._path(name)))
 
     def is_directory(self, name: str = "") -> bool:
-        """Tell whether there is a directory."""
+        """Return whether there is a directory."""
         path = self._path(name)
         return bool(self._system.exists(path) and self._system.getFileStatus(path).isDirectory())
 
     def list(self, under: str = "") -> Iterator[FileInfo]:
-        """Give all files below a directory; none, if it does not exist."""
+        """Yield all files below a directory; none, if it does not exist."""
         top = self._path(under)
         if not self._system.exists(top):
             return
@@ -84,7 +85,7 @@ class Storage:
             yield FileInfo(full.removeprefix(self._prefix), int(status.getLen()))
 
     def children(self, under: str) -> Sequence[str]:
-        """Name the files and directories that lie directly in a directory, if it exists."""
+        """Return the names of the files and directories in a directory, if it exists."""
         top = self._path(under)
         if not self._system.exists(top):
             return []
@@ -99,37 +100,37 @@ class Storage:
             stream.close()
 
     def move(self, source: str, target: str) -> None:
-        """Move a file to a name that does not exist, making directories on the way."""
+        """Move a file to a name that does not exist, and create missing directories."""
         destination = self._path(target)
         self._system.mkdirs(destination.getParent())
         if not self._system.rename(self._path(source), destination):
             raise FileExistsError(f"cannot move {source} to {target} in {self.root}")
 
-    def secure(self, names: Iterable[str]) -> None:
-        """Have a disk hold files and the way to them; other file systems see to it themselves."""
+    def sync_files(self, names: Iterable[str]) -> None:
+        """Flush files and their directories to disk; other file systems do so themselves."""
         if self.disk is None:
             return
         files = [Path(self._local(name)) for name in names]
         for file in files:
             sync(file)
         for directory in {parent for file in files for parent in file.parents}:
-            # One that cannot be read was there before: nobody made it just now.
+            # A directory that cannot be read was not created by this run.
             with suppress(PermissionError):
                 sync(directory)
 
     def delete(self, name: str) -> None:
-        """Delete a file or a directory with all that is in it; it may be gone already."""
+        """Delete a file or a whole directory, if it exists."""
         self._system.delete(self._path(name), True)  # noqa: FBT003 (as above)
 
     def delete_file(self, name: str) -> None:
-        """Delete a file, and never a directory in which something is; it may be gone already."""
+        """Delete a file, if it exists; never a directory that is not empty."""
         self._system.delete(self._path(name), False)  # noqa: FBT003 (as above)
 
     def write_new(self, name: str, text: str) -> bool:
-        """Write a whole file that must not exist yet; tell whether this call made it.
+        """Write a whole file, and return whether this call created it.
 
-        All or nothing, whoever else tries at the same time, on a disk and in HDFS. An object
-        store has to offer a rename that fails when the target exists.
+        Of several callers at the same time exactly one succeeds, on a disk and in HDFS. An object
+        store must have a rename that fails if the target exists.
         """
         draft = f"{name}.{uuid4().hex}.draft"
         stream = self._system.create(self._path(draft), False)  # noqa: FBT003 (as above)
@@ -143,18 +144,18 @@ class Storage:
     def _publish(self, draft: str, name: str) -> bool:
         if self.disk is not None:
             # A rename on a disk would replace the target; a link never does.
-            place = Path(self._local(draft))
-            sync(place)
+            local_draft = Path(self._local(draft))
+            sync(local_draft)
             try:
-                os.link(place, self._local(name))
+                os.link(local_draft, self._local(name))
             except FileExistsError:
                 return False
-            self.secure([name])
+            self.sync_files([name])
             return True
         return bool(self._system.rename(self._path(draft), self._path(name)))
 
     def _path(self, name: str) -> Any:
-        # Two arguments, so that a colon in a name is not taken for a scheme.
+        # With two arguments, a colon in a name is not taken for a scheme.
         return self._hadoop.Path(self._base, name) if name else self._base
 
     def _local(self, name: str) -> str:
@@ -162,18 +163,18 @@ class Storage:
 
 
 def qualified(spark: SparkSession, path: str) -> str:
-    """Give the full name of a path: the same from wherever it is named."""
+    """Return the full name of a path, independent of the working directory."""
     return Storage(spark, path).root
 
 
 def decoded(spark: SparkSession, uri: str) -> str:
-    """Give the path that Spark names by a URI, where spaces and others are written in hex."""
+    """Return the path of a URI, in which spaces and others are percent-encoded."""
     jvm = _jvm(spark)
     return str(jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(uri)).toString())
 
 
 def first_line(spark: SparkSession, path: str) -> str | None:
-    """Read the first line of a file, compressed or not; each byte is a character."""
+    """Read the first line of a file, compressed or not, as ISO-8859-1."""
     jvm, configuration = _jvm(spark), _configuration(spark)
     file = jvm.org.apache.hadoop.fs.Path(path)
     codec = jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(configuration).getCodec(file)
@@ -188,7 +189,7 @@ def first_line(spark: SparkSession, path: str) -> str | None:
 
 
 def _jvm(spark: SparkSession) -> Any:
-    return spark.sparkContext._jvm  # noqa: SLF001 (Spark offers its file systems in no other way)
+    return spark.sparkContext._jvm  # noqa: SLF001 (Spark has no other way to its file systems)
 
 
 def _configuration(spark: SparkSession) -> Any:
@@ -196,7 +197,7 @@ def _configuration(spark: SparkSession) -> Any:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold what was written, before anything relies on it."""
+    """Flush a file or directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Add tasks from Spark's executors, so that a part that is written twice is there once."""
+"""Add tasks from Spark's executors, each once even if Spark repeats a part."""
 
 from __future__ import annotations
 
@@ -17,20 +17,27 @@ from microqueue.spark.location import Location
 CHUNK = 1000
 
 
-class Adder:
-    """Writes tasks with ids and tokens that are fixed: the run's own are known again."""
+class TaskWriter:
+    """Inserts tasks with fixed ids and tokens, by which a run recognizes its own tasks."""
 
-    def __init__(self, place: Location, *, settings: QueueSettings, now: datetime) -> None:
-        self._place, self._settings, self._now = place, settings, now
+    def __init__(self, location: Location, *, settings: QueueSettings, now: datetime) -> None:
+        self._location, self._settings, self._now = location, settings, now
         self._positions = Positions()
 
     def document(
         self, queue: str, new: NewTask[Any], payload: dict[str, Any], *, token: str
     ) -> dict[str, Any]:
-        """Write the document of a task, or raise :class:`InvalidPayload`.
+        """Return the document of a task.
 
-        ``token`` is one for each row of each run: it tells a row that is written again from
-        another row of the same id.
+        Args:
+            queue: The queue of the task.
+            new: Its options.
+            payload: Its payload.
+            token: Identifies the row and the run. It distinguishes a row that is written again
+                from another row with the same id.
+
+        Raises:
+            InvalidPayload: MongoDB cannot store the payload.
         """
         document = new_document(
             new,
@@ -41,15 +48,15 @@ class Adder:
             position=self._positions.take(self._now),
         )
         document["insert_token"] = token
-        check_encodable(document, self._place.collections.codec_options)
+        check_encodable(document, self._location.collections.codec_options)
         return document
 
     def add(self, documents: Sequence[dict[str, Any]]) -> tuple[int, int]:
-        """Insert tasks; give how many are there by this run, and how many by others."""
+        """Insert tasks; return how many this run has added, and how many were there before."""
         added = others = 0
         for start in range(0, len(documents), CHUNK):
             chunk = documents[start : start + CHUNK]
-            new, old = self._place.run(
+            new, old = self._location.run(
                 bulk_load.insert_chunk(chunk, settings=self._settings, hold=None)
             )
             added += new

@@ -1,7 +1,6 @@
-"""Whole tasks for Spark: the columns that pipelines ask about, and the document itself as BSON.
+"""Read whole tasks into Spark: columns to query, and the document itself as BSON.
 
-The columns are for questions; the document loses nothing, whatever a payload holds, and is
-what archives keep and replays bring back.
+The document has everything, whatever a payload contains. Archives store it, and replays restore it.
 """
 
 from __future__ import annotations
@@ -55,12 +54,15 @@ from microqueue.spark.read.raw_batches import unpack_once
 from microqueue.spark.value_conversion import Drift, reader_of
 
 FEW_ROWS = 100_000
-"""So many matches are one part: finding out where to split would take longer."""
+"""Up to so many matches are one part: finding where to split would take longer."""
+
+TASKS_PER_CORE = 4
+"""More than one per core, so that a slow one does not delay the end."""
 
 BATCH_ROWS = 20_000
 LEFT_OUT = frozenset({"drifted", "headers", "result", "payload", "position", "backoff_sec"})
 LEFT_OUT |= {"lease_token", "lease_expires_at", "expires_at"}
-"""What nobody asks of many tasks at once, and each costs; the document has it all."""
+"""Columns that are rarely queried, as each one costs time; the document has them."""
 
 COLUMNS = [name for name in ALL_COLUMNS if name not in LEFT_OUT]
 SCHEMA = StructType(
@@ -83,7 +85,7 @@ LENGTH = struct.Struct("<i")
 
 
 def _numbers(kind: DataType, name: str) -> Iterator[str]:
-    """Name the fields that hold numbers, however deep."""
+    """Yield the names of fields that hold numbers, at any depth."""
     if isinstance(kind, StructType):
         for field in kind:
             yield from _numbers(field.dataType, field.name)
@@ -96,21 +98,21 @@ def _numbers(kind: DataType, name: str) -> Iterator[str]:
 FLAGS = re.compile(
     bytes([BSON_BOOLEAN]) + b"(?:%s)\0" % "|".join(sorted(set(_numbers(SCHEMA, "")))).encode()
 )
-"""True or false where a number should be. Text may look so, too."""
+"""A boolean in place of a number. Text may look the same."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the tasks that match, for one executor to read."""
+    """A part of the matching tasks, to be read by one executor."""
 
-    place: LocationOptions
+    location: LocationOptions
     matching: Document
     range: IdRange
 
 
 def parts_of(
     spark: SparkSession,
-    place: LocationOptions,
+    location: LocationOptions,
     *,
     queues: Sequence[str] | None = None,
     statuses: Sequence[str] | None = None,
@@ -118,14 +120,14 @@ def parts_of(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> list[Part]:
-    """Split the tasks that match into parts that can be read at the same time."""
+    """Split the matching tasks into parts that can be read in parallel."""
     matching = export.selection(
         queues=queues, statuses=statuses, time=time, since=since, until=until
     )
-    here = location_of(place)
-    few = here.run(export.count_up_to(matching, FEW_ROWS + 1)) <= FEW_ROWS
-    ranges = here.run(export.split_by_id(matching, 1 if few else tasks_for(spark)))
-    return [Part(place, matching, one) for one in ranges]
+    connected = location_of(location)
+    few = connected.run(export.count_up_to(matching, FEW_ROWS + 1)) <= FEW_ROWS
+    ranges = connected.run(export.split_by_id(matching, 1 if few else tasks_for(spark)))
+    return [Part(location, matching, one) for one in ranges]
 
 
 def read_parts(spark: SparkSession, parts: Sequence[Part]) -> DataFrame:
@@ -136,21 +138,21 @@ def read_parts(spark: SparkSession, parts: Sequence[Part]) -> DataFrame:
 def batches_of(part: Part) -> Iterator[pa.RecordBatch]:
     """Read one part."""
     reading = export.read_part(part.matching, (), part.range, batch_rows=BATCH_ROWS)
-    here = location_of(part.place)
-    with unpack_once(here.run(reading)) as cursor:
+    connected = location_of(part.location)
+    with unpack_once(connected.run(reading)) as cursor:
         for raw in cursor:
             if raw:
-                yield to_batch(raw, here.collections.codec_options)
+                yield to_batch(raw, connected.collections.codec_options)
 
 
 def to_batch(raw: bytes, codec_options: CodecOptions[Any] = CODEC) -> pa.RecordBatch:
-    """Turn documents that stand one behind the other into a batch of rows."""
+    """Return concatenated documents as a batch of rows."""
     starts, documents = split(raw)
     ids = [identify(raw, start, codec_options) for start in starts]
     try:
         columns = fast_columns(raw)
     except (LossyBatch, ValueError, TypeError, OverflowError, pa.ArrowException):
-        # Something has another type than its column: read one by one, and null what drifted.
+        # A value does not fit its column: read one by one, and set such values to null.
         columns = exact_columns(documents.to_pylist())
     columns["id"] = pa.array([text for text, _ in ids], pa.string())
     columns["id_type"] = pa.array([kind for _, kind in ids], pa.string())
@@ -160,19 +162,19 @@ def to_batch(raw: bytes, codec_options: CodecOptions[Any] = CODEC) -> pa.RecordB
 
 
 def split(raw: bytes) -> tuple[list[int], pa.BinaryArray]:
-    """Tell documents apart, and where each starts: with its length. None is copied."""
-    offsets, place = [0], 0
-    while place < len(raw):
-        (length,) = LENGTH.unpack_from(raw, place)
-        place += length
-        offsets.append(place)
-    places = pa.array(offsets, pa.int32()).buffers()[1]
-    buffers = [None, places, pa.py_buffer(raw)]
+    """Return where each document starts, and the documents, without copying them."""
+    offsets, end = [0], 0
+    while end < len(raw):
+        (length,) = LENGTH.unpack_from(raw, end)
+        end += length
+        offsets.append(end)
+    starts_and_end = pa.array(offsets, pa.int32()).buffers()[1]
+    buffers = [None, starts_and_end, pa.py_buffer(raw)]
     return offsets[:-1], pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 def identify(raw: bytes, start: int, codec_options: CodecOptions[Any]) -> tuple[str, str | None]:
-    """Read a task's id as text, and its type, without decoding the rest if it can be helped."""
+    """Return a task's id as text, and its type; decode the document only if necessary."""
     if raw[start + 4 : start + 9] == OBJECT_ID_FIRST:
         return raw[start + 9 : start + 21].hex(), "objectId"
     (length,) = LENGTH.unpack_from(raw, start)
@@ -181,19 +183,19 @@ def identify(raw: bytes, start: int, codec_options: CodecOptions[Any]) -> tuple[
 
 
 def decode(document: bytes, codec_options: CodecOptions[Any] = CODEC) -> dict[str, Any]:
-    """Read a document as the queue does."""
+    """Decode a document as the queue does."""
     return bson.decode(document, codec_options)
 
 
 def outlines(documents: pa.BinaryArray, codec_options: CodecOptions[Any]) -> list[dict[str, Any]]:
-    """Read documents' own fields, and leave what lies deeper as it is: twice as fast."""
+    """Decode only the top-level fields of documents, which is twice as fast."""
     options = codec_options.with_options(document_class=RawBSONDocument)
     return [dict(RawBSONDocument(value.as_py(), options)) for value in documents]
 
 
 def fast_columns(raw: bytes) -> dict[str, pa.Array]:
-    """Have pymongoarrow read the columns; raises where a value is not as expected."""
-    # What it would take for a number, an empty array or a document, in silence.
+    """Read the columns by pymongoarrow; raise if a value does not fit."""
+    # pymongoarrow would silently accept these as a number, an empty array or a document.
     if FLAGS.search(raw) or may_have_other_type(raw, HISTORY, (BSON_ARRAY, BSON_NULL)):
         raise LossyBatch
     if REFERENCE in raw:
@@ -211,11 +213,11 @@ def fast_columns(raw: bytes) -> dict[str, pa.Array]:
 
 
 def _in_bson(kind: pa.DataType) -> pa.DataType:
-    """Give the type as which pymongoarrow reads what Spark wants as another."""
+    """Return the type by which pymongoarrow reads a column of another type."""
     if pa.types.is_timestamp(kind):
         return MILLISECONDS
     if pa.types.is_integer(kind):
-        return pa.float64()  # A fraction then shows, when it is cast.
+        return pa.float64()  # The cast then fails on fractions.
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _in_bson(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -228,7 +230,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _null_absent(array: pa.Array) -> pa.Array:
-    """Make null again what arrives as a struct of nulls because it was not there."""
+    """Replace structs of nulls by null: pymongoarrow returns them for absent values."""
     if pa.types.is_struct(array.type):
         children = [_null_absent(child) for child in array.flatten()]
         absent = pc.is_null(children[0])
@@ -245,7 +247,7 @@ def _null_absent(array: pa.Array) -> pa.Array:
 
 
 def _check_values(array: pa.Array) -> None:
-    """Refuse numbers that a double may have rounded, and dates that are none for Spark."""
+    """Raise if a double may have rounded a number, or if Spark does not support a date."""
     if pa.types.is_timestamp(array.type):
         check_dates(array)
     elif pa.types.is_floating(array.type):
@@ -257,7 +259,7 @@ def _check_values(array: pa.Array) -> None:
 
 
 def exact_columns(documents: Sequence[bytes]) -> dict[str, pa.Array]:
-    """Read the columns value by value; what does not fit is null."""
+    """Read the columns value by value; values that do not fit are null."""
     drift = Drift(strict=False)
     fields = [field for field in SCHEMA if field.name not in {*IDENTITY, "document"}]
     readers = [(field.name, reader_of(field.dataType, field.name)) for field in fields]
@@ -265,14 +267,14 @@ def exact_columns(documents: Sequence[bytes]) -> dict[str, pa.Array]:
     columns = {}
     for name, read in readers:
         values = [read(document.get(name), drift) for document in decoded]
-        # As pymongoarrow does it: what is not a number is null, and so is a struct of nulls.
+        # As pymongoarrow does: NaN is null, and so is a struct of nulls.
         array = pa.array(values, ARROW_SCHEMA.field(name).type, from_pandas=True)
         columns[name] = _null_absent(array)
     return columns
 
 
 def with_payload(frame: DataFrame) -> DataFrame:
-    """Add the payload as JSON text; where nobody asks for it, it is not computed."""
+    """Add the payload as JSON text; it is computed only if it is used."""
     return frame.withColumn("payload", _payloads(frame["document"]))
 
 
@@ -282,12 +284,11 @@ def _payloads(documents: pa.Array) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-TASKS_PER_CORE = 4
-"""So that a slow one does not keep all others waiting."""
+# Work in the executors
 
 
 def tasks_for(spark: SparkSession) -> int:
-    """Say into how many tasks to split what can be split at will."""
+    """Return into how many Spark tasks to split work."""
     return TASKS_PER_CORE * spark.sparkContext.defaultParallelism
 
 
@@ -299,7 +300,7 @@ def spread(
     *,
     tasks: int | None = None,
 ) -> DataFrame:
-    """Call ``work`` for each of the items, and give the rows of all of them."""
+    """Call ``work`` for each item, in the executors, and return the rows of all calls."""
     tasks = min(len(items), tasks or len(items))
     return spark.range(len(items), numPartitions=max(tasks, 1)).mapInArrow(
         _Each(items, work), schema
@@ -307,7 +308,7 @@ def spread(
 
 
 class _Each:
-    """What Spark sends to its executors: they get the numbers of their items."""
+    """Calls ``work`` for the items whose numbers Spark assigns to an executor."""
 
     def __init__(
         self, items: Sequence[Any], work: Callable[[Any], Iterator[pa.RecordBatch]]

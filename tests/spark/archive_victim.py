@@ -1,4 +1,4 @@
-"""An archive that is killed: joins the test's Spark, and dies at the step that it is told."""
+"""An archive that joins the Spark of the test, and kills itself at a given step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIRECTLY, THROUGH_SPARK = "directly", "through spark"
 
 
 def join() -> SparkSession:
-    """Use the Java of the test, whose port and secret are in the environment."""
+    """Use the Java process of the test, whose port and secret are in the environment."""
     gateway = launch_gateway()  # type: ignore[no-untyped-call]  # pyspark's own.
     jvm = gateway.jvm
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 (there is no other way)
@@ -29,7 +29,7 @@ def join() -> SparkSession:
 
 
 def see_no_disk() -> None:
-    """Have Spark write the files, as where Python does not see them."""
+    """Let Spark write the files, as on a file system that is not a disk."""
     Storage.disk = None  # type: ignore[assignment,method-assign]  # In place of a property.
 
 
@@ -39,13 +39,13 @@ def main() -> None:
     if way == THROUGH_SPARK:
         see_no_disk()
 
-    def tell(step: Step) -> None:
+    def progress(step: Step) -> None:
         nonlocal seen
         seen += step.name == deadly
         if seen == int(count):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    archive(join(), path, uri=uri, older_than=timedelta(hours=1), tell=tell)
+    archive(join(), path, uri=uri, older_than=timedelta(hours=1), progress=progress)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What an archive holds, as tests look at it."""
+"""The contents of an archive, for tests."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ HOUR = timedelta(hours=1)
 
 
 def documents_of(spark: SparkSession, path: Path) -> list[dict[str, Any]]:
-    """Give the archived tasks as they were."""
+    """Return the archived documents."""
     return [decode(row["document"]) for row in read_archive(spark, path).collect()]

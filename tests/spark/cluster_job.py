@@ -1,4 +1,4 @@
-"""What the tests of a cluster run: a driver, in a process of its own, away from this code."""
+"""The driver of the cluster tests, in its own process and directory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def orders(spark: SparkSession) -> DataFrame:
 
 
 def find_all(spark: SparkSession, uri: str, place: Path) -> dict[str, Any]:
-    """Write, read and run pipelines: executors need all that these need."""
+    """Write, read and run pipelines, for which executors need the whole package."""
     report = write_tasks(orders(spark), uri=uri, queue="orders", key="order")
     assert (report.inserted, report.duplicates) == (400, 0), report
     tasks = read_tasks(spark, uri=uri, columns="id", payload="order bigint", partitions=4)
@@ -67,7 +67,7 @@ def find_all(spark: SparkSession, uri: str, place: Path) -> dict[str, Any]:
 
 
 def join_another_machine(spark: SparkSession, directory: Path) -> Any:
-    """Have a machine of another address join: Spark copies no part to where it runs already."""
+    """Add a worker with another address: Spark starts no copy of a part where it already runs."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 (there is no other way)
     context = spark.sparkContext._jsc.sc()  # noqa: SLF001 (as above)
     backend = context.schedulerBackend()
@@ -89,7 +89,7 @@ def join_another_machine(spark: SparkSession, directory: Path) -> Any:
 
 
 def write_twice(spark: SparkSession, uri: str, root: Path) -> dict[str, Any]:
-    """Write with a part so slow that Spark runs a copy beside it: into a queue, and archives."""
+    """Write to a queue and an archive with a part so slow that Spark starts a copy of it."""
 
     def attempts(name: str) -> Path:
         place = root / name

@@ -1,4 +1,4 @@
-"""Faults in the middle of a part: the first attempt, or every one, dies when some is written."""
+"""Failures in the middle of a part, in the first attempt or in all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Order(BaseModel):
 
 
 class FailsAtFirst(Order):
-    """The first attempt at each part dies half way."""
+    """Fails in the first attempt of each part."""
 
     @field_validator("order")
     @classmethod
@@ -33,7 +33,7 @@ class FailsAtFirst(Order):
 
 
 class Fails(Order):
-    """Every attempt dies half way."""
+    """Fails in every attempt."""
 
     @field_validator("order")
     @classmethod
@@ -44,7 +44,7 @@ class Fails(Order):
 
 
 class FailsAfterWriting(PartWriter):
-    """Writes the files of a part of the archive; the first attempt dies before it can say so."""
+    """Writes the files of a part; the first attempt fails before it reports them."""
 
     def __call__(self, part: Any) -> Iterator[Any]:
         written = list(super().__call__(part))
@@ -56,7 +56,7 @@ class FailsAfterWriting(PartWriter):
 
 
 class WritesElsewhere(PartWriter):
-    """Writes the files of a part on a disk of its own, as where machines share none."""
+    """Writes the files of a part to another directory, as if machines shared no disk."""
 
     def __call__(self, part: Any) -> Iterator[Any]:
         return PartWriter(f"{self.disk}/_elsewhere", self.staging)(part)

@@ -1,4 +1,4 @@
-"""Tasks with a past: worked off by a real queue, at times that the test chooses."""
+"""Tasks with a past: processed by a real queue, at times that the test sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from microqueue.spark.whole_tasks import CODEC
 from microqueue.testing import FakeClock
 
 KEPT = QueueSettings(retention=None)
-"""The server's own monitor must not delete old tasks under a test."""
+"""Without retention, as the server's TTL monitor must not delete old tasks during a test."""
 
 
 def encoded(document: dict[str, Any]) -> bytes:
@@ -21,7 +21,7 @@ def encoded(document: dict[str, Any]) -> bytes:
 
 
 class Past:
-    """A queue in the past, whose clock the test moves on to now."""
+    """A queue in the past, whose clock the test advances."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Past:
         ago: timedelta,
         settings: QueueSettings = KEPT,
     ) -> None:
-        # With the minute, so that what a test counts by minutes is the same in every run.
+        # On the minute, so that counts by minute are the same in every run.
         begin = (datetime.now(UTC) - ago).replace(second=0, microsecond=0)
         self.clock = FakeClock(begin)
         self.begin = begin

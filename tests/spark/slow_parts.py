@@ -1,7 +1,6 @@
 """Parts that Spark runs twice at once: an attempt and its copy wait for each other half way.
 
-For executors that are processes of their own. Every attempt leaves a file, so that whoever looks
-from outside can count them.
+Executors are separate processes. Every attempt creates a file, so that the test can count them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from microqueue.spark import whole_tasks
 from microqueue.spark.archive.direct import PartWriter
 
 ATTEMPTS = "microqueue.test.attempts"
-"""The property of a job that says where its attempts leave their files."""
+"""The property of a job with the directory for these files."""
 
 SLOW_PART = 0
 HALF_WAY = 50
@@ -26,7 +25,7 @@ PATIENCE_SEC = 60
 
 
 def meet() -> None:
-    """Say that an attempt came so far; of the slow part, wait until the other one did, too."""
+    """Create the file of an attempt; in the slow part, wait for that of the other attempt."""
     context = TaskContext.get()
     assert context is not None
     place = Path(context.getLocalProperty(ATTEMPTS) or "")
@@ -41,7 +40,7 @@ def meet() -> None:
 
 
 class SlowOrder(BaseModel):
-    """What is written; of the slow part, half is, before a copy begins the same."""
+    """A payload; half of the slow part is written before a copy of it starts."""
 
     order: int
 
@@ -54,7 +53,7 @@ class SlowOrder(BaseModel):
 
 
 class SlowWriter(PartWriter):
-    """Writes the files of a part of the archive, and says so when a copy has written its own."""
+    """Writes the files of a part, and reports them after a copy has written its own."""
 
     def __call__(self, part: Any) -> Iterator[Any]:
         written = list(super().__call__(part))
@@ -63,6 +62,6 @@ class SlowWriter(PartWriter):
 
 
 def slow_batches(part: whole_tasks.Part) -> Iterator[Any]:
-    """Read a part of the tasks, for Spark to write, until a copy has read it, too."""
+    """Read a part, and wait until a copy has read it."""
     yield from whole_tasks.batches_of(part)
     meet()

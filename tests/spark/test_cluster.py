@@ -1,4 +1,4 @@
-"""On a cluster: a driver and two executors that are processes of their own."""
+"""On a cluster: a driver and two executors in separate processes."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def test_a_part_of_which_spark_runs_a_copy_is_archived_once(ran: Ran, way: str) 
     assert len(set(ran.facts["kept"])) == len(ran.facts["kept"]) == 60
 
 
-def test_a_session_that_runs_already_is_taken(spark: SparkSession) -> None:
+def test_a_running_session_is_used(spark: SparkSession) -> None:
     assert session(master="local[7]") is spark
 
 
 @pytest.mark.parametrize("home", [None, "/nowhere"])
-def test_a_missing_java_is_said_in_one_sentence(
+def test_a_missing_java_is_reported_in_one_sentence(
     home: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda _: None))

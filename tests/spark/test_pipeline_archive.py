@@ -1,4 +1,4 @@
-"""What the archive takes out of MongoDB, and gives back."""
+"""Archiving tasks, and reading them back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.spark.archived import HOUR, documents_of
 from tests.spark.past import Past, encoded
 
 
-def test_archived_tasks_leave_mongodb_and_are_read_back_as_they_were(
+def test_archived_tasks_are_deleted_from_mongodb_and_read_back_unchanged(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database, "a/b=c %", ago=2 * HOUR)
@@ -65,7 +65,7 @@ def test_archived_tasks_leave_mongodb_and_are_read_back_as_they_were(
     assert days == {f"day={row['finished_at']:%Y-%m-%d}" for row in finished}
 
 
-def test_a_dry_run_counts_and_leaves_everything_as_it_is(
+def test_a_dry_run_counts_and_changes_nothing(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database, ago=2 * HOUR)
@@ -77,7 +77,7 @@ def test_a_dry_run_counts_and_leaves_everything_as_it_is(
     assert microqueue_database.tasks.count_documents({}) == 5
 
 
-def test_only_what_is_old_enough_and_asked_for_is_archived(
+def test_only_selected_tasks_that_are_old_enough_are_archived(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     for name in ("mail", "other"):
@@ -95,7 +95,7 @@ def test_only_what_is_old_enough_and_asked_for_is_archived(
     assert microqueue_database.tasks.count_documents({}) == 7
 
 
-def test_dead_letters_of_their_own_collection_are_archived_from_there(
+def test_dead_letters_in_a_separate_collection_are_archived(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     settings = QueueSettings(retention=None, dead_letters="collection")
@@ -111,7 +111,7 @@ def test_dead_letters_of_their_own_collection_are_archived_from_there(
             past.queue.dead_letters.replay(replayed)
 
     summary = archive(
-        spark, tmp_path, uri=database_uri, older_than=HOUR, settings=settings, tell=meddle
+        spark, tmp_path, uri=database_uri, older_than=HOUR, settings=settings, progress=meddle
     )
     assert (summary.archived, summary.deleted, summary.superseded) == (4, 3, 1)
     assert past.queue.dead_letters.stats().total == 0

@@ -1,4 +1,4 @@
-"""Small files of an archive become large ones."""
+"""Merging the small files of an archive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark.archived import HOUR, documents_of
 from tests.spark.past import Past, encoded
 
 
-def test_small_files_become_one_and_say_the_same(
+def test_small_files_are_merged_into_one_with_the_same_rows(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database, ago=timedelta(hours=30))
@@ -33,7 +33,7 @@ def test_small_files_become_one_and_say_the_same(
     assert compact(spark, tmp_path).removed == 0
 
 
-def test_small_files_of_tasks_that_all_lived_on_become_none(
+def test_small_files_with_only_superseded_tasks_are_removed(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database, ago=2 * HOUR)
@@ -46,7 +46,7 @@ def test_small_files_of_tasks_that_all_lived_on_become_none(
 
     for _ in range(2):
         past.fail(["boom"])
-        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, compact=False, tell=meddle)
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, compact=False, progress=meddle)
     summary = compact(spark, tmp_path)
     assert (summary.removed, summary.files) == (2, 0)
     assert read_archive(spark, tmp_path).count() == 0

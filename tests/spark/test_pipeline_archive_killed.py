@@ -72,7 +72,7 @@ STEPS = [
 
 
 ALL_STEPS = [(DIRECTLY, *one) for one in STEPS]
-# From the deletion on all is the same, whoever wrote the files.
+# The deletion is the same for both ways of writing.
 ALL_STEPS += [(THROUGH_SPARK, *one) for one in STEPS[: STEPS.index(("purge", 1)) + 1]]
 
 
@@ -85,7 +85,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(("way", "step", "count"), ALL_STEPS, indirect=["way"])
-def test_an_archive_killed_at_any_step_loses_and_doubles_nothing(
+def test_an_archive_killed_at_any_step_loses_and_duplicates_nothing(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -136,7 +136,7 @@ def test_an_archive_killed_at_any_step_loses_and_doubles_nothing(
     assert not list(tmp_path.glob("_staging/*"))
 
 
-def test_an_archive_killed_while_it_deletes_finishes_later(
+def test_an_archive_killed_while_it_deletes_is_finished_by_the_next_run(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -147,13 +147,13 @@ def test_an_archive_killed_while_it_deletes_finishes_later(
     monkeypatch.setattr(purge, "ROWS_PER_STEP", 1)  # One file at a time.
     steps: list[str] = []
 
-    def tell(step: Any) -> None:
+    def progress(step: Any) -> None:
         steps.append(step.name)
         if steps.count("purge") == 2:
             raise KeyboardInterrupt  # Half of the files are through.
 
     with pytest.raises(KeyboardInterrupt):
-        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=tell)
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, progress=progress)
     left = microqueue_database.tasks.count_documents({"status": {"$ne": "pending"}})
     assert 0 < left < len(finished)
     summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
@@ -171,7 +171,7 @@ COMMANDS = {
 }
 
 
-def test_spark_and_all_killed_in_the_middle_of_writing_leave_a_sound_archive(
+def test_killing_spark_while_it_writes_leaves_a_valid_archive(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path, way: str
 ) -> None:
     _, _, finished = filled(microqueue_database)

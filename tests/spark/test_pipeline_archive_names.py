@@ -1,4 +1,4 @@
-"""Queues of any name find their place in an archive, and keep their name."""
+"""Queue names in the paths of an archive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from microqueue.spark.archive.compaction import compact
 from microqueue.spark.archive.job import archive
 from microqueue.spark.archive.parquet import escaped, is_shortened, shortened, shortened_column
 from microqueue.spark.archive.reader import read_archive
-from microqueue.spark.progress import Step, silent
+from microqueue.spark.progress import Step, no_progress
 from microqueue.spark.storage import Storage
 from microqueue.spark.whole_tasks import decode, to_batch
 from tests.spark.archived import HOUR
@@ -31,20 +31,22 @@ LIKE_NONE = "__HIVE_DEFAULT_PARTITION__"
 
 
 @pytest.mark.parametrize("name", [*NAMES, *LONGEST])
-def test_a_name_that_fits_into_a_path_stands_there_whole(name: str) -> None:
+def test_a_queue_name_that_fits_into_a_path_is_not_shortened(name: str) -> None:
     assert shortened(name) == name
     assert not is_shortened(name)
 
 
 @pytest.mark.parametrize("name", [*TOO_LONG, LIKE_SHORT, LIKE_NONE, "nul\0"])
-def test_a_name_that_does_not_fit_stands_there_short_and_like_no_other(name: str) -> None:
+def test_a_queue_name_that_does_not_fit_is_shortened_uniquely(name: str) -> None:
     short = shortened(name)
     assert is_shortened(short)
     assert len(f"queue={escaped(short)}".encode()) <= 255
     assert short not in {shortened(other) for other in [*TOO_LONG, LIKE_SHORT] if other != name}
 
 
-def test_rows_are_placed_where_spark_would_place_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_are_split_into_the_directories_that_spark_would_use(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     names = [*NAMES, *LONGEST, *TOO_LONG, LIKE_SHORT, LIKE_NONE]
     at = datetime(2026, 5, 1, 23, 59, 59, 999000, tzinfo=UTC)
     later = at + timedelta(milliseconds=1)
@@ -66,7 +68,7 @@ def test_rows_are_placed_where_spark_would_place_them(spark: SparkSession, tmp_p
 
 
 @pytest.mark.parametrize("way", ["directly", "through spark"])
-def test_a_queue_whose_name_is_too_long_for_a_path_keeps_it_in_the_archive(
+def test_a_queue_name_too_long_for_a_path_is_whole_in_the_archive(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -84,11 +86,13 @@ def test_a_queue_whose_name_is_too_long_for_a_path_keeps_it_in_the_archive(
         if step.name == "verify":
             first.dead_letters.replay([first.dead_letters.list()[0].id])
 
-    for count, tell in ((3, meddle), (1, silent)):
+    for count, progress in ((3, meddle), (1, no_progress)):
         for past in pasts:
             past.enqueue(count)
             past.fail(["boom"] * count)
-        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, compact=False, tell=tell)
+        archive(
+            spark, tmp_path, uri=database_uri, older_than=HOUR, compact=False, progress=progress
+        )
 
     for _ in range(2):  # Before its files are merged, and after.
         rows = read_archive(spark, tmp_path).groupBy("queue").count().collect()

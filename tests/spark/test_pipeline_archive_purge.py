@@ -1,4 +1,4 @@
-"""Archived tasks leave MongoDB, by as little of the files as says which they are."""
+"""Deleting archived tasks by as few columns as possible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return found
 
 
-def test_of_tasks_that_columns_describe_no_document_is_read(
+def test_tasks_that_columns_identify_are_purged_without_reading_documents(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -52,7 +52,7 @@ def test_of_tasks_that_columns_describe_no_document_is_read(
         if step.name == "verify":
             past.queue.dead_letters.replay(replayed)
 
-    summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=meddle)
+    summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR, progress=meddle)
     assert (summary.deleted, summary.superseded) == (2, 1)
     assert [task["_id"] for task in microqueue_database.tasks.find()] == [replayed]
     assert len(documents_of(spark, tmp_path)) == 2
@@ -60,7 +60,7 @@ def test_of_tasks_that_columns_describe_no_document_is_read(
     assert "document" not in columns
 
 
-def test_a_task_that_lived_on_counts_once_in_a_session_of_any_timezone(
+def test_a_superseded_task_counts_once_in_a_session_of_any_timezone(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -79,7 +79,7 @@ def test_a_task_that_lived_on_counts_once_in_a_session_of_any_timezone(
         if step.name == "verify":
             past.queue.dead_letters.replay(replayed)
 
-    summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=meddle)
+    summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR, progress=meddle)
     assert (summary.deleted, summary.superseded) == (2, 1)
     assert len(documents_of(spark, tmp_path)) == 2
     past.work(1)
@@ -87,7 +87,7 @@ def test_a_task_that_lived_on_counts_once_in_a_session_of_any_timezone(
     assert len(documents_of(spark, tmp_path)) == 3
 
 
-def test_what_columns_do_not_describe_is_purged_by_its_document(
+def test_tasks_that_columns_do_not_identify_are_purged_by_their_documents(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,

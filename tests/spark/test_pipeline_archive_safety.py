@@ -27,7 +27,7 @@ from tests.spark.past import Past
 HOUR = timedelta(hours=1)
 
 
-def test_a_run_that_stalls_before_it_sweeps_spares_the_files_of_a_later_one(
+def test_a_run_that_stalls_before_it_sweeps_keeps_the_files_of_a_later_one(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -50,7 +50,7 @@ def test_a_run_that_stalls_before_it_sweeps_spares_the_files_of_a_later_one(
     assert microqueue_database.tasks.count_documents({}) == 0
 
 
-def test_only_what_killed_runs_left_behind_is_swept(spark: SparkSession, tmp_path: Path) -> None:
+def test_only_files_of_killed_runs_are_swept(spark: SparkSession, tmp_path: Path) -> None:
     storage = Storage(spark, tmp_path)
     log = ArchiveLog(storage)
     log.commit(Entry(kind="begun", run="killed", at=datetime.now(UTC)))
@@ -69,7 +69,7 @@ def test_only_what_killed_runs_left_behind_is_swept(spark: SparkSession, tmp_pat
     assert left == set(others)
 
 
-def test_an_archive_without_its_log_is_left_alone(
+def test_an_archive_without_its_log_is_rejected_and_unchanged(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database, ago=2 * HOUR)
@@ -85,7 +85,7 @@ def test_an_archive_without_its_log_is_left_alone(
     assert microqueue_database.tasks.count_documents({}) == 1
 
 
-def test_the_disk_holds_files_and_directories_before_the_log_names_them(
+def test_files_and_directories_are_flushed_before_the_log_lists_them(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -119,7 +119,7 @@ def test_the_disk_holds_files_and_directories_before_the_log_names_them(
     assert not unsafe
 
 
-def test_a_letter_whose_replay_is_refused_meanwhile_is_archived_by_the_next_run(
+def test_a_dead_letter_whose_replay_is_rejected_is_archived_by_the_next_run(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     settings = QueueSettings(retention=None, dead_letters="collection")
@@ -134,7 +134,7 @@ def test_a_letter_whose_replay_is_refused_meanwhile_is_archived_by_the_next_run(
             assert past.queue.dead_letters.replay("letter").replayed == 0
 
     first = archive(
-        spark, tmp_path, uri=database_uri, older_than=HOUR, settings=settings, tell=meddle
+        spark, tmp_path, uri=database_uri, older_than=HOUR, settings=settings, progress=meddle
     )
     assert (first.archived, first.deleted, first.superseded) == (2, 1, 1)
     Sweeper(past.queue).move_dead_letters()
@@ -148,7 +148,7 @@ def test_a_letter_whose_replay_is_refused_meanwhile_is_archived_by_the_next_run(
     assert read_archive(spark, tmp_path).count() == 2
 
 
-def test_a_task_that_lives_on_hides_none_whose_id_only_looks_the_same(
+def test_a_superseded_task_hides_no_task_whose_id_has_the_same_text(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database, ago=2 * HOUR)
@@ -160,12 +160,12 @@ def test_a_task_that_lives_on_hides_none_whose_id_only_looks_the_same(
         if step.name == "verify":
             past.queue.dead_letters.replay(5)
 
-    archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=meddle)
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR, progress=meddle)
     (row,) = read_archive(spark, tmp_path).collect()
     assert (row["id"], row["id_type"]) == ("5", "string")
 
 
-def test_a_disk_that_machines_do_not_share_is_refused_by_name(
+def test_a_disk_that_machines_do_not_share_is_rejected(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -181,7 +181,7 @@ def test_a_disk_that_machines_do_not_share_is_refused_by_name(
     assert microqueue_database.tasks.count_documents({}) == 2
 
 
-def test_a_task_whose_id_is_an_old_uuid_is_known_again_when_it_lives_on(
+def test_a_superseded_task_with_a_legacy_uuid_is_recognized(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     options = CodecOptions[Any](uuid_representation=UuidRepresentation.PYTHON_LEGACY)
@@ -196,7 +196,7 @@ def test_a_task_whose_id_is_an_old_uuid_is_known_again_when_it_lives_on(
             past.queue.dead_letters.replay(stays)
 
     uri = f"{database_uri}&uuidRepresentation=pythonLegacy"
-    summary = archive(spark, tmp_path, uri=uri, older_than=HOUR, tell=meddle)
+    summary = archive(spark, tmp_path, uri=uri, older_than=HOUR, progress=meddle)
     assert (summary.archived, summary.deleted, summary.superseded) == (2, 1, 1)
     (row,) = read_archive(spark, tmp_path).collect()
     assert (row["id"], row["id_type"]) == (str(goes), "uuid")
@@ -215,12 +215,12 @@ def archive_until_purge(spark: SparkSession, path: Path, uri: str, settings: Que
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        archive(spark, path, uri=uri, older_than=HOUR, settings=settings, tell=die)
+        archive(spark, path, uri=uri, older_than=HOUR, settings=settings, progress=die)
 
 
 @pytest.mark.parametrize("noted", [True, False])
 @pytest.mark.parametrize(("first", "then"), [("collection", "status"), ("status", "collection")])
-def test_an_archive_that_died_is_finished_where_its_letters_were(
+def test_an_interrupted_archive_is_finished_where_it_found_dead_letters(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -249,7 +249,7 @@ def test_an_archive_that_died_is_finished_where_its_letters_were(
     assert read_archive(spark, tmp_path).count() == 2
 
 
-def test_a_letter_that_moved_after_an_archive_died_is_archived_once(
+def test_a_dead_letter_that_moved_after_an_interrupted_archive_is_archived_once(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database, ago=2 * HOUR)

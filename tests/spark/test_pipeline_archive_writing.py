@@ -1,4 +1,4 @@
-"""How the files of an archive are written, and what is noticed when they are not right."""
+"""Writing and verifying the files of an archive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.spark.faults import FailsAfterWriting
 from tests.spark.past import Past, encoded
 
 
-def test_where_python_sees_no_disk_spark_writes_the_same_archive(
+def test_without_a_disk_spark_writes_the_same_archive(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -37,7 +37,7 @@ def test_where_python_sees_no_disk_spark_writes_the_same_archive(
     past.work(6)
     past.fail(["boom"] * 2)
     tasks = core_of(past.queue).collections.tasks
-    # A date that Spark cannot hold: the task is kept under a day of its own. It is also so old
+    # A date that Spark cannot hold: the task is stored under a separate day. It is also so old
     # that the server would delete it by itself, between the two runs.
     tasks.drop_index("finished")
     tasks.update_one({"status": "done"}, {"$set": {"finished_at": DatetimeMS(-(2**60))}})
@@ -58,7 +58,7 @@ def test_where_python_sees_no_disk_spark_writes_the_same_archive(
     )
 
 
-def test_files_of_an_attempt_that_failed_are_left_aside(
+def test_files_of_a_failed_attempt_are_not_committed(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -75,7 +75,7 @@ def test_files_of_an_attempt_that_failed_are_left_aside(
     assert len(list(tmp_path.glob("**/*.parquet"))) == 1
 
 
-def test_a_large_part_is_written_in_several_goes(
+def test_a_large_part_is_written_in_several_files(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -83,7 +83,7 @@ def test_a_large_part_is_written_in_several_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Past(microqueue_database, ago=2 * HOUR).enqueue(10)
-    monkeypatch.setattr(direct, "BYTES_HELD", 1)
+    monkeypatch.setattr(direct, "BUFFER_BYTES", 1)
     monkeypatch.setattr(whole_tasks, "BATCH_ROWS", 4)
     (part,) = whole_tasks.parts_of(spark, locate(database_uri))
     batches = list(direct.PartWriter(str(tmp_path), "aside")(part))
@@ -95,7 +95,7 @@ def test_a_large_part_is_written_in_several_goes(
     )
 
 
-def test_a_damaged_file_is_noticed_before_anything_is_deleted(
+def test_a_damaged_file_is_detected_before_anything_is_deleted(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -117,7 +117,7 @@ def test_a_damaged_file_is_noticed_before_anything_is_deleted(
                 checksum.unlink()
 
     with pytest.raises(ArchiveDamaged, match="nothing was deleted"):
-        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=lose)
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, progress=lose)
     assert microqueue_database.tasks.count_documents({}) == 7
     assert read_archive(spark, tmp_path).count() == 0
     archive(spark, tmp_path, uri=database_uri, older_than=HOUR)

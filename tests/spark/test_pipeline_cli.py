@@ -53,7 +53,7 @@ def past(microqueue_database: Any) -> Past:
     return past
 
 
-def test_each_pipeline_says_what_it_would_do(
+def test_each_pipeline_has_a_dry_run(
     shell: Shell, past: Past, microqueue_database: Any, tmp_path: Path
 ) -> None:
     source = tmp_path / "rows.csv"
@@ -113,7 +113,7 @@ def test_each_pipeline_prints_one_json_document(shell: Shell, past: Past, tmp_pa
     assert shell.json("replay", *ALL, *kept)["archived"] == 2
 
 
-def test_a_replay_of_done_tasks_has_to_be_asked_for(
+def test_done_tasks_are_replayed_only_on_request(
     shell: Shell, past: Past, microqueue_database: Any, tmp_path: Path
 ) -> None:
     shell.json("archive", str(tmp_path), *ALL, "--older-than", "1h")
@@ -144,7 +144,7 @@ def test_a_replay_of_done_tasks_has_to_be_asked_for(
     assert "--archive" in refused.stderr
 
 
-def test_pipelines_look_at_the_collection_that_is_named(
+def test_pipelines_read_the_collection_that_is_given(
     shell: Shell, microqueue_database: Any, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database.jobs, ago=timedelta(hours=2))
@@ -156,7 +156,7 @@ def test_pipelines_look_at_the_collection_that_is_named(
     )
 
 
-def test_a_finished_ingest_is_told_as_such(shell: Shell, tmp_path: Path) -> None:
+def test_a_finished_ingest_is_reported_as_finished(shell: Shell, tmp_path: Path) -> None:
     source = tmp_path / "rows.csv"
     source.write_text("a,b\n1,2\n")
     assert "1 task added" in shell.run("ingest", str(source), "-q", "rows").stdout
@@ -167,8 +167,8 @@ def test_a_finished_ingest_is_told_as_such(shell: Shell, tmp_path: Path) -> None
         assert "1 task added to queue 'rows'" in said
     other = shell.run("ingest", str(source), "-q", "rows", "--priority", "9")
     assert other.exit_code == 1
-    assert "was begun with priority=0, and not with priority=9" in other.stderr
-    assert "--run" in other.stderr
+    for part in ("was begun with priority=0", "not with priority=9", "--run"):
+        assert part in other.stderr
 
 
 def test_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
         ("replay", *ALL, "--where", "true"),
     ],
 )
-def test_a_path_without_an_archive_is_refused(
+def test_a_path_without_an_archive_is_rejected(
     shell: Shell, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     file = tmp_path / "file"
@@ -204,7 +204,7 @@ def test_a_path_without_an_archive_is_refused(
         assert said.stdout == ""
 
 
-def test_a_place_that_cannot_be_written_is_told_in_one_line(
+def test_an_unwritable_path_is_reported_in_one_line(
     shell: Shell, past: Past, tmp_path: Path
 ) -> None:
     file = tmp_path / "file"
@@ -231,17 +231,17 @@ def test_a_place_that_cannot_be_written_is_told_in_one_line(
          BackoffPolicy(base_sec=2, factor=3, max_sec=60, jitter="equal")),
     ],
 )  # fmt: skip
-def test_policies_are_read(text: str, policy: BackoffPolicy) -> None:
+def test_policies_are_parsed(text: str, policy: BackoffPolicy) -> None:
     assert read_policy(text) == policy
 
 
 @pytest.mark.parametrize("text", ["", "base", "base=x", "speed=1", "jitter=wild"])
-def test_policies_that_are_none_are_refused(text: str) -> None:
+def test_invalid_policies_are_rejected(text: str) -> None:
     with pytest.raises(InvalidArgument):
         read_policy(text)
 
 
-def test_an_error_of_ours_is_found_in_what_spark_tells() -> None:
+def test_an_error_of_microqueue_is_found_in_an_error_of_spark() -> None:
     told = (
         "An exception was thrown from the Python worker:\n"
         "  File x\nmicroqueue.errors.ServerUnavailable: MongoDB cannot be reached\n"
@@ -250,7 +250,7 @@ def test_an_error_of_ours_is_found_in_what_spark_tells() -> None:
     assert explain("first\nsecond") == "Spark failed: first"
 
 
-def test_letters_that_a_service_keeps_apart_are_seen(
+def test_dead_letters_in_a_separate_collection_are_detected(
     shell: Shell, microqueue_database: Any, tmp_path: Path
 ) -> None:
     settings = QueueSettings(dead_letters="collection")

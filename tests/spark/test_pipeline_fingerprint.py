@@ -6,10 +6,10 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
 
 from microqueue.spark.analytics.fingerprint import (
     fingerprint,
-    fingerprinted,
+    fingerprint_column,
     literals,
     normalise,
-    normalised,
+    normalised_column,
 )
 
 CASES = {
@@ -45,7 +45,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("message", "pattern"), CASES.items())
-def test_what_differs_between_two_errors_of_a_kind_is_masked(message: str, pattern: str) -> None:
+def test_what_varies_within_a_kind_is_masked(message: str, pattern: str) -> None:
     assert normalise(message) == pattern
 
 
@@ -56,8 +56,8 @@ def test_spark_and_python_agree_on_every_pattern_and_fingerprint(spark: SparkSes
     text = F.col("message")
     found = frame.select(
         "number",
-        normalised(text).alias("pattern"),
-        fingerprinted(F.lit("mail"), F.lit(None).cast("string"), text).alias("fingerprint"),
+        normalised_column(text).alias("pattern"),
+        fingerprint_column(F.lit("mail"), F.lit(None).cast("string"), text).alias("fingerprint"),
     ).collect()
     for row in found:
         message = messages[row["number"]]
@@ -65,12 +65,12 @@ def test_spark_and_python_agree_on_every_pattern_and_fingerprint(spark: SparkSes
         assert row["fingerprint"] == fingerprint("mail", None, message)
 
 
-def test_a_fingerprint_tells_queues_codes_and_messages_apart() -> None:
+def test_a_fingerprint_depends_on_queue_code_and_message() -> None:
     kinds = [("a", "x", "m"), ("b", "x", "m"), ("a", "y", "m"), ("a", "x", "k"), ("a", None, "m")]
     assert len({fingerprint(*kind) for kind in kinds}) == len(kinds)
     assert fingerprint("a", "x", "no 1") == fingerprint("a", "x", "no 2")
 
 
-def test_literals_of_a_pattern_stand_in_every_message() -> None:
+def test_literals_of_a_pattern_are_in_every_message() -> None:
     assert literals("order <n> of <text> not found") == ["not found", "order", "of"]
     assert literals("<n>") == []

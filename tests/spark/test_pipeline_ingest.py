@@ -35,7 +35,7 @@ def payloads(database: Any, queue: str = "orders") -> list[Any]:
     return sorted((task["payload"] for task in found), key=repr)
 
 
-def test_good_rows_of_csv_become_tasks_and_bad_ones_a_file_with_reasons(
+def test_good_rows_of_csv_become_tasks_and_bad_rows_go_to_the_reject_file(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     source, rejects = tmp_path / "orders.csv", tmp_path / "out" / "rejects.jsonl"
@@ -75,7 +75,7 @@ def test_good_rows_of_csv_become_tasks_and_bad_ones_a_file_with_reasons(
     assert len(payloads(microqueue_database)) == 3
 
 
-def test_an_ingest_that_died_goes_on_where_it_was(
+def test_an_interrupted_ingest_is_resumed(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -97,7 +97,7 @@ def test_an_ingest_that_died_goes_on_where_it_was(
     assert len(payloads(microqueue_database)) == 10
 
 
-def test_parquet_and_tables_come_in_by_their_key_with_dates(
+def test_parquet_and_tables_are_ingested_by_key(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     rows = [(1, "x", date(2026, 5, 1)), (2, "y", None), (2, "z", None), (None, "w", None)]
@@ -114,7 +114,7 @@ def test_parquet_and_tables_come_in_by_their_key_with_dates(
     assert payloads(microqueue_database, "table") == [{"value": "x"}]
 
 
-def test_options_of_the_caller_win(
+def test_options_of_the_caller_have_precedence(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     source = tmp_path / "rows.csv"
@@ -126,7 +126,7 @@ def test_options_of_the_caller_win(
 
 
 @pytest.mark.parametrize("key", ["at", None])
-def test_rows_with_times_are_the_same_in_a_session_of_another_timezone(
+def test_rows_with_times_are_recognized_in_a_session_of_another_timezone(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -150,11 +150,11 @@ def test_rows_with_times_are_the_same_in_a_session_of_another_timezone(
     ("source", "kind"),
     [("a.csv", "csv"), ("b.JSONL", "json"), ("c/d.parquet/", "parquet"), ("e.csv.gz", "csv")],
 )
-def test_formats_are_told_from_paths(source: str, kind: str) -> None:
+def test_formats_are_derived_from_paths(source: str, kind: str) -> None:
     assert guess_format(source) == kind
 
 
-def test_bad_input_is_refused_before_anything_is_added(
+def test_bad_input_is_rejected_before_anything_is_added(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     source = tmp_path / "x.csv"

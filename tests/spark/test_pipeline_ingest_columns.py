@@ -24,7 +24,7 @@ MODEL = "tests.spark.rows_model:Priced"
 
 
 @pytest.mark.parametrize("source_format", ["parquet", "table"])
-def test_columns_become_what_the_sink_makes_of_them(
+def test_columns_are_stored_as_by_the_sink(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -57,7 +57,7 @@ def test_columns_become_what_the_sink_makes_of_them(
     }
 
 
-def test_a_model_sees_what_the_columns_hold(
+def test_a_model_gets_the_values_of_the_columns(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     rows = [
@@ -74,7 +74,7 @@ def test_a_model_sees_what_the_columns_hold(
     assert '"field": "names"' in rejects.read_text()
 
 
-def test_a_type_that_mongodb_lacks_is_refused_before_anything_is_added(
+def test_a_type_that_mongodb_lacks_is_rejected_before_anything_is_added(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     spark.sql("select 1 as id, map(1, 2) as counts").createOrReplaceTempView("odd")
@@ -83,7 +83,7 @@ def test_a_type_that_mongodb_lacks_is_refused_before_anything_is_added(
     assert microqueue_database.microqueue_loads.count_documents({}) == 0
 
 
-def test_a_number_that_mongodb_cannot_hold_is_a_reject(
+def test_a_number_that_mongodb_cannot_store_is_rejected(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     large = "cast('12345678901234567890123456789012345678' as decimal(38, 0))"

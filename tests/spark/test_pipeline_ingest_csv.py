@@ -35,7 +35,7 @@ def options(database_uri: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("end", ["\r\n", "\n"])
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
-def test_what_python_writes_as_csv_is_what_the_tasks_carry(
+def test_csv_written_by_python_is_read_unchanged(
     spark: SparkSession,
     microqueue_database: Any,
     options: dict[str, Any],
@@ -56,7 +56,7 @@ def test_what_python_writes_as_csv_is_what_the_tasks_carry(
     assert sorted(found, key=lambda row: int(row["id"])) == expected
 
 
-def test_a_row_can_be_each_line_of_a_file(
+def test_every_line_can_be_a_row(
     spark: SparkSession, microqueue_database: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     source = tmp_path / "rows.csv"
@@ -67,7 +67,7 @@ def test_a_row_can_be_each_line_of_a_file(
     assert {"id": "2", "text": 'b"c'} in found
 
 
-def test_odd_names_in_a_header_are_names(
+def test_unusual_names_in_a_header_are_kept(
     spark: SparkSession, microqueue_database: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     source = tmp_path / "rows.csv"
@@ -78,7 +78,7 @@ def test_odd_names_in_a_header_are_names(
 
 
 @pytest.mark.parametrize("second", ["id,mail,name", '"id","mail",name', "id,name,mail,more", "id"])
-def test_files_with_different_headers_are_refused(
+def test_files_with_different_headers_are_rejected(
     spark: SparkSession,
     microqueue_database: Any,
     options: dict[str, Any],
@@ -131,7 +131,7 @@ def test_files_with_the_same_header_are_read_together(
     assert sorted(row["id"] + row["day"] for row in found) == ["11", "22", "32"]
 
 
-def test_names_of_files_may_look_like_patterns(
+def test_file_names_may_look_like_patterns(
     spark: SparkSession, microqueue_database: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     for name in ("a[1]{b}", "a%20 *"):
@@ -142,7 +142,7 @@ def test_names_of_files_may_look_like_patterns(
     assert ingest(spark, tmp_path, **options, options={"multiLine": "false"}).added == 3
 
 
-def test_a_file_without_a_header_is_refused(
+def test_a_file_without_a_header_is_rejected(
     spark: SparkSession, microqueue_database: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     source = tmp_path / "rows.csv"

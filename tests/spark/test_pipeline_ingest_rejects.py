@@ -18,7 +18,7 @@ def options(database_uri: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("end", ["", "/", "/."])
-def test_a_directory_is_refused_for_the_rejects_and_left_alone(
+def test_a_directory_as_reject_file_is_rejected_and_unchanged(
     spark: SparkSession,
     microqueue_database: Any,
     options: dict[str, Any],
@@ -40,7 +40,7 @@ def test_a_directory_is_refused_for_the_rejects_and_left_alone(
 @pytest.mark.parametrize(
     "name", ["{}/new/", "{}/rows.csv/bad.jsonl", "a:b.jsonl", "{}/a:b.jsonl", ""]
 )
-def test_what_cannot_be_a_file_of_rejects_is_refused(
+def test_a_path_that_cannot_be_a_reject_file_is_rejected(
     spark: SparkSession, options: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
     source = tmp_path / "rows.csv"
@@ -51,7 +51,7 @@ def test_what_cannot_be_a_file_of_rejects_is_refused(
 
 
 @pytest.mark.parametrize("source", ["some rows.csv", "", "some*"])
-def test_the_source_itself_cannot_be_the_file_of_rejects(
+def test_the_source_cannot_be_the_reject_file(
     spark: SparkSession, options: dict[str, Any], tmp_path: Path, source: str
 ) -> None:
     file = tmp_path / "some rows.csv"
@@ -61,7 +61,7 @@ def test_the_source_itself_cannot_be_the_file_of_rejects(
     assert file.read_text() == "a\n1\n"
 
 
-def test_rejects_take_the_place_of_those_of_an_earlier_run(
+def test_a_reject_file_replaces_that_of_an_earlier_run(
     spark: SparkSession, options: dict[str, Any], tmp_path: Path
 ) -> None:
     source, rejects = tmp_path / "rows.jsonl", tmp_path / "bad 1%.jsonl"
@@ -74,7 +74,7 @@ def test_rejects_take_the_place_of_those_of_an_earlier_run(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_files_may_lie_at_the_top_of_a_file_system(spark: SparkSession) -> None:
+def test_files_may_be_in_the_root_directory(spark: SparkSession) -> None:
     top, name = Storage.of_file(spark, "/bad.jsonl")
     assert (top.root, top.path(name)) == ("file:/", "file:/bad.jsonl")
     here, name = Storage.of_file(spark, "bad.jsonl")

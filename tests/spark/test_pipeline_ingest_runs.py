@@ -41,7 +41,7 @@ def in_folder(spark: SparkSession) -> Iterator[Callable[[Path], None]]:
         ({}, {"source_format": "json"}, "source"),
     ],
 )
-def test_a_run_with_other_options_is_refused(
+def test_a_run_with_other_options_is_rejected(
     spark: SparkSession,
     microqueue_database: Any,
     options: dict[str, Any],
@@ -59,7 +59,7 @@ def test_a_run_with_other_options_is_refused(
     assert ingest(spark, source, **options, **first).repeated
 
 
-def test_a_run_is_the_same_with_a_model_by_its_name_and_other_credentials(
+def test_a_run_is_the_same_with_a_model_by_name_and_other_credentials(
     spark: SparkSession, microqueue_database: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     source = tmp_path / "rows.csv"
@@ -88,7 +88,7 @@ def test_the_same_relative_name_in_another_folder_is_another_run(
         assert (done.added, done.repeated) == (1, False)
 
 
-def test_a_source_is_the_same_run_by_each_of_its_names(
+def test_a_source_is_the_same_run_under_each_of_its_names(
     spark: SparkSession, microqueue_database: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     source = tmp_path / "rows.csv"
@@ -98,7 +98,7 @@ def test_a_source_is_the_same_run_by_each_of_its_names(
         assert ingest(spark, name, **options).repeated
 
 
-def test_a_dry_run_says_that_the_run_is_finished(
+def test_a_dry_run_shows_that_the_run_is_finished(
     spark: SparkSession, microqueue_database: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     source = tmp_path / "rows.csv"

@@ -33,7 +33,7 @@ def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_interrupt_is_heard_when_spark_has_started() -> None:
+def test_interrupt_takes_effect_when_spark_has_started() -> None:
     started, usual = False, signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts, interrupts.postponed():
         interrupt()
@@ -42,14 +42,14 @@ def test_interrupt_is_heard_when_spark_has_started() -> None:
     assert signal.getsignal(signal.SIGINT) is usual
 
 
-def test_second_interrupt_is_heard_at_once() -> None:
+def test_second_interrupt_takes_effect_at_once() -> None:
     with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts, interrupts.postponed():
         interrupt()
         interrupt()
         pytest.fail("it went on")
 
 
-def test_interrupt_is_told_in_place_of_what_follows_from_it() -> None:
+def test_interrupt_is_reported_instead_of_its_consequences() -> None:
     levels: list[str] = []
 
     class Spark:
@@ -70,7 +70,7 @@ def test_interrupt_is_told_in_place_of_what_follows_from_it() -> None:
     assert levels == ["OFF"]
 
 
-def test_other_errors_stay_what_they_are() -> None:
+def test_other_errors_are_unchanged() -> None:
     with pytest.raises(RuntimeError, match="boom"), Interrupts() as interrupts:
         with interrupts.postponed():
             pass

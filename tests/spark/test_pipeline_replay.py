@@ -28,7 +28,7 @@ def past(microqueue_database: Any) -> Past:
 
 
 def filled(spark: SparkSession, past: Past, uri: str, path: Path) -> None:
-    """Four archived letters and one archived success, and three letters in MongoDB."""
+    """Four archived dead letters, one archived done task, and three dead letters in MongoDB."""
     past.enqueue(5, priority=7, max_attempts=4, headers={"trace": "t"})
     past.fail(["boom"] * 4, code="E")
     past.work(1)
@@ -38,7 +38,7 @@ def filled(spark: SparkSession, past: Past, uri: str, path: Path) -> None:
     past.fail(["boom"] * 3, code="E")
 
 
-def test_chosen_tasks_come_back_once_per_run_spread_over_the_period(
+def test_selected_tasks_are_replayed_once_per_run_spread_over_the_period(
     spark: SparkSession, past: Past, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     filled(spark, past, database_uri, tmp_path)
@@ -79,7 +79,7 @@ def test_chosen_tasks_come_back_once_per_run_spread_over_the_period(
 def archived_with_errors(
     spark: SparkSession, past: Past, database: Any, uri: str, path: Path
 ) -> None:
-    """Three archived successes and two archived letters, all with the error of an attempt.
+    """Three archived done tasks and two archived dead letters, each with an error of an attempt.
 
     As versions before this one archived them: a task that was done kept its last error.
     """
@@ -92,7 +92,7 @@ def archived_with_errors(
     assert archive(spark, path, uri=uri, older_than=HOUR).archived == 5
 
 
-def test_archived_tasks_that_are_done_are_sent_again_only_if_that_is_asked_for(
+def test_archived_tasks_that_are_done_are_replayed_only_on_request(
     spark: SparkSession, past: Past, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     archived_with_errors(spark, past, microqueue_database, database_uri, tmp_path)
@@ -108,14 +108,14 @@ def test_archived_tasks_that_are_done_are_sent_again_only_if_that_is_asked_for(
     sent = replay(spark, **options)
     assert (sent.matched, sent.archived, sent.letters) == (2, 2, 0)
     assert microqueue_database.tasks.count_documents({}) == 2
-    with pytest.raises(InvalidArgument, match="include_done=None, and not with include_done=True"):
+    with pytest.raises(InvalidArgument, match="include_done=None, not with include_done=True"):
         replay(spark, **options, include_done=True)
     more = replay(spark, **{**options, "run": "all"}, include_done=True)
     assert (more.matched, more.archived) == (5, 5)
     assert microqueue_database.tasks.count_documents({"status": "pending"}) == 7
 
 
-def test_a_condition_that_only_done_tasks_meet_sends_nothing_and_counts_them(
+def test_a_condition_that_only_done_tasks_meet_replays_nothing_and_counts_them(
     spark: SparkSession, past: Past, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past.enqueue(2)
@@ -132,13 +132,15 @@ def test_a_condition_that_only_done_tasks_meet_sends_nothing_and_counts_them(
     assert replay(spark, where=failed_once, **options, include_done=True).archived == 2
 
 
-def test_done_tasks_come_from_an_archive_alone(spark: SparkSession, database_uri: str) -> None:
+def test_done_tasks_are_replayed_only_from_an_archive(
+    spark: SparkSession, database_uri: str
+) -> None:
     with pytest.raises(InvalidArgument, match="archive") as refused:
         replay(spark, where="true", uri=database_uri, include_done=True)
     assert refused.value.argument == "include_done"
 
 
-def test_a_run_that_died_goes_on_without_repeating_anything(
+def test_an_interrupted_run_is_resumed_without_repeating_anything(
     spark: SparkSession,
     past: Past,
     microqueue_database: Any,
@@ -154,7 +156,7 @@ def test_a_run_that_died_goes_on_without_repeating_anything(
         with pytest.raises(ZeroDivisionError):
             replay(spark, **options)
     assert microqueue_database.tasks.count_documents({"status": "pending"}) == 7
-    # Meanwhile two copies are done and archived, and a letter fails again.
+    # Then two copies are done and archived, and a dead letter fails again.
     now = Past(microqueue_database, ago=timedelta(minutes=1))
     tasks = now.queue.pop_many(7)
     copies = [task for task in tasks if task.headers]
@@ -171,7 +173,7 @@ def test_a_run_that_died_goes_on_without_repeating_anything(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_what_a_run_had_sent_before_it_died_and_failed_again_is_not_sent_again(
+def test_a_resumed_run_does_not_replay_again_what_failed_again(
     spark: SparkSession,
     past: Past,
     microqueue_database: Any,
@@ -203,7 +205,7 @@ def test_what_a_run_had_sent_before_it_died_and_failed_again_is_not_sent_again(
     assert list(microqueue_database.tasks.find()) == before
 
 
-def test_a_letter_archived_and_not_yet_deleted_comes_back_once(
+def test_a_dead_letter_archived_and_not_yet_deleted_is_replayed_once(
     spark: SparkSession,
     past: Past,
     microqueue_database: Any,
@@ -223,7 +225,7 @@ def test_a_letter_archived_and_not_yet_deleted_comes_back_once(
     assert microqueue_database.tasks.count_documents({"status": "pending"}) == 3
 
 
-def test_a_letter_whose_dedupe_key_is_taken_stays(
+def test_a_dead_letter_whose_dedupe_key_is_taken_is_skipped(
     spark: SparkSession, past: Past, microqueue_database: Any, database_uri: str
 ) -> None:
     past.queue.enqueue({"n": 1}, dedupe_key="k")
@@ -236,7 +238,7 @@ def test_a_letter_whose_dedupe_key_is_taken_stays(
 
 
 @pytest.mark.parametrize("unnamed", [{"$unset": {"queue": ""}}, {"$set": {"queue": None}}])
-def test_a_letter_that_names_no_queue_comes_back_to_the_default_one(
+def test_a_dead_letter_without_a_queue_is_replayed_to_the_default_one(
     spark: SparkSession, past: Past, microqueue_database: Any, database_uri: str, unnamed: Any
 ) -> None:
     past.enqueue(1)
@@ -248,13 +250,13 @@ def test_a_letter_that_names_no_queue_comes_back_to_the_default_one(
     assert task.queue == "default"
 
 
-def test_letters_of_their_own_collection_come_back_once(
+def test_dead_letters_in_a_separate_collection_are_replayed_once(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     settings = QueueSettings(retention=None, dead_letters="collection")
     past = Past(microqueue_database, ago=HOUR)
     past.enqueue(3)
-    past.fail(["boom"])  # Nobody has moved it yet.
+    past.fail(["boom"])  # Still to be moved.
     core_of(past.queue).settings = settings
     past.fail(["boom"] * 2)
     assert microqueue_database.tasks_dlq.count_documents({}) == 2
@@ -265,7 +267,7 @@ def test_letters_of_their_own_collection_come_back_once(
 
 
 @pytest.mark.parametrize("stored", [UuidRepresentation.STANDARD, UuidRepresentation.PYTHON_LEGACY])
-def test_uuids_come_back_as_they_were_stored_whatever_the_caller_reads(
+def test_uuids_are_restored_as_stored_whatever_the_representation(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -294,14 +296,14 @@ def test_uuids_come_back_as_they_were_stored_whatever_the_caller_reads(
 
 
 @pytest.mark.parametrize("where", ["no such column = 1", "selekt", "missing = 1"])
-def test_a_condition_that_is_no_sql_is_refused(
+def test_a_condition_that_is_not_sql_is_rejected(
     spark: SparkSession, past: Past, database_uri: str, where: str
 ) -> None:
     with pytest.raises(InvalidArgument, match="SQL condition"):
         replay(spark, where=where, uri=database_uri)
 
 
-def test_a_run_too_old_to_go_on_is_refused(
+def test_a_run_too_old_to_be_resumed_is_rejected(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     past = Past(microqueue_database, ago=timedelta(days=8), settings=QueueSettings())
@@ -309,5 +311,5 @@ def test_a_run_too_old_to_go_on_is_refused(
     details = {"kind": "replay", "where": "true", "to": None, "over_sec": 0.0}
     details |= {"archive": None, "letters": True}
     core_of(past.queue).run(run_notes.begin("replay:old", details, past.begin))
-    with pytest.raises(MicroqueueError, match="cannot go on"):
+    with pytest.raises(MicroqueueError, match="cannot be resumed"):
         replay(spark, where="true", uri=database_uri, run="old")

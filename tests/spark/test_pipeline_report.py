@@ -51,7 +51,7 @@ def test_a_report_measures_archive_and_live_tasks_together(
     new.retry(2, took=6, delay=0)  # Waited 100 s.
     new.work(2, took=2)
     new.work(4, took=2)
-    # Four tasks wait until now, an hour: in vain.
+    # Four tasks have waited for an hour, until now.
 
     made = report(
         spark,
@@ -92,7 +92,7 @@ def test_a_report_measures_archive_and_live_tasks_together(
     assert [row["level"] for row in rows] == [row.level for row in made.rows]
     assert [row["level"] for row in rows] == [row["level"] for row in as_document(made)["rows"]]
     late = {row["level"]: row["waiting_past_target"] for row in rows}
-    assert late == {"total": "4", "queue": "4", "bucket": ""}  # Of no bucket of its own.
+    assert late == {"total": "4", "queue": "4", "bucket": ""}  # Not counted by bucket.
 
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("<svg") == 6
@@ -102,7 +102,7 @@ def test_a_report_measures_archive_and_live_tasks_together(
     assert "<script" not in page
 
 
-def test_a_report_can_do_without_either_place(
+def test_a_report_can_read_only_the_archive_or_only_mongodb(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database, ago=3 * HOUR)
@@ -122,7 +122,7 @@ def test_a_report_can_do_without_either_place(
         report(spark, archive=tmp_path, live=False, since=now, until=now)
 
 
-def test_a_queue_that_stands_still_does_not_look_well(
+def test_a_stopped_queue_misses_the_target(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     past = Past(microqueue_database, ago=30 * HOUR)
@@ -148,7 +148,7 @@ def test_a_queue_that_stands_still_does_not_look_well(
     assert report(spark, uri=database_uri).total.waiting_past_target == 0  # No target is missed.
 
 
-def test_tasks_whose_delay_is_over_wait_as_the_others_do(
+def test_delayed_tasks_wait_from_when_they_are_due(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     past = Past(microqueue_database, ago=3 * HOUR)
@@ -160,7 +160,7 @@ def test_tasks_whose_delay_is_over_wait_as_the_others_do(
     assert made.total.waiting_past_target == 1
 
 
-def test_a_bucket_that_the_period_cuts_is_as_long_as_what_is_left_of_it(
+def test_a_bucket_cut_by_the_period_counts_only_its_part(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     begin = hour_of(datetime.now(UTC)) - 5 * HOUR + timedelta(minutes=50)
@@ -207,7 +207,7 @@ def test_the_chart_of_a_year_by_minutes_stays_small() -> None:
     assert all(len(line) <= 5 for chart in charts_of(made) for line in chart.series.values())
 
 
-def test_a_point_that_stands_alone_is_seen() -> None:
+def test_an_isolated_point_is_visible() -> None:
     at = datetime(2026, 5, 1, tzinfo=UTC)
     values = [None, 0.5, None, None, 0.5, 0.7, 0.6]
     points = [(at + number * HOUR, value) for number, value in enumerate(values)]
@@ -217,7 +217,7 @@ def test_a_point_that_stands_alone_is_seen() -> None:
     )
 
 
-def test_tasks_without_a_queue_are_not_taken_for_all_tasks(
+def test_tasks_without_a_queue_are_not_the_total(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     past = Past(microqueue_database, ago=HOUR)
@@ -230,7 +230,7 @@ def test_tasks_without_a_queue_are_not_taken_for_all_tasks(
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_what_is_archived_during_a_report_is_not_lost(
+def test_tasks_archived_during_a_report_are_counted(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -303,7 +303,7 @@ def test_buckets_fit_the_period(period: timedelta, bucket: str) -> None:
     assert fitting_bucket(period) == bucket
 
 
-def test_a_chart_is_drawn_the_same_every_time_and_nothing_in_it_is_live() -> None:
+def test_a_chart_is_deterministic_and_has_no_script() -> None:
     at = datetime(2026, 5, 1, tzinfo=UTC)
     lines = {"<b>&": [(at, 1.0), (at + HOUR, None), (at + 2 * HOUR, 3.0)]}
     chart = Chart("Waits", lines, "seconds", target=2)

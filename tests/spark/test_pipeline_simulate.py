@@ -40,7 +40,7 @@ def scenario(policy: BackoffPolicy = NONE, workers: int = 100, **options: Any) -
     return Scenario(policy=policy, workers=workers, **options)
 
 
-def test_without_jitter_all_tasks_of_an_outage_come_back_in_one_second() -> None:
+def test_without_jitter_all_tasks_of_an_outage_are_retried_in_one_second() -> None:
     result = simulate(OUTAGE, scenario(NONE))
     assert result.peak_retries_per_sec == 100
     assert (result.done, result.dead) == (100, 0)
@@ -49,25 +49,25 @@ def test_without_jitter_all_tasks_of_an_outage_come_back_in_one_second() -> None
     assert result.recovery_sec == pytest.approx(0.4)
 
 
-def test_jitter_spreads_them() -> None:
+def test_jitter_spreads_retries() -> None:
     result = simulate(OUTAGE, scenario(FULL))
     assert result.done == 100
     assert result.peak_retries_per_sec < 50
 
 
-def test_the_same_seed_gives_the_same_answer_and_another_seed_another() -> None:
+def test_the_same_seed_has_the_same_result_and_another_seed_another() -> None:
     one, same, other = (simulate(OUTAGE, scenario(FULL, seed=seed)) for seed in (1, 1, 2))
     assert one == same
     assert one.retries_by_sec != other.retries_by_sec
 
 
-def test_attempts_that_are_used_up_bury_a_task() -> None:
+def test_a_task_without_attempts_left_is_dead() -> None:
     tasks = (RecordedTask(arrived_sec=0, run_sec=1, own_failures=ALWAYS, max_attempts=3),)
     result = simulate(Recording(tasks), scenario())
     assert (result.attempts, result.wasted_attempts, result.done, result.dead) == (3, 3, 0, 1)
 
 
-def test_failures_of_its_own_follow_a_task_whenever_it_is_tried() -> None:
+def test_own_failures_happen_whenever_a_task_is_tried() -> None:
     tasks = (RecordedTask(arrived_sec=0, run_sec=1, own_failures=2),)
     result = simulate(Recording(tasks), scenario())
     assert (result.attempts, result.done) == (3, 1)
@@ -83,7 +83,7 @@ def test_a_crash_costs_the_rest_of_the_lease() -> None:
     assert (quick.makespan_sec, slow.makespan_sec) == (71, 611)
 
 
-def test_few_workers_are_a_queue_and_older_tasks_go_first() -> None:
+def test_with_few_workers_older_tasks_are_first() -> None:
     tasks = tuple(RecordedTask(arrived_sec=0, run_sec=1) for _ in range(10))
     one, five = (simulate(Recording(tasks), scenario(workers=number)) for number in (1, 5))
     assert (one.makespan_sec, five.makespan_sec) == (10, 2)
@@ -112,7 +112,7 @@ def past(arrived: float, *attempts: tuple[float, float, str], status: str = "don
     return PastTask(arrived, status, 0, 10, tuple(PastAttempt(*one) for one in attempts))
 
 
-def test_a_recording_tells_outages_from_failures_of_single_tasks() -> None:
+def test_a_recording_separates_outages_from_own_failures() -> None:
     broken = [past(100.0, (101, 102, "retried"), (130, 131, "done")) for _ in range(6)]
     own = past(200.0, (200, 201, "retried"), (210, 212, "done"))
     poison = past(220.0, (220, 221, "retried"), (230, 231, "failed"), status="failed")
@@ -127,13 +127,13 @@ def test_a_recording_tells_outages_from_failures_of_single_tasks() -> None:
     assert busiest(broken) == 6
 
 
-def test_quantiles_are_values_that_there_are() -> None:
+def test_quantiles_are_existing_values() -> None:
     assert quantile([3, 1, 2], 0.5) == 2
     assert quantile([3, 1, 2], 0.99) == 3
     assert quantile([], 0.5) == 0
 
 
-def test_spark_gives_the_same_results_as_one_process(spark: SparkSession) -> None:
+def test_spark_has_the_same_results_as_one_process(spark: SparkSession) -> None:
     scenarios = [scenario(policy, seed=seed) for policy in (NONE, FULL) for seed in range(5)]
     expected = [simulate(OUTAGE, one) for one in scenarios]
     assert simulate_all(spark, OUTAGE, scenarios) == expected
@@ -168,7 +168,7 @@ def test_recorded_tasks_are_simulated_and_drawn(
     assert (looked.scenarios, looked.outcomes) == (3, ())
 
 
-def test_a_simulation_of_a_sample_says_so(
+def test_a_simulation_of_a_sample_shows_it(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -185,7 +185,7 @@ def test_a_simulation_of_a_sample_says_so(
     assert "a sample of 40 recorded tasks" in (tmp_path / "simulation.html").read_text()
 
 
-def test_a_simulation_of_nothing_is_refused(spark: SparkSession, database_uri: str) -> None:
+def test_a_simulation_without_tasks_is_rejected(spark: SparkSession, database_uri: str) -> None:
     with pytest.raises(MicroqueueError, match="no tasks since"):
         run_pipeline(spark, uri=database_uri)
     with pytest.raises(InvalidArgument, match="repeat"):

@@ -15,8 +15,8 @@ from microqueue.spark.analytics import storms as pipeline
 from microqueue.spark.analytics.simulation import PastAttempt, PastTask, Scenario, record
 from microqueue.spark.analytics.storms import (
     Minute,
-    alike,
     find_storms,
+    is_close,
     other_policies,
     reproduce,
     storms,
@@ -37,7 +37,7 @@ def find(rows: list[Minute], **options: Any) -> list[tuple[str, int, int, int]]:
     ]
 
 
-def test_a_storm_is_far_above_the_usual_and_not_few() -> None:
+def test_a_storm_is_far_above_the_usual_and_above_the_least() -> None:
     usual = dict.fromkeys(range(101), 10)
     assert find(minutes("a", usual)) == []
     assert find(minutes("a", {**usual, 50: 49})) == []
@@ -48,12 +48,12 @@ def test_a_storm_is_far_above_the_usual_and_not_few() -> None:
     assert find(minutes("a", {**usual, 50: 49}), factor=4) == [("a", 3000, 3060, 49)]
 
 
-def test_minutes_that_are_close_are_one_storm_and_the_worst_comes_first() -> None:
+def test_close_minutes_are_one_storm_and_the_largest_is_first() -> None:
     rows = [*minutes("a", {10: 40, 12: 50, 20: 60}), *minutes("b", {10: 500})]
     assert find(rows) == [("b", 600, 660, 500), ("a", 600, 780, 90), ("a", 1200, 1260, 60)]
 
 
-def test_a_storm_is_where_sixty_seconds_are_busy_whatever_the_clock_says() -> None:
+def test_a_storm_is_found_in_any_sixty_seconds() -> None:
     halves = [Minute("a", 50, 20, busiest=40, peak_per_sec=20), Minute("a", 51, 20, 40, 20)]
     (storm,) = find_storms(halves, first_minute=0, last_minute=100, factor=5, least=30)
     assert (storm.start_sec, storm.end_sec, storm.retries) == (3000, 3120, 40)
@@ -91,7 +91,7 @@ def test_retries_more_than_a_minute_apart_are_not_counted_together(
     assert (storm.retries, storm.peak_per_min) == (40, 20)
 
 
-def test_a_storm_is_named_and_a_calmer_policy_found(
+def test_a_storm_is_described_and_a_better_policy_found(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     settings = QueueSettings(retention=None, backoff=STIFF)
@@ -156,7 +156,7 @@ def test_a_storm_that_its_policy_does_not_explain_gets_no_recommendation(
     assert "90/s" in line
 
 
-def test_a_storm_that_lasts_is_compared_as_far_as_it_was_seen(
+def test_a_storm_that_lasts_is_compared_within_the_recorded_time(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     settings = QueueSettings(retention=None, backoff=STIFF)
@@ -184,10 +184,10 @@ def test_a_storm_that_lasts_is_compared_as_far_as_it_was_seen(
         (30, 0.0, False),
     ],
 )
-def test_figures_are_alike_within_a_half_and_a_little(
+def test_figures_are_close_within_ratio_and_slack(
     observed: int, simulated: float, expected: bool
 ) -> None:
-    assert alike(observed, simulated) is expected
+    assert is_close(observed, simulated) is expected
 
 
 def test_retries_of_all_seeds_are_compared_with_those_of_the_same_tasks() -> None:
@@ -211,7 +211,7 @@ def scenarios_of(policy: BackoffPolicy, *, workers: int) -> list[Scenario]:
     return [Scenario(policy=policy, workers=workers, seed=seed) for seed in range(2)]
 
 
-def test_a_storm_of_too_many_tasks_is_simulated_by_a_sample_and_says_so(
+def test_a_storm_of_too_many_tasks_is_simulated_by_a_sample(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -232,7 +232,7 @@ def test_a_storm_of_too_many_tasks_is_simulated_by_a_sample_and_says_so(
     assert "sample" not in said.stdout
 
 
-def test_retries_that_will_come_in_the_same_second_are_foreseen(
+def test_coming_retries_in_the_same_second_are_found(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     past = Past(microqueue_database, "pay", ago=timedelta(minutes=1))
@@ -253,7 +253,7 @@ def test_other_policies_vary_base_and_jitter_and_stay_valid() -> None:
         BackoffPolicy(**other.model_dump())
 
 
-def test_bad_thresholds_are_refused(spark: SparkSession, database_uri: str) -> None:
+def test_bad_thresholds_are_rejected(spark: SparkSession, database_uri: str) -> None:
     with pytest.raises(InvalidArgument, match="factor"):
         storms(spark, uri=database_uri, factor=1)
     with pytest.raises(InvalidArgument, match="least"):

@@ -29,7 +29,7 @@ def run(command: Command | None) -> int:
     assert command is not None
     program, group, *arguments = shlex.split(command.line)
     assert program == "microqueue"
-    assert "--uri" in arguments  # Else it would work on the server of whoever runs the tests.
+    assert "--uri" in arguments  # Otherwise it would use the server of the developer.
     more = ["--yes"] if group == "dlq" else []
     result = CliRunner().invoke(app, [group, *arguments, *more, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -38,7 +38,7 @@ def run(command: Command | None) -> int:
 
 
 def failed(collection: Any) -> set[str]:
-    """Give the errors of the letters that are left."""
+    """Return the error messages of the remaining dead letters."""
     return {letter["error"]["message"] for letter in collection.find({"status": "failed"})}
 
 
@@ -105,7 +105,7 @@ def test_only_kinds_that_no_triage_has_seen_are_new(
         triage(spark, uri=database_uri, state=state)
 
 
-def test_letters_that_no_filter_tells_apart_are_replayed_by_their_kind(
+def test_dead_letters_that_no_filter_separates_are_replayed_by_fingerprint(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
     past = Past(microqueue_database, ago=HOUR)
@@ -119,7 +119,7 @@ def test_letters_that_no_filter_tells_apart_are_replayed_by_their_kind(
     assert run(found["disk \x1b[<n>m is full"].replay) == 1
 
 
-def test_a_kind_of_more_letters_than_are_compared_is_replayed_whole_and_alone(
+def test_a_kind_too_large_to_compare_is_replayed_by_fingerprint(
     spark: SparkSession,
     microqueue_database: Any,
     database_uri: str,
@@ -135,7 +135,7 @@ def test_a_kind_of_more_letters_than_are_compared_is_replayed_whole_and_alone(
     assert failed(microqueue_database.tasks) == {"no order 0", "no order 1"}
 
 
-def test_commands_reach_the_collection_that_was_asked_and_no_other(
+def test_commands_use_the_collection_of_the_triage(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     old = Past(microqueue_database.jobs, ago=3 * HOUR)
@@ -154,10 +154,10 @@ def test_commands_reach_the_collection_that_was_asked_and_no_other(
     assert microqueue_database.tasks.count_documents({"status": "failed"}) == 3
 
 
-def test_commands_leave_letters_alone_that_are_older_than_was_asked(
+def test_commands_leave_out_dead_letters_older_than_since(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
-    for hours in (9, 8, 3, 2):  # Two are archived, and one of each two was asked for.
+    for hours in (9, 8, 3, 2):  # Two are archived; of each two, one is in the period.
         past = Past(microqueue_database, ago=hours * HOUR)
         past.enqueue(2)
         past.fail([f"order {hours} not found", f"order {hours} not found at all"])
@@ -188,15 +188,15 @@ def test_commands_leave_letters_alone_that_are_older_than_was_asked(
         ("mongodb://u:p@h/db", "o", ["--uri", "mongodb://***@h/o?authSource=db"], True),
     ],
 )
-def test_commands_name_the_server_and_keep_the_password_to_themselves(
+def test_commands_have_the_address_without_the_password(
     uri: str | None, database: str | None, said: list[str], hidden: bool
 ) -> None:
     kind = Cluster(
         fingerprint="f", queue="q", code=None, pattern="", count=1, live=0, archived=1,
         first_at=datetime.now(UTC), last_at=datetime.now(UTC), new=True,
     )  # fmt: skip
-    asked = pipeline.Asked(uri=uri, database=database)
-    command = pipeline.replay_archived("/kept", kind, asked)
+    scope = pipeline.TriageScope(uri=uri, database=database)
+    command = pipeline.replay_archived("/kept", kind, scope)
     where = ["--where", "fingerprint = 'f' and archived"]
     start = ["microqueue", "pipeline", "replay", "--archive", "/kept", "--no-letters"]
     start.append("--all-queues")

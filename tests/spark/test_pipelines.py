@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import signature
 
 import pytest
 
+from microqueue import InvalidArgument
 from microqueue.spark import pipelines
+from microqueue.spark.deprecation import renamed_arguments
 
 
 @pytest.mark.parametrize(
@@ -23,13 +26,56 @@ from microqueue.spark import pipelines
         ("triage", "triage"),
     ],
 )
-def test_the_former_module_of_a_pipeline_still_works_and_warns(module: str, name: str) -> None:
-    former = import_module(f"microqueue.spark.pipelines.{module}")
-    with pytest.warns(DeprecationWarning, match=f"import {name} from microqueue.spark.pipelines"):
-        found = getattr(former, name)
+def test_the_old_module_of_a_pipeline_still_works_and_warns(module: str, name: str) -> None:
+    old = import_module(f"microqueue.spark.pipelines.{module}")
+    with pytest.warns(DeprecationWarning, match=f"use microqueue.spark.pipelines.{name}$"):
+        found = getattr(old, name)
     assert found is getattr(pipelines, name)
     assert callable(found)
 
 
 def test_all_exported_names_exist() -> None:
     assert all(hasattr(pipelines, name) for name in pipelines.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        *(
+            (name, "tell", "progress")
+            for name in (
+                "archive",
+                "compact",
+                "ingest",
+                "replay",
+                "report",
+                "simulate",
+                "storms",
+                "triage",
+            )
+        ),
+        ("replay", "letters", "dead_letters"),
+    ],
+)
+def test_the_old_name_of_an_argument_still_works_and_warns(name: str, old: str, new: str) -> None:
+    function = getattr(pipelines, name)
+    # The call itself ends at the unknown argument, before anything is read.
+    with (
+        pytest.warns(DeprecationWarning, match=f"^{old} is deprecated; use {new}$"),
+        pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"),
+    ):
+        function(**{old: print, "unknown": 1})
+    assert new in signature(function).parameters
+    assert old not in signature(function).parameters
+
+
+def test_the_value_of_an_old_argument_is_passed_under_its_new_name() -> None:
+    @renamed_arguments(old="new")
+    def echo(*, new: int = 0) -> int:
+        return new
+
+    with pytest.warns(DeprecationWarning, match="^old is deprecated; use new$"):
+        assert echo(old=3) == 3  # type: ignore[call-arg]  # The old name.
+    assert echo(new=4) == 4
+    with pytest.raises(InvalidArgument):
+        echo(old=3, new=4)  # type: ignore[call-arg]  # As above.

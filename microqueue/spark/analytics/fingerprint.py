@@ -1,11 +1,11 @@
-"""Fold error messages that say the same: numbers, ids, paths and quoted text are masked.
+"""Group error messages of the same kind: mask numbers, ids, paths and quoted text.
 
-The rules are written once, in the syntax that Python and Spark share, so that a message has
-the same pattern and the same fingerprint wherever it is computed.
+The rules use only syntax that Python and Java share, so a message has the same pattern and the
+same fingerprint wherever it is computed.
 
-They mask more than those of :mod:`microqueue.operations.search`, which serve to find the
-letters of a group in MongoDB by what their messages begin with. These only have to tell kinds
-of errors apart, for good: fingerprints are kept in files, so another rule makes other kinds.
+They differ from those of :mod:`microqueue.operations.matching` on purpose: those must let MongoDB
+find a group by the beginning of its messages, while these are stored in triage files and commands
+as fingerprints, which must never change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONGEST_MESSAGE = 1000
 LONGEST_PATTERN = 300
 FINGERPRINT_LENGTH = 12
 
-# No \b, which Java reads otherwise, and no repeated groups, which overflow Java's stack.
+# No \b, which differs in Java, and no repeated groups, which overflow the stack of Java.
 START, END = r"(?<![A-Za-z0-9_])", r"(?![A-Za-z0-9_])"
 RULES: tuple[tuple[str, str], ...] = (
     (r'"[^"]*"', "<text>"),
@@ -55,7 +55,7 @@ _COMPILED = [(re.compile(pattern, re.ASCII), mask) for pattern, mask in RULES]
 
 
 def normalise(message: str | None) -> str:
-    """Mask what differs between two errors of one kind.
+    """Return a message with everything masked that varies within a kind.
 
     >>> normalise("order 1234 of 'ada' not found in /var/data/7.csv after 30s")
     'order <n> of <text> not found in <path> after <n>s'
@@ -67,14 +67,14 @@ def normalise(message: str | None) -> str:
 
 
 def fingerprint(queue: str | None, code: str | None, message: str | None) -> str:
-    """Name a kind of error in a queue by a few characters that stay the same."""
+    """Return the short, stable name of a kind of error in a queue."""
     kind = "\n".join([queue or "", code or "", normalise(message)])
     return hashlib.sha256(kind.encode()).hexdigest()[:FINGERPRINT_LENGTH]
 
 
-def normalised(message: Column) -> Column:
-    """Do what :func:`normalise` does, as a Spark expression."""
-    from pyspark.sql import functions as f  # noqa: PLC0415 (the pure half needs no Spark)
+def normalised_column(message: Column) -> Column:
+    """Return :func:`normalise` as a Spark expression."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 (the functions above need no Spark)
 
     text: Any = f.substring(f.coalesce(message, f.lit("")), 1, LONGEST_MESSAGE)
     for pattern, mask in RULES:
@@ -82,17 +82,17 @@ def normalised(message: Column) -> Column:
     return f.substring(f.trim(text), 1, LONGEST_PATTERN)
 
 
-def fingerprinted(queue: Column, code: Column, message: Column) -> Column:
-    """Do what :func:`fingerprint` does, as a Spark expression."""
+def fingerprint_column(queue: Column, code: Column, message: Column) -> Column:
+    """Return :func:`fingerprint` as a Spark expression."""
     from pyspark.sql import functions as f  # noqa: PLC0415 (as above)
 
-    parts = [f.coalesce(queue, f.lit("")), f.coalesce(code, f.lit("")), normalised(message)]
+    parts = [f.coalesce(queue, f.lit("")), f.coalesce(code, f.lit("")), normalised_column(message)]
     kind = f.concat_ws("\n", *parts)
     return f.substring(f.sha2(kind.cast("binary"), 256), 1, FINGERPRINT_LENGTH)
 
 
 def literals(pattern: str) -> list[str]:
-    """Give the pieces of a pattern that stand in every message of its kind, the longest first.
+    """Return the parts of a pattern that are in every message of its kind, the longest first.
 
     >>> literals("order <n> of <text> not found")
     ['not found', 'order', 'of']

@@ -1,4 +1,4 @@
-"""Tasks of all times: what the archive holds, and what is still in MongoDB, each task once."""
+"""All tasks, archived and live, each once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from microqueue.settings import QueueSettings
 from microqueue.spark.archive.log import ArchiveLog
 from microqueue.spark.archive.reader import read_archive
 from microqueue.spark.frames import read_tasks
-from microqueue.spark.location import letters_of
+from microqueue.spark.location import dead_letters_of
 from microqueue.spark.options import LocationOptions
 from microqueue.spark.storage import Storage
 from microqueue.task import DEFAULT_QUEUE
@@ -43,13 +43,13 @@ COLUMNS = (
     "error",
     "history",
 )
-"""What pipelines ask about tasks of all times."""
+"""The columns that the pipelines use."""
 
 Found = TypeVar("Found")
 
 REPEATS = 2
-LIFE = ["id", "created_at"]
-"""What tells a task from a later one that was added under the same id."""
+TASK_KEY = ["id", "created_at"]
+"""What identifies a task: an id may be used again later."""
 
 
 def all_tasks(
@@ -62,12 +62,12 @@ def all_tasks(
     since: datetime | None = None,
     settings: QueueSettings | None = None,
 ) -> DataFrame:
-    """Load the tasks that changed since an instant, with a column ``archived`` that says where.
+    """Load the tasks that changed since an instant, with a column ``archived``.
 
-    Either place may be left out. A task that is archived and not yet deleted counts as live.
+    Either source may be left out. A task that is archived and not yet deleted counts as live.
     """
     if live is None and archive is None:
-        raise InvalidArgument("give a MongoDB, an archive, or both: there is nothing to read")
+        raise InvalidArgument("there is nothing to read: give a MongoDB, an archive, or both")
     frames = []
     if live is not None:
         frames.append(
@@ -78,7 +78,7 @@ def all_tasks(
         if statuses is not None:
             kept = kept.where(f.col("status").isin(list(statuses)))
         if live is not None and ArchiveLog(Storage(spark, archive)).state.unpurged:
-            kept = kept.join(live_ids(spark, live, settings), LIFE, "left_anti")
+            kept = kept.join(live_ids(spark, live, settings), TASK_KEY, "left_anti")
         frames.append(kept.select(*COLUMNS, f.lit(True).alias("archived")))  # noqa: FBT003 (a value)
     whole = frames[0]
     return whole if len(frames) == 1 else whole.unionByName(frames[1])
@@ -86,39 +86,36 @@ def all_tasks(
 
 def ready_tasks(
     spark: SparkSession,
-    place: LocationOptions,
+    location: LocationOptions,
     *,
     queues: Sequence[str] | None,
     created_before: datetime,
     due_by: datetime,
 ) -> DataFrame:
-    """Load the tasks that wait for their first start, however long they have.
-
-    Of those with a delay, the ones that were due by an instant.
-    """
+    """Load the tasks that wait for their first start, without those due after ``due_by``."""
     return _read(
         spark,
-        place,
+        location,
         queue=queues,
         status="pending",
         until=created_before,
         time="created_at",
         query=export.awaiting_first_start(due_by),
-        columns=[*LIFE, "queue"],
+        columns=[*TASK_KEY, "queue"],
     ).fillna(DEFAULT_QUEUE, ["queue"])
 
 
-def steadily(
+def read_consistently(
     spark: SparkSession,
     work: Callable[[], Found],
     *,
     live: LocationOptions | None,
     archive: str | Path | None,
 ) -> Found:
-    """Do what reads both places, and once or twice again if an archive went on meanwhile.
+    """Run ``work``, and again, at most twice, if the archive has changed while it ran.
 
-    What is archived and deleted after the archive's log was read is else seen in neither, and
-    files that were merged since are no longer there.
+    A task that is archived and deleted after ``work`` has read the log would be in neither source,
+    and files that have been merged since no longer exist.
     """
     if live is None or archive is None:
         return work()
@@ -138,14 +135,14 @@ def steadily(
 
 def _live(
     spark: SparkSession,
-    place: LocationOptions,
+    location: LocationOptions,
     *,
     queues: Sequence[str] | None,
     statuses: Sequence[str] | None,
     since: datetime | None,
     settings: QueueSettings | None,
 ) -> DataFrame:
-    """Load tasks from MongoDB; dead letters may have a collection of their own."""
+    """Load tasks from MongoDB, including a separate collection of dead letters."""
     load = partial(
         _read,
         spark,
@@ -155,39 +152,39 @@ def _live(
         time="updated_at",
         columns=COLUMNS,
     )
-    frame = load(place)
+    frame = load(location)
     if check_settings(settings).separate_dlq:
-        # A letter that is being moved is in both for a moment.
-        letters = load(letters_of(place)).where("status = 'failed'")
-        frame = frame.unionByName(letters).dropDuplicates(LIFE)
-    frame = frame.fillna(DEFAULT_QUEUE, ["queue"])  # As the archive names it.
+        # A dead letter that is being moved is in both collections for a moment.
+        dead_letters = load(dead_letters_of(location)).where("status = 'failed'")
+        frame = frame.unionByName(dead_letters).dropDuplicates(TASK_KEY)
+    frame = frame.fillna(DEFAULT_QUEUE, ["queue"])  # As in the archive.
     return frame.select(*COLUMNS, f.lit(False).alias("archived"))  # noqa: FBT003 (a value)
 
 
 def live_ids(
-    spark: SparkSession, place: LocationOptions, settings: QueueSettings | None
+    spark: SparkSession, location: LocationOptions, settings: QueueSettings | None
 ) -> DataFrame:
-    """Load what tells the tasks in MongoDB apart, whatever their queue and status are now."""
-    frame = _read(spark, place, columns=LIFE)
+    """Load the keys of all tasks in MongoDB, whatever their queue and status are now."""
+    frame = _read(spark, location, columns=TASK_KEY)
     if check_settings(settings).separate_dlq:
-        return frame.unionByName(_read(spark, letters_of(place), columns=LIFE))
+        return frame.unionByName(_read(spark, dead_letters_of(location), columns=TASK_KEY))
     return frame
 
 
-def _read(spark: SparkSession, place: LocationOptions, **selection: Any) -> DataFrame:
-    """Load tasks from a place; what is selected is as in :func:`read_tasks`."""
+def _read(spark: SparkSession, location: LocationOptions, **selection: Any) -> DataFrame:
+    """Load tasks from a location; the selection is as in :func:`read_tasks`."""
     return read_tasks(
         spark,
-        uri=place.uri,
-        database=place.database,
-        collection=place.collection,
-        read_preference=place.read_preference,
+        uri=location.uri,
+        database=location.database,
+        collection=location.collection,
+        read_preference=location.read_preference,
         **selection,
     )
 
 
 def attempts_of(tasks: DataFrame) -> DataFrame:
-    """Give one row per finished attempt that tasks remember, beside the task's own columns."""
+    """Return one row per entry of the tasks' histories, with some columns of the task."""
     columns = ["id", "queue", "backoff_policy", "max_attempts"]
     entry = f.explode("history").alias("entry")
     return tasks.select(*columns, entry).select(*columns, "entry.*")

@@ -1,4 +1,4 @@
-"""One HTML page with everything in it: no script, no font, no picture from elsewhere."""
+"""Self-contained HTML pages with charts: no scripts, fonts or images from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ from microqueue.errors import MicroqueueError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Point: TypeAlias = tuple[datetime | float, float | None]
+
+COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#ca8a04", "#0891b2", "#db2777", "#64748b")
+INK, GRID, TARGET = "#475569", "#e2e8f0", "#dc2626"
+SIZE = (7.2, 2.7)
+FEW_POINTS = 3
 
 STYLE = """
 :root { color-scheme: light; --ink: #0f172a; --soft: #64748b; --line: #e2e8f0; --good: #059669;
@@ -49,8 +56,26 @@ footer { margin-top: 22px; font-size: 13px; }
 
 
 @dataclass(frozen=True)
+class Chart:
+    """Lines over time, one per name.
+
+    ``target`` draws a horizontal line; ``ceiling`` sets the top, so that charts are comparable.
+    """
+
+    title: str
+    series: Mapping[str, Sequence[Point]]
+    unit: str = ""
+    target: float | None = None
+    share: bool = False
+    filled: bool = False
+    note: str = ""
+    x_label: str = ""
+    ceiling: float | None = None
+
+
+@dataclass(frozen=True)
 class Tile:
-    """One large number and what it is; ``good`` colours it."""
+    """A large number with a label; ``good`` sets its colour."""
 
     value: str
     label: str
@@ -68,7 +93,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """What stands on a page, from the top down."""
+    """The contents of a page, from top to bottom."""
 
     title: str
     subtitle: str
@@ -79,7 +104,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """Write the page. Whatever it shows is escaped: queue names and errors come from users."""
+    """Return the HTML of a page; all text is escaped, as queue names and errors come from users."""
     body = [
         f"<h1>{escape(page.title)}</h1>",
         f'<div class="soft">{escape(page.subtitle)}</div>',
@@ -120,37 +145,14 @@ def _table(table: Table) -> str:
     )
 
 
-Point: TypeAlias = tuple[datetime | float, float | None]
-
-COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#ca8a04", "#0891b2", "#db2777", "#64748b")
-INK, GRID, TARGET = "#475569", "#e2e8f0", "#dc2626"
-SIZE = (7.2, 2.7)
-FEW_POINTS = 3
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Lines over time, one per name.
-
-    ``target`` is a line to stay below; a ``ceiling`` makes several charts comparable.
-    """
-
-    title: str
-    series: Mapping[str, Sequence[Point]]
-    unit: str = ""
-    target: float | None = None
-    share: bool = False
-    filled: bool = False
-    note: str = ""
-    x_label: str = ""
-    ceiling: float | None = None
+# Charts, drawn by matplotlib
 
 
 def draw(chart: Chart) -> str:
     """Draw a chart as one ``<svg>`` element."""
     figure = _figure(chart)
     text = io.StringIO()
-    # Inline elements share their ids with the whole page, so each chart salts its own.
+    # Ids must be unique in the page, so each chart has its own salt.
     with _style({"svg.hashsalt": chart.title, "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
@@ -171,7 +173,7 @@ def _figure(chart: Chart) -> Figure:
         axes = figure.add_subplot()
         for number, (name, points) in enumerate(chart.series.items()):
             _draw_series(axes, chart, name, points, COLOURS[number % len(COLOURS)])
-        _dress(axes, chart)
+        _style_axes(axes, chart)
     return figure
 
 
@@ -179,7 +181,7 @@ def _draw_series(axes: Axes, chart: Chart, name: str, points: Sequence[Point], c
     xs: list[Any] = [x for x, _ in points]
     ys = [float("nan") if y is None else y for _, y in points]
     known = [number for number, (_, y) in enumerate(points) if y is not None]
-    marked = known if len(known) <= FEW_POINTS else _alone(known)
+    marked = known if len(known) <= FEW_POINTS else _isolated(known)
     axes.plot(xs, ys, label=name, color=colour, linewidth=1.6)
     axes.plot(
         [xs[number] for number in marked],
@@ -190,13 +192,13 @@ def _draw_series(axes: Axes, chart: Chart, name: str, points: Sequence[Point], c
         axes.fill_between(xs, ys, color=colour, alpha=0.15, linewidth=0)
 
 
-def _alone(known: Sequence[int]) -> list[int]:
-    """Choose the points without a neighbour: no line would show them."""
+def _isolated(known: Sequence[int]) -> list[int]:
+    """Return the points without a neighbour, which no line would show."""
     there = set(known)
     return [number for number in known if not there & {number - 1, number + 1}]
 
 
-def _dress(axes: Axes, chart: Chart) -> None:
+def _style_axes(axes: Axes, chart: Chart) -> None:
     if chart.target is not None:
         axes.axhline(chart.target, color=TARGET, linewidth=1, linestyle=(0, (4, 3)), label="target")
     if chart.share:
@@ -222,7 +224,7 @@ def _dress(axes: Axes, chart: Chart) -> None:
 def _date_axis(axes: Axes) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter  # noqa: PLC0415 (as above)
 
-    # With fewer than three of a unit there are at most seven steps of the next smaller one.
+    # At least three ticks: with fewer, matplotlib uses the next smaller unit.
     locator: Any = AutoDateLocator(minticks=3, maxticks=8)  # type: ignore[no-untyped-call]  # matplotlib's own.
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]  # As above.

@@ -1,4 +1,4 @@
-"""The page of a report: tiles, charts and a table."""
+"""The HTML pages of the report and of the simulation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from microqueue.spark.analytics.html import Chart, Page, Point, Table, Tile, ren
 
 if TYPE_CHECKING:
     from microqueue.spark.analytics.report import Report, ReportRow
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from microqueue.spark.analytics.simulate import Outcome, Simulation
 
 MOST_LINES = 6
@@ -21,7 +18,39 @@ OTHERS = "others"
 MINUTE = 60
 GOOD_SHARE = 0.95
 
+MOST_CHARTS = 24
+MOST_POINTS = 600
+OUTCOME_COLUMNS = (
+    "policy",
+    "peak retries/s",
+    "peak attempts/s",
+    "recovers in",
+    "wasted attempts",
+    "done",
+    "dead",
+    "latency p95",
+)
+
 Series: TypeAlias = dict[str, list[Point]]
+
+
+def percent(share: float | None) -> str:
+    """Format a share; less than all is never shown as 100 %."""
+    if share is None:
+        return "-"
+    return f"{min(share, 0.999) if share < 1 else share:.1%}"
+
+
+def seconds(value: float | None) -> str:
+    """Format a time in seconds."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.3g} s" if value < 10 * MINUTE else f"{value / MINUTE:.0f} min"
+
+
+# The page of a report
 
 
 def report_page(report: Report, now: datetime) -> str:
@@ -34,8 +63,8 @@ def report_page(report: Report, now: datetime) -> str:
             tiles=_report_tiles(report),
             charts=charts_of(report),
             tables=[_table(report)],
-            footer=f"Made on {_instant(now)} UTC from archive and live tasks. Waits are from "
-            "enqueueing to the first start, deliberate delays included.",
+            footer=f"Created {_instant(now)} UTC from archived and live tasks. A wait is the time "
+            "from enqueueing to the first start, including requested delays.",
         )
     )
 
@@ -51,7 +80,7 @@ def _report_tiles(report: Report) -> list[Tile]:
         Tile(f"{total.done:,}", "tasks done"),
         Tile(f"{total.done / total.seconds * MINUTE:,.1f}", "done per minute"),
         Tile(percent(total.success_rate), "succeeded", _good(total.success_rate)),
-        Tile(percent(total.retry_rate), "attempts repeated"),
+        Tile(percent(total.retry_rate), "attempts retried"),
         Tile(seconds(total.wait_p95), "wait, p95"),
         Tile(seconds(total.run_p95), "run time, p95"),
     ]
@@ -66,7 +95,7 @@ def _good(value: float | None) -> bool | None:
 
 
 def charts_of(report: Report) -> list[Chart]:
-    """Draw the figures over time."""
+    """Return the charts of a report."""
     per_bucket = f"per {report.bucket}"
     charts = [
         Chart("Done", _by_queue(report, lambda row: row.done), per_bucket, filled=True),
@@ -90,7 +119,7 @@ def charts_of(report: Report) -> list[Chart]:
         ),
         Chart("Run time, p95", _by_queue(report, lambda row: row.run_p95, worst=True), "seconds"),
         Chart(
-            "Attempts that had to be repeated",
+            "Attempts retried",
             _by_queue(report, lambda row: row.retry_rate, worst=True),
             share=True,
         ),
@@ -116,9 +145,9 @@ def _by_queue(
     worst: bool = False,
     least: bool = False,
 ) -> Series:
-    """Draw a line for each of the busiest queues, and one for all others together.
+    """Return a line for each of the busiest queues, and one for all others together.
 
-    The others are added up; of what cannot be added, the worst of them is shown.
+    The values of the others are added up. If they cannot be added, the line shows the worst.
     """
     rows = report.buckets
     busy: defaultdict[str, int] = defaultdict(int)
@@ -152,10 +181,10 @@ def _sums(report: Report, values: Mapping[str, Callable[[ReportRow], int]]) -> S
 def _with_gaps(
     report: Report, points: Mapping[datetime, float], nothing: float | None
 ) -> list[Point]:
-    """Add the buckets without events at both ends of each gap, and of the period.
+    """Add the empty buckets at both ends of each gap, and of the period.
 
-    The line runs along zero between them, or breaks off. Those inside of a gap would change
-    nothing, and a year by minutes has half a million.
+    Between them the line is at zero, or interrupted. Empty buckets within a gap would change
+    nothing, and a year has half a million minutes.
     """
     size = report.bucket_sec
     step = timedelta(seconds=size)
@@ -170,7 +199,7 @@ def _with_gaps(
 
 
 def _table(report: Report) -> Table:
-    columns = ["queue", "enqueued", "done", "failed", "succeeded", "repeated"]
+    columns = ["queue", "enqueued", "done", "failed", "succeeded", "retried"]
     columns += ["wait p50", "p95", "p99", "run p50", "p95", "p99"]
     if report.target_wait_sec is not None:
         columns.append("in time")
@@ -188,74 +217,47 @@ def _report_cells(row: ReportRow, *, timed: bool) -> list[str]:
     return [*cells, percent(row.target_kept)] if timed else cells
 
 
-def percent(share: float | None) -> str:
-    """Write a share; one that is not quite all does not read as all."""
-    if share is None:
-        return "-"
-    return f"{min(share, 0.999) if share < 1 else share:.1%}"
-
-
-def seconds(value: float | None) -> str:
-    """Write a time in seconds as people read it."""
-    if value is None:
-        return "-"
-    if value < 1:
-        return f"{value * 1000:.0f} ms"
-    return f"{value:.3g} s" if value < 10 * MINUTE else f"{value / MINUTE:.0f} min"
-
-
-MOST_CHARTS = 24
-MOST_POINTS = 600
-OUTCOME_COLUMNS = (
-    "policy",
-    "peak retries/s",
-    "peak attempts/s",
-    "recovers in",
-    "wasted attempts",
-    "done",
-    "dead",
-    "latency p95",
-)
+# The page of a simulation
 
 
 def simulation_page(simulation: Simulation) -> str:
     """Render a simulation as one HTML page."""
     outcomes = simulation.outcomes
-    calmest, wildest = outcomes[0], outcomes[-1]
+    lowest, highest = outcomes[0], outcomes[-1]
     recorded = "recorded tasks"
     if simulation.tasks < simulation.tasks_total:
         recorded = f"tasks, a sample of {simulation.tasks_total:,} recorded tasks"
     tiles = [
         Tile(f"{simulation.tasks:,}", recorded),
         Tile(f"{len(outcomes):,}", "scenarios"),
-        Tile(f"{calmest.peak_retries_per_sec:,}/s", "calmest peak of retries", good=True),
-        Tile(f"{wildest.peak_retries_per_sec:,}/s", "wildest peak of retries", good=False),
+        Tile(f"{lowest.peak_retries_per_sec:,}/s", "lowest peak of retries", good=True),
+        Tile(f"{highest.peak_retries_per_sec:,}/s", "highest peak of retries", good=False),
         Tile(f"{len(simulation.outages):,}", "outages in the recording"),
     ]
     end = max(max(one.retries_by_sec, default=0) for one in outcomes)
-    top = wildest.peak_retries_per_sec
+    top = highest.peak_retries_per_sec
     return render(
         Page(
             title="microqueue simulation",
-            subtitle=f"Recorded from {simulation.begun_at:%Y-%m-%d %H:%M} UTC on; the calmest first"
+            subtitle=f"Recorded from {simulation.begun_at:%Y-%m-%d %H:%M} UTC; lowest peak first"
             if simulation.begun_at
-            else "The calmest first",
+            else "Lowest peak first",
             tiles=tiles,
             charts=[_outcome_chart(one, end, top) for one in outcomes[:MOST_CHARTS]],
             tables=[Table("Scenarios", OUTCOME_COLUMNS, [_outcome_cells(one) for one in outcomes])],
-            footer="Peaks are the worst of all seeds, the rest are means; charts show one seed.",
+            footer="Peaks are the highest of all seeds, the rest are means. Charts show one seed.",
         )
     )
 
 
 def _outcome_chart(outcome: Outcome, end: int, top: int) -> Chart:
     step = max(end // MOST_POINTS, 1)
-    # The highest second of each step: a mean would hide the storm.
+    # The highest second of each step, as a mean would hide the storm.
     peaks: dict[int, float] = {}
     for second, retries in outcome.retries_by_sec.items():
-        place = second // step * step
-        peaks[place] = max(peaks.get(place, 0), retries)
-    points: list[Point] = [(place, peaks.get(place, 0)) for place in range(0, end + step, step)]
+        start = second // step * step
+        peaks[start] = max(peaks.get(start, 0), retries)
+    points: list[Point] = [(start, peaks.get(start, 0)) for start in range(0, end + step, step)]
     return Chart(
         outcome.name,
         {"retries": points},

@@ -1,4 +1,4 @@
-"""Report throughput, waits, run times and rates, over archive and live tasks together."""
+"""Report throughput, waits, run times and rates of archived and live tasks."""
 
 from __future__ import annotations
 
@@ -18,162 +18,26 @@ from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
-from microqueue.spark.analytics.history import LIFE, all_tasks, attempts_of, ready_tasks, steadily
+from microqueue.spark.analytics.history import (
+    TASK_KEY,
+    all_tasks,
+    attempts_of,
+    read_consistently,
+    ready_tasks,
+)
 from microqueue.spark.analytics.pages import report_page
+from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.location import locate, now_at
-from microqueue.spark.progress import Step, Tell, silent
+from microqueue.spark.progress import Progress, Step, no_progress
 
 Bucket: TypeAlias = Literal["minute", "hour", "day"]
 
 MOST_BUCKETS = 200
-"""So many points a chart can show; a longer period is cut into coarser buckets."""
+"""The most points that a chart can show; longer periods get coarser buckets."""
 
 RATES = ("throughput_per_sec", "success_rate", "failure_rate", "retry_rate", "target_kept")
-
-
-class Report(Model):
-    """A report: the rows of each queue and bucket, of each queue, and of everything."""
-
-    since: datetime
-    until: datetime
-    bucket: Bucket
-    target_wait_sec: float | None
-    rows: tuple[ReportRow, ...]
-    files: tuple[str, ...] = ()
-
-    @property
-    def bucket_sec(self) -> int:
-        """How long a bucket is."""
-        return BUCKETS[self.bucket]
-
-    @property
-    def total(self) -> ReportRow:
-        """The row of everything."""
-        whole = (self.until - self.since).total_seconds()
-        empty = ReportRow(queue=None, start=None, seconds=whole)
-        return next((row for row in self.rows if row.level == "total"), empty)
-
-    @property
-    def queues(self) -> list[ReportRow]:
-        """One row for each queue."""
-        return [row for row in self.rows if row.level == "queue"]
-
-    @property
-    def buckets(self) -> list[ReportRow]:
-        """One row for each queue and bucket in which something happened."""
-        return [row for row in self.rows if row.level == "bucket"]
-
-
-def report(
-    spark: SparkSession,
-    *,
-    output: str | Path | None = None,
-    archive: str | Path | None = None,
-    live: bool = True,
-    uri: str | None = None,
-    database: str | None = None,
-    collection: str = DEFAULT_COLLECTION,
-    queues: Sequence[str] | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    bucket: Bucket | None = None,
-    target_wait: Duration | None = None,
-    settings: QueueSettings | None = None,
-    tell: Tell = silent,
-) -> Report:
-    """Measure a period, by default the last day, and write it down in ``output``.
-
-    The directory gets ``report.html``, which needs nothing else, ``report.parquet`` and
-    ``report.csv``; their column ``level`` tells buckets, queues and the total apart.
-    ``target_wait`` is the longest that a task should wait for its first start.
-    """
-    place = locate(uri, database=database, collection=collection) if live else None
-    now = now_at(place)
-    # In UTC, where a day has 24 hours, and no hour comes twice.
-    last = now if until is None else until.astimezone(UTC)
-    first = last - timedelta(days=1) if since is None else since.astimezone(UTC)
-    if first >= last:
-        raise refused("since", first.isoformat(), f"give a time before {last.isoformat()}")
-    chosen = bucket or fitting_bucket(last - first)
-    if chosen not in BUCKETS:
-        raise refused("bucket", chosen, f"give one of {', '.join(BUCKETS)}")
-    target = None if target_wait is None else check_duration("target_wait", target_wait)
-    target_sec = None if target is None else target.total_seconds()
-    tell(Step("measure", "Measuring tasks and attempts"))
-
-    def work() -> list[ReportRow]:
-        tasks = all_tasks(
-            spark, live=place, archive=archive, queues=queues, since=first, settings=settings
-        )
-        ready = None
-        if place is not None and target is not None:
-            ended = min(last, now)
-            ready = ready_tasks(
-                spark, place, queues=queues, created_before=ended - target, due_by=ended
-            )
-        return measure(
-            tasks,
-            since=first,
-            until=last,
-            bucket_sec=BUCKETS[chosen],
-            target_wait_sec=target_sec,
-            ready=ready,
-        )
-
-    rows = steadily(spark, work, live=place, archive=archive)
-    made = Report(
-        since=first, until=last, bucket=chosen, target_wait_sec=target_sec, rows=tuple(rows)
-    )
-    if output is None:
-        return made
-    tell(Step("draw", "Drawing the report"))
-    return made.model_copy(update={"files": tuple(_save(made, Path(output), now))})
-
-
-def fitting_bucket(period: timedelta) -> Bucket:
-    """Choose the finest bucket of which a chart can show the whole period."""
-    for name in ("minute", "hour"):
-        if period.total_seconds() / BUCKETS[name] <= MOST_BUCKETS:
-            return name
-    return "day"
-
-
-def _save(made: Report, directory: Path, now: datetime) -> list[str]:
-    directory.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist([as_record(row) for row in made.rows], schema=_schema())
-    pyarrow.parquet.write_table(table, directory / "report.parquet")
-    pyarrow.csv.write_csv(table, directory / "report.csv")
-    (directory / "report.html").write_text(report_page(made, now), encoding="utf-8")
-    return [str(directory / f"report.{kind}") for kind in ("html", "parquet", "csv")]
-
-
-def as_record(row: ReportRow) -> dict[str, Any]:
-    """Write a row with its level and its rates, flat, as files and programs want it."""
-    values = row.model_dump()
-    if row.level == "bucket":
-        values["waiting_past_target"] = None  # Not none: it is of no bucket.
-    return {"level": row.level, **values, **{name: getattr(row, name) for name in RATES}}
-
-
-def as_document(made: Report) -> dict[str, Any]:
-    """Write a whole report for programs, with the level and the rates of each row."""
-    rows = [as_record(row) for row in made.rows]
-    return {**made.model_dump(exclude={"rows"}), "rows": rows}
-
-
-def _schema() -> pa.Schema:
-    kinds: dict[Any, pa.DataType] = {int: pa.int64(), str | None: pa.string()}
-    kinds[datetime | None] = pa.timestamp("ms", tz="UTC")
-    fields = [
-        (name, kinds.get(info.annotation, pa.float64()))
-        for name, info in ReportRow.model_fields.items()
-    ]
-    rates = ((name, pa.float64()) for name in RATES)
-    return pa.schema([("level", pa.string()), *fields, *rates])
-
-
 BUCKETS: dict[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
-"""How many seconds a bucket has; it begins at a multiple of them, in UTC."""
+"""The seconds of a bucket; it begins at a multiple of them, in UTC."""
 
 Level: TypeAlias = Literal["bucket", "queue", "total"]
 
@@ -181,16 +45,34 @@ SHARES = (0.5, 0.95, 0.99)
 ACCURACY = 10_000
 RETRIED = ("retried", "lease_expired", "crashed")
 UNCOUNTED = ("released", "snoozed")
-"""Attempts that were handed back unharmed."""
+"""Attempts that ended without success or failure."""
 
 
 class ReportRow(Model):
-    """One queue in one bucket of time; without a bucket, in all of it; without a queue, all.
+    """The figures of one queue in one bucket, of one queue, or of everything.
 
-    Waits are from the enqueueing to the first start, in the bucket of that start. Run times
-    are of single attempts, in the bucket of their end. Times are seconds, rates are shares.
-    ``seconds`` is how much of the period lies in the bucket. ``waiting_past_target`` is of the
-    end of the period: it is counted by queue and in total, and of no bucket.
+    A wait is the time from enqueueing to the first start, and counts in the bucket of that start.
+    A run time is that of one attempt, and counts in the bucket of its end. Times are in seconds.
+
+    Attributes:
+        queue: The queue; None for the total.
+        start: The begin of the bucket; None for the whole period.
+        enqueued: Tasks that were enqueued.
+        done: Tasks that succeeded.
+        failed: Tasks that became dead letters.
+        attempts: Attempts that ended.
+        retries: Attempts that had to be repeated.
+        started: Tasks that were started for the first time.
+        kept: Those of them that started within the target.
+        waiting_past_target: Tasks that had waited longer than the target at the end of the
+            period; not counted by bucket.
+        wait_p50: The median wait.
+        wait_p95: The 95th percentile.
+        wait_p99: The 99th percentile.
+        run_p50: The median run time.
+        run_p95: The 95th percentile.
+        run_p99: The 99th percentile.
+        seconds: How much of the period is in the bucket.
     """
 
     queue: str | None
@@ -213,14 +95,14 @@ class ReportRow(Model):
 
     @property
     def level(self) -> Level:
-        """What the row is of. Counts add up within one level: each level counts everything."""
+        """What the row covers. Each level counts everything once."""
         if self.queue is None:
             return "total"
         return "queue" if self.start is None else "bucket"
 
     @property
     def throughput_per_sec(self) -> float:
-        """Tasks that were done, per second."""
+        """Tasks done per second."""
         return self.done / self.seconds if self.seconds else 0.0
 
     @property
@@ -240,12 +122,184 @@ class ReportRow(Model):
 
     @property
     def target_kept(self) -> float | None:
-        """The share of tasks that started in time; those that still wait too long count."""
+        """The share of tasks that started within the target; those still waiting past it count."""
         return share(self.kept, self.started + self.waiting_past_target)
 
 
+class Report(Model):
+    """A report: rows for each queue and bucket, for each queue, and for everything.
+
+    Attributes:
+        since: The begin of the period.
+        until: The end of the period.
+        bucket: ``minute``, ``hour`` or ``day``.
+        target_wait_sec: The longest wait that a task should have, if one was given.
+        rows: The figures.
+        files: The files that were written.
+    """
+
+    since: datetime
+    until: datetime
+    bucket: Bucket
+    target_wait_sec: float | None
+    rows: tuple[ReportRow, ...]
+    files: tuple[str, ...] = ()
+
+    @property
+    def bucket_sec(self) -> int:
+        """The seconds of a bucket."""
+        return BUCKETS[self.bucket]
+
+    @property
+    def total(self) -> ReportRow:
+        """The row for everything."""
+        whole = (self.until - self.since).total_seconds()
+        empty = ReportRow(queue=None, start=None, seconds=whole)
+        return next((row for row in self.rows if row.level == "total"), empty)
+
+    @property
+    def queues(self) -> list[ReportRow]:
+        """One row per queue."""
+        return [row for row in self.rows if row.level == "queue"]
+
+    @property
+    def buckets(self) -> list[ReportRow]:
+        """One row per queue and bucket in which something happened."""
+        return [row for row in self.rows if row.level == "bucket"]
+
+
+@renamed_arguments(tell="progress")
+def report(
+    spark: SparkSession,
+    *,
+    output: str | Path | None = None,
+    archive: str | Path | None = None,
+    live: bool = True,
+    uri: str | None = None,
+    database: str | None = None,
+    collection: str = DEFAULT_COLLECTION,
+    queues: Sequence[str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    bucket: Bucket | None = None,
+    target_wait: Duration | None = None,
+    settings: QueueSettings | None = None,
+    progress: Progress = no_progress,
+) -> Report:
+    """Measure the tasks of a period.
+
+    Args:
+        spark: The session.
+        output: A directory for ``report.html``, ``report.parquet`` and ``report.csv``.
+        archive: An archive to read, besides MongoDB.
+        live: Whether to read MongoDB.
+        uri: The address of MongoDB; by default ``MICROQUEUE_URI``, or the embedded server.
+        database: The database; by default that of the address.
+        collection: The collection of the tasks.
+        queues: The queues to read; by default all.
+        since: The begin of the period; by default one day before its end.
+        until: The end of the period; by default now.
+        bucket: ``minute``, ``hour`` or ``day``; by default what a chart can show.
+        target_wait: The longest that a task should wait for its first start.
+        settings: The settings of the queues; by default those of the environment.
+        progress: Called with each step that begins.
+
+    Returns:
+        The figures, and the files that were written.
+
+    Raises:
+        InvalidArgument: An argument is not valid, or there is nothing to read.
+    """
+    location = locate(uri, database=database, collection=collection) if live else None
+    now = now_at(location)
+    # In UTC every day has 24 hours, and no hour repeats.
+    last = now if until is None else until.astimezone(UTC)
+    first = last - timedelta(days=1) if since is None else since.astimezone(UTC)
+    if first >= last:
+        raise refused("since", first.isoformat(), f"give a time before {last.isoformat()}")
+    chosen = bucket or fitting_bucket(last - first)
+    if chosen not in BUCKETS:
+        raise refused("bucket", chosen, f"give one of {', '.join(BUCKETS)}")
+    target = None if target_wait is None else check_duration("target_wait", target_wait)
+    target_sec = None if target is None else target.total_seconds()
+    progress(Step("measure", "Measuring tasks and attempts"))
+
+    def work() -> list[ReportRow]:
+        tasks = all_tasks(
+            spark, live=location, archive=archive, queues=queues, since=first, settings=settings
+        )
+        ready = None
+        if location is not None and target is not None:
+            ended = min(last, now)
+            ready = ready_tasks(
+                spark, location, queues=queues, created_before=ended - target, due_by=ended
+            )
+        return measure(
+            tasks,
+            since=first,
+            until=last,
+            bucket_sec=BUCKETS[chosen],
+            target_wait_sec=target_sec,
+            ready=ready,
+        )
+
+    rows = read_consistently(spark, work, live=location, archive=archive)
+    made = Report(
+        since=first, until=last, bucket=chosen, target_wait_sec=target_sec, rows=tuple(rows)
+    )
+    if output is None:
+        return made
+    progress(Step("draw", "Drawing the report"))
+    return made.model_copy(update={"files": tuple(_save(made, Path(output), now))})
+
+
+def fitting_bucket(period: timedelta) -> Bucket:
+    """Return the finest bucket with which a chart can show the whole period."""
+    for name in ("minute", "hour"):
+        if period.total_seconds() / BUCKETS[name] <= MOST_BUCKETS:
+            return name
+    return "day"
+
+
+def _save(made: Report, directory: Path, now: datetime) -> list[str]:
+    directory.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist([as_record(row) for row in made.rows], schema=_schema())
+    pyarrow.parquet.write_table(table, directory / "report.parquet")
+    pyarrow.csv.write_csv(table, directory / "report.csv")
+    (directory / "report.html").write_text(report_page(made, now), encoding="utf-8")
+    return [str(directory / f"report.{kind}") for kind in ("html", "parquet", "csv")]
+
+
+def as_record(row: ReportRow) -> dict[str, Any]:
+    """Return a row with its level and rates, as it is written to files."""
+    values = row.model_dump()
+    if row.level == "bucket":
+        values["waiting_past_target"] = None  # It is not counted by bucket.
+    return {"level": row.level, **values, **{name: getattr(row, name) for name in RATES}}
+
+
+def as_document(made: Report) -> dict[str, Any]:
+    """Return a report as a document, with the level and the rates of each row."""
+    rows = [as_record(row) for row in made.rows]
+    return {**made.model_dump(exclude={"rows"}), "rows": rows}
+
+
+def _schema() -> pa.Schema:
+    kinds: dict[Any, pa.DataType] = {int: pa.int64(), str | None: pa.string()}
+    kinds[datetime | None] = pa.timestamp("ms", tz="UTC")
+    fields = [
+        (name, kinds.get(info.annotation, pa.float64()))
+        for name, info in ReportRow.model_fields.items()
+    ]
+    rates = ((name, pa.float64()) for name in RATES)
+    return pa.schema([("level", pa.string()), *fields, *rates])
+
+
+# Measuring
+
+
 def share(part: int, whole: int) -> float | None:
-    """Give a share, or nothing of nothing."""
+    """Return a share, or None if the whole is zero."""
     return part / whole if whole else None
 
 
@@ -258,12 +312,12 @@ def measure(
     target_wait_sec: float | None,
     ready: DataFrame | None = None,
 ) -> list[ReportRow]:
-    """Compute all rows: each queue in each bucket, each queue, and everything.
+    """Compute the rows of each queue and bucket, of each queue, and of everything.
 
-    ``ready`` are the tasks that nobody has started, and should have by the end of the period.
+    ``ready`` has the tasks that should have been started by the end of the period, and were not.
     """
     window = _Window(since, until, bucket_sec)
-    tasks = tasks.cache()  # Asked three times, and read once.
+    tasks = tasks.cache()  # Queried several times, and read once.
     try:
         found: dict[tuple[str | None, int | None], dict[str, Any]] = {}
         frames = [
@@ -289,13 +343,13 @@ def _order(row: ReportRow) -> tuple[str, float]:
 
 
 class _Window:
-    """The period of a report, cut into buckets."""
+    """The period of a report, in buckets."""
 
     def __init__(self, since: datetime, until: datetime, bucket_sec: int) -> None:
         self.since, self.until, self.bucket_sec = since, until, bucket_sec
 
     def of(self, frame: DataFrame, instant: str | Column) -> DataFrame:
-        """Keep the rows of this period, and add their bucket."""
+        """Return the rows within the period, with their bucket."""
         micros = f.unix_micros(instant)
         first, last = (round(at.timestamp() * 1_000_000) for at in (self.since, self.until))
         size = self.bucket_sec
@@ -303,7 +357,7 @@ class _Window:
         return frame.where((micros >= first) & (micros < last)).withColumn("bucket", bucket)
 
     def seconds(self, bucket: int | None) -> float:
-        """Give how much of the period lies in a bucket, or without one, how long it is."""
+        """Return how much of the period is in a bucket; without a bucket, how long it is."""
         since, until = self.since.timestamp(), self.until.timestamp()
         if bucket is None:
             return (self.until - self.since).total_seconds()
@@ -350,9 +404,9 @@ def _started(tasks: DataFrame, window: _Window, target_wait_sec: float | None) -
 
 
 def _with_start(tasks: DataFrame) -> DataFrame:
-    """Add when a task was first started, where that is known."""
+    """Add when a task was first started, if that is known."""
     first = f.try_element_at("history", f.lit(1))
-    # A task on its first attempt has no history yet; a long one has lost its first entry.
+    # A task on its first attempt has no history yet; a long history has lost its first entry.
     began = f.when(first["attempt"] == 1, first["started_at"]).when(
         f.col("attempts") == 1, f.col("started_at")
     )
@@ -362,15 +416,15 @@ def _with_start(tasks: DataFrame) -> DataFrame:
 def _waiting(
     tasks: DataFrame, ready: DataFrame | None, until: datetime, target_wait_sec: float
 ) -> DataFrame:
-    """Count the tasks that had waited too long when the period was over.
+    """Count the tasks that had waited too long at the end of the period.
 
-    They wait still, or were started later.
+    They are still waiting, or were started later.
     """
     end = round(until.timestamp() * 1_000_000)
-    known = [*LIFE, "queue"]
+    known = [*TASK_KEY, "queue"]
     late = _with_start(tasks).where(f.unix_micros("began") >= end).select(*known)
     if ready is not None:
-        late = late.unionByName(ready.select(*known)).dropDuplicates(LIFE)
+        late = late.unionByName(ready.select(*known)).dropDuplicates(TASK_KEY)
     late = late.where(f.unix_micros("created_at") < end - round(target_wait_sec * 1_000_000))
     return late.rollup("queue").agg(f.count(f.lit(1)).alias("waiting_past_target"))
 

@@ -1,7 +1,7 @@
 """Simulate recorded tasks under other backoff policies, numbers of workers and timeouts.
 
-Scenarios run as Spark tasks, each from its own seed: the same answer every time, on a laptop
-or spread over a cluster by the thousand.
+Each scenario runs as a Spark task from its own seed: thousands can run on a cluster, and the same
+seed always has the same result.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ from microqueue.spark.analytics.simulation import (
     record,
 )
 from microqueue.spark.analytics.simulation import simulate as run_scenario
+from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.location import locate, now_at
-from microqueue.spark.progress import Step, Tell, silent
+from microqueue.spark.progress import Progress, Step, no_progress
 
 MOST_SCENARIOS = 100_000
 
 
 class Outcome(Model):
-    """A scenario over all its seeds: means, and the worst peaks.
+    """The result of a scenario over all its seeds: means, and the highest peaks.
 
-    ``retries_by_sec`` is of the first seed alone: a mean would flatten what a chart is to show.
+    ``retries_by_sec`` is that of the first seed, as a mean would hide the peaks in a chart. The
+    other figures are explained at :class:`~microqueue.spark.analytics.simulation.Result`.
     """
 
     name: str
@@ -63,10 +65,17 @@ class Outcome(Model):
 
 
 class Simulation(Model):
-    """The outcomes, the calmest first: the lowest peak, then the quickest recovery.
+    """The outcomes of all scenarios: the lowest peak first, then the fastest recovery.
 
-    ``tasks`` were simulated, of ``tasks_total`` that there are: where those were too many, a
-    sample of them.
+    Attributes:
+        tasks: How many tasks were simulated: all, or a sample.
+        tasks_total: How many tasks were recorded.
+        outages: When the outages began and ended, in seconds since ``begun_at``.
+        begun_at: When the recording begins.
+        outcomes: One per scenario.
+        scenarios: How many simulations there are, counting each seed.
+        files: The files that were written.
+        dry_run: Whether nothing was simulated.
     """
 
     tasks: int
@@ -79,6 +88,7 @@ class Simulation(Model):
     dry_run: bool = False
 
 
+@renamed_arguments(tell="progress")
 def simulate(
     spark: SparkSession,
     *,
@@ -97,33 +107,57 @@ def simulate(
     output: str | Path | None = None,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
-    tell: Tell = silent,
+    progress: Progress = no_progress,
 ) -> Simulation:
-    """Replay recorded arrivals and failures under every combination that is given.
+    """Simulate recorded arrivals and failures under all combinations of the arguments.
 
-    What is not given is as it was: the policy and timeout of the settings, and as many workers
-    as were busy at the same time. Each combination runs with ``repeat`` seeds. ``output`` is a
-    directory for ``simulation.html``, with a chart for each policy.
+    Args:
+        spark: The session.
+        policies: The backoff policies; by default that of the settings.
+        workers: How many tasks run at the same time; by default as many as were recorded.
+        visibility_timeouts: How long leases last; by default as in the settings.
+        repeat: How many seeds to use for each combination.
+        seed: The first seed.
+        archive: An archive to read, besides MongoDB.
+        live: Whether to read MongoDB.
+        uri: The address of MongoDB; by default ``MICROQUEUE_URI``, or the embedded server.
+        database: The database; by default that of the address.
+        collection: The collection of the tasks.
+        queues: The queues to read; by default all.
+        since: The begin of the recording; by default one day ago.
+        output: A directory for ``simulation.html``, with a chart for each scenario.
+        settings: The settings of the queues; by default those of the environment.
+        dry_run: Whether to record only, and simulate nothing.
+        progress: Called with each step that begins.
+
+    Returns:
+        The outcomes, and the files that were written.
+
+    Raises:
+        InvalidArgument: An argument is not valid, or there are too many combinations.
+        MicroqueueError: There are no tasks since ``since``.
     """
     check_count("repeat", repeat)
-    rules = settings or QueueSettings.from_environment()
-    place = locate(uri, database=database, collection=collection) if live else None
-    now = now_at(place)
+    queue_settings = settings or QueueSettings.from_environment()
+    location = locate(uri, database=database, collection=collection) if live else None
+    now = now_at(location)
     first = now - timedelta(days=1) if since is None else since
-    tell(Step("record", "Recording what happened"))
+    progress(Step("record", "Reading recorded tasks"))
     tasks = all_tasks(
-        spark, live=place, archive=archive, queues=queues, since=first, settings=rules
+        spark, live=location, archive=archive, queues=queues, since=first, settings=queue_settings
     )
     collected = collect(tasks, most=MOST_TASKS)
     past = collected.tasks
     if not past:
         raise MicroqueueError(
-            f"there are no tasks since {first.isoformat()} to simulate; go back further with since"
+            f"there are no tasks since {first.isoformat()} to simulate; give an earlier --since"
         )
     recording = record(past)
-    timeouts = [rules.visibility_timeout] if visibility_timeouts is None else visibility_timeouts
+    timeouts = (
+        [queue_settings.visibility_timeout] if visibility_timeouts is None else visibility_timeouts
+    )
     scenarios = grid(
-        policies or [rules.backoff],
+        policies or [queue_settings.backoff],
         workers or [busiest(past)],
         [check_duration("visibility_timeout", one).total_seconds() for one in timeouts],
         seeds=range(seed, seed + repeat),
@@ -131,7 +165,7 @@ def simulate(
     begun_at = datetime.fromtimestamp(min(task.arrived_sec for task in past), UTC)
     outcomes: list[Outcome] = []
     if not dry_run:
-        tell(Step("simulate", f"Simulating {len(scenarios):,} runs of {len(past):,} tasks"))
+        progress(Step("simulate", f"Simulating {len(scenarios):,} runs of {len(past):,} tasks"))
         outcomes = outcomes_of(simulate_all(spark, recording, scenarios))
     made = Simulation(
         tasks=len(past),
@@ -158,7 +192,7 @@ def grid(
     *,
     seeds: Sequence[int],
 ) -> list[Scenario]:
-    """Combine everything with everything."""
+    """Return all combinations."""
     for number in workers:
         check_count("workers", number)
     found = [
@@ -173,7 +207,7 @@ def grid(
 def simulate_all(
     spark: SparkSession, recording: Recording, scenarios: Sequence[Scenario]
 ) -> list[Result]:
-    """Run scenarios as Spark tasks, and give their results in the same order."""
+    """Run scenarios as Spark tasks; return their results in the same order."""
     shared = spark.sparkContext.broadcast(recording)
 
     def run(text: str) -> str:
@@ -190,7 +224,7 @@ def simulate_all(
 
 
 def outcomes_of(results: Sequence[Result]) -> list[Outcome]:
-    """Put the seeds of each scenario together."""
+    """Combine the results of all seeds of each scenario."""
     groups: defaultdict[str, list[Result]] = defaultdict(list)
     for result in results:
         groups[result.scenario.name].append(result)

@@ -1,11 +1,12 @@
-"""A queue in miniature: what recorded tasks would have met under another policy.
+"""Simulate a queue: what would have happened to recorded tasks under another policy.
 
-Pure, and the same for the same seed. A recording says when tasks arrived, how long they ran,
-and how they failed. Failures come in three kinds, because they answer differently to patience:
+Pure functions, with the same result for the same seed. A recording has when tasks arrived, how
+long they ran, and how they failed. There are three kinds of failures, as a longer backoff has
+different effects on them:
 
-- an *outage*: whatever starts within the interval fails, whoever it is;
-- a task's *own* failures: it fails so many times, whenever it is tried, or always;
-- *crashes*: the worker dies, and the task is back only when its lease has expired.
+- an *outage*: every attempt that starts within the interval fails;
+- a task's *own* failures: it fails a number of times, or always, whenever it is tried;
+- *crashes*: the worker dies, and the task is redelivered when its lease has expired.
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ from microqueue.backoff import BackoffPolicy
 from microqueue.model import Model
 
 ALWAYS = 10**9
-"""As many failures of its own as a task that never succeeds has."""
+"""The own failures of a task that never succeeds."""
 
 OUTAGE_SHARE = 0.5
-"""Where more attempts than this share fail, the tasks are hardly to blame one by one."""
+"""If a larger share of attempts fails, it is an outage, and not the tasks' own failures."""
 OUTAGE_LEAST = 5
-"""Fewer failures in a row are as likely tasks that fail on their own, one after the other."""
+"""Fewer failures in a row may be the tasks' own."""
 OUTAGE_GAP_SEC = 10
-"""Retries come in waves: a short silence between failures does not end an outage."""
+"""Retries come in waves: a shorter gap between failures does not end an outage."""
+
+FAILED = frozenset({"retried", "failed"})
+CRASHED = frozenset({"lease_expired", "crashed"})
+MOST_TASKS = 200_000
+"""The most tasks that are sent to each executor; of more, a sample is taken."""
 
 ARRIVES, ENDS = 0, 1
 MINUTE = 60
@@ -41,7 +47,7 @@ MINUTE = 60
 
 @dataclass(frozen=True, slots=True)
 class RecordedTask:
-    """One task of a recording; times are seconds from its beginning."""
+    """A task of a recording; times are seconds since its beginning."""
 
     arrived_sec: float
     run_sec: float
@@ -54,10 +60,10 @@ class RecordedTask:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What happened: the tasks, and the intervals in which everything failed.
+    """The recorded tasks, and the outages.
 
-    ``observed_sec`` is the last instant of which something is known: what a simulation does
-    later has nothing to be compared with.
+    ``observed_sec`` is the end of the recording: what a simulation does later cannot be compared
+    with it.
     """
 
     tasks: tuple[RecordedTask, ...]
@@ -65,13 +71,13 @@ class Recording:
     observed_sec: float = math.inf
 
     def out_at(self, second: float) -> bool:
-        """Tell whether an attempt that starts then meets an outage."""
-        place = bisect_right(self.outages, (second, math.inf)) - 1
-        return place >= 0 and second < self.outages[place][1]
+        """Return whether there is an outage."""
+        index = bisect_right(self.outages, (second, math.inf)) - 1
+        return index >= 0 and second < self.outages[index][1]
 
 
 class Scenario(Model):
-    """What is tried: a policy, how many attempts run at a time, and how long leases last."""
+    """A policy, how many attempts run at the same time, and how long leases last."""
 
     policy: BackoffPolicy
     workers: int
@@ -80,7 +86,7 @@ class Scenario(Model):
 
     @property
     def name(self) -> str:
-        """The scenario in a few words, the same for all seeds."""
+        """The scenario in a few words, equal for all seeds."""
         policy = self.policy
         return (
             f"{policy.jitter} base {policy.base_sec:g}s factor {policy.factor:g} "
@@ -90,7 +96,7 @@ class Scenario(Model):
 
 
 class Retries(Model):
-    """Retries that began: how many, in the worst second, and in the worst sixty seconds."""
+    """Retries that began: all, in the worst second, and in the worst sixty seconds."""
 
     count: int
     peak_per_sec: int
@@ -98,7 +104,7 @@ class Retries(Model):
 
     @classmethod
     def of(cls, seconds: Mapping[int, int]) -> Retries:
-        """Add up the retries of seconds."""
+        """Return the totals of retries by second."""
         ending = within = 0
         worst = 0
         ordered = sorted(seconds)
@@ -116,12 +122,22 @@ class Retries(Model):
 
 
 class Result(Model):
-    """What came of a scenario.
+    """The result of a scenario.
 
-    ``peak_retries_per_sec`` counts retries that came due in one second: the storm as the
-    policy makes it. ``peak_attempts_per_sec`` counts attempts that began: as the workers let
-    it through. ``recovery_sec`` is how long after the last outage its tasks were settled.
-    ``observable`` are the retries that began while the recording lasted.
+    Attributes:
+        scenario: The scenario.
+        attempts: Attempts in all.
+        wasted_attempts: Attempts that failed.
+        retries: Retries that came due.
+        done: Tasks that succeeded.
+        dead: Tasks that became dead letters.
+        peak_retries_per_sec: Retries that came due in the worst second, as the policy causes them.
+        peak_attempts_per_sec: Attempts that began in the worst second, as the workers allow them.
+        recovery_sec: How long after the last outage all its tasks were settled.
+        makespan_sec: When the last task was settled.
+        latency_p95_sec: The 95th percentile of the time from arrival to the end.
+        retries_by_sec: Retries that came due, by second.
+        observable: Retries that began within the recorded time.
     """
 
     scenario: Scenario
@@ -140,8 +156,8 @@ class Result(Model):
 
 
 @dataclass(slots=True)
-class _Life:
-    """A task on its way."""
+class _SimulatedTask:
+    """The state of a task in a simulation."""
 
     recorded: RecordedTask
     number: int
@@ -167,7 +183,7 @@ class _Counters:
 
 
 def simulate(recording: Recording, scenario: Scenario) -> Result:
-    """Run one scenario to its end, event by event."""
+    """Run one scenario, event by event."""
     run = _Run(recording, scenario)
     while run.events:
         run.step()
@@ -175,82 +191,84 @@ def simulate(recording: Recording, scenario: Scenario) -> Result:
 
 
 class _Run:
-    """The state of one simulation: what will happen, who waits, and how many are free."""
+    """The state of one simulation: coming events, ready tasks, and free workers."""
 
     def __init__(self, recording: Recording, scenario: Scenario) -> None:
         self.recording, self.scenario = recording, scenario
-        # S311: this is a dice, not a secret. A text as seed is the same in every process.
-        self.random = random.Random(f"{scenario.seed}/{scenario.name}")  # noqa: S311 (as above)
-        lives = [_Life(task, number) for number, task in enumerate(recording.tasks)]
-        self.events: list[tuple[float, int, int, _Life | None]] = [
-            (life.recorded.arrived_sec, ARRIVES, life.number, life) for life in lives
+        # A text as seed has the same effect in every process.
+        self.random = random.Random(f"{scenario.seed}/{scenario.name}")  # noqa: S311 (no secret)
+        tasks = [_SimulatedTask(task, number) for number, task in enumerate(recording.tasks)]
+        self.events: list[tuple[float, int, int, _SimulatedTask | None]] = [
+            (task.recorded.arrived_sec, ARRIVES, task.number, task) for task in tasks
         ]
         heapq.heapify(self.events)
-        self.ready: list[tuple[int, int, _Life]] = []
+        self.ready: list[tuple[int, int, _SimulatedTask]] = []
         self.free = scenario.workers
         self.counters = _Counters()
 
     def step(self) -> None:
-        """Let the next event happen, and give free workers what is ready."""
-        now, kind, _, life = heapq.heappop(self.events)
+        """Process the next event, and start ready tasks on free workers."""
+        now, kind, _, task = heapq.heappop(self.events)
         if kind == ENDS:
             self.free += 1
-        elif life is not None:
-            if life.attempts:
+        elif task is not None:
+            if task.attempts:
                 self.counters.due[math.floor(now)] += 1
-            # Older tasks go first within a priority, as in the queue.
-            heapq.heappush(self.ready, (-life.recorded.priority, life.number, life))
+            # Older tasks are first within a priority, as in the queue.
+            heapq.heappush(self.ready, (-task.recorded.priority, task.number, task))
         while self.free and self.ready:
             self._begin(heapq.heappop(self.ready)[2], now)
 
-    def _begin(self, life: _Life, now: float) -> None:
+    def _begin(self, task: _SimulatedTask, now: float) -> None:
         self.free -= 1
-        life.attempts += 1
+        task.attempts += 1
         self.counters.attempts += 1
         self.counters.begun[math.floor(now)] += 1
-        if life.attempts > 1 and now <= self.recording.observed_sec:
+        if task.attempts > 1 and now <= self.recording.observed_sec:
             self.counters.observable[math.floor(now)] += 1
-        task = life.recorded
+        recorded = task.recorded
         if self.recording.out_at(now):
-            life.met_outage = True
-            self._fail(life, now, now + task.fail_sec)
-        elif life.crashes < task.crashes:
-            life.crashes += 1
-            # The worker is replaced at once; the task waits for the end of its lease.
-            self._fail(life, now, now + self.scenario.visibility_timeout_sec, busy_sec=0.0)
-        elif life.own_failures < task.own_failures:
-            life.own_failures += 1
-            self._fail(life, now, now + task.fail_sec)
+            task.met_outage = True
+            self._fail(task, now, now + recorded.fail_sec)
+        elif task.crashes < recorded.crashes:
+            task.crashes += 1
+            # The worker is replaced at once; the task waits until its lease expires.
+            self._fail(task, now, now + self.scenario.visibility_timeout_sec, busy_sec=0.0)
+        elif task.own_failures < recorded.own_failures:
+            task.own_failures += 1
+            self._fail(task, now, now + recorded.fail_sec)
         else:
-            self._occupy(now + task.run_sec)
+            self._occupy(now + recorded.run_sec)
             self.counters.done += 1
-            self._settle(life, now + task.run_sec)
+            self._settle(task, now + recorded.run_sec)
 
-    def _fail(self, life: _Life, now: float, seen: float, *, busy_sec: float | None = None) -> None:
-        """Send a task back to wait from when its failure is seen, or bury it."""
+    def _fail(
+        self, task: _SimulatedTask, now: float, seen: float, *, busy_sec: float | None = None
+    ) -> None:
+        """Schedule the retry of a failed task, or count it as a dead letter."""
         self._occupy(seen if busy_sec is None else now + busy_sec)
         self.counters.wasted += 1
-        if life.attempts >= life.recorded.max_attempts:
+        if task.attempts >= task.recorded.max_attempts:
             self.counters.dead += 1
-            self._settle(life, seen)
+            self._settle(task, seen)
             return
-        life.delay = self.scenario.policy.delay_seconds(
-            life.attempts, previous=life.delay, rng=self.random
+        task.delay = self.scenario.policy.delay_seconds(
+            task.attempts, previous=task.delay, rng=self.random
         )
-        heapq.heappush(self.events, (seen + life.delay, ARRIVES, life.number, life))
+        heapq.heappush(self.events, (seen + task.delay, ARRIVES, task.number, task))
 
     def _occupy(self, until: float) -> None:
         heapq.heappush(self.events, (until, ENDS, -1, None))
 
-    def _settle(self, life: _Life, at: float) -> None:
+    def _settle(self, task: _SimulatedTask, at: float) -> None:
         counters = self.counters
         counters.last_settled = max(counters.last_settled, at)
-        counters.latencies.append(at - life.recorded.arrived_sec)
-        if life.met_outage:
+        counters.latencies.append(at - task.recorded.arrived_sec)
+        if task.met_outage:
             counters.last_recovered = max(counters.last_recovered, at)
 
     def result(self) -> Result:
-        """Add up what happened."""
+        """Return the totals."""
         counters, outages = self.counters, self.recording.outages
         over = outages[-1][1] if outages else 0.0
         return Result(
@@ -271,7 +289,7 @@ class _Run:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Give the value below which a share of the values lies: the nearest one that there is."""
+    """Return the quantile of some values, by the nearest rank."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -279,12 +297,12 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def find_outages(attempts: Sequence[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
-    """Find the intervals in which most attempts failed.
+    """Return the intervals in which most attempts failed.
 
-    ``attempts`` are starts, in seconds, and whether each failed. Seconds with failures that
-    lie at most ``OUTAGE_GAP_SEC`` apart, with no success between them, are one interval; it
-    counts as an outage if it holds ``OUTAGE_LEAST`` failures that are more than
-    ``OUTAGE_SHARE`` of its attempts.
+    ``attempts`` has the start of each attempt, in seconds, and whether it failed. Seconds in which
+    most attempts failed form one interval if they are at most ``OUTAGE_GAP_SEC`` apart. It is an
+    outage if it has ``OUTAGE_LEAST`` failures, and these are more than ``OUTAGE_SHARE`` of its
+    attempts.
     """
     seconds: dict[int, list[int]] = {}
     for started, failed in attempts:
@@ -313,15 +331,12 @@ def find_outages(attempts: Sequence[tuple[float, bool]]) -> tuple[tuple[float, f
     return tuple(found)
 
 
-FAILED = frozenset({"retried", "failed"})
-CRASHED = frozenset({"lease_expired", "crashed"})
-MOST_TASKS = 200_000
-"""So many tasks every executor gets; of more, a sample is taken."""
+# Recording: the histories of real tasks, as input for a simulation
 
 
 @dataclass(frozen=True, slots=True)
 class PastAttempt:
-    """One attempt, in seconds."""
+    """An attempt of a real task; times are seconds since 1970."""
 
     started_sec: float
     ended_sec: float
@@ -331,7 +346,7 @@ class PastAttempt:
 
 @dataclass(frozen=True, slots=True)
 class PastTask:
-    """A task as it went, in seconds."""
+    """A real task and its attempts; times are seconds since 1970."""
 
     arrived_sec: float
     status: str
@@ -342,21 +357,21 @@ class PastTask:
 
 @dataclass(frozen=True)
 class Collected:
-    """Tasks as they went: all there are, or a sample of them."""
+    """Real tasks: all ``total``, or a sample of them."""
 
     tasks: list[PastTask]
     total: int
 
 
 def record(tasks: Sequence[PastTask]) -> Recording:
-    """Separate what happened to everybody from what happened to single tasks.
+    """Make a recording of real tasks: separate outages from the tasks' own failures.
 
-    Failures within an outage say nothing of a task; those outside are its own. A task that
-    failed for good outside of an outage is taken to fail always.
+    Failures within an outage are not attributed to tasks; others are their own. A task that
+    became a dead letter by its own failure is assumed to fail always.
     """
     if not tasks:
         return Recording(())
-    # A whole second, so that the simulation's seconds are those of the clock.
+    # A whole second, so that seconds of the simulation are seconds of the clock.
     first = math.floor(min(task.arrived_sec for task in tasks))
     begun = [
         (attempt.started_sec - first, attempt.outcome in FAILED)
@@ -374,7 +389,7 @@ def record(tasks: Sequence[PastTask]) -> Recording:
 
 
 def retries_of(tasks: Iterable[PastTask]) -> Retries:
-    """Count the retries that tasks remember, as :class:`Result` counts those of a simulation."""
+    """Count the retries of real tasks, as :class:`Result` counts those of a simulation."""
     begun = (attempt for task in tasks for attempt in task.attempts if attempt.number > 1)
     return Retries.of(Counter(math.floor(attempt.started_sec) for attempt in begun))
 
@@ -414,7 +429,7 @@ def _median(values: Sequence[float], otherwise: float = 0.0) -> float:
 
 
 def busiest(tasks: Iterable[PastTask]) -> int:
-    """Count how many attempts ran at the same time at most: as many workers there were."""
+    """Return the most attempts that ran at the same time: as many as there were workers."""
     edges: list[tuple[float, int]] = []
     for task in tasks:
         for attempt in task.attempts:
@@ -427,7 +442,7 @@ def busiest(tasks: Iterable[PastTask]) -> int:
 
 
 def collect(tasks: DataFrame, *, most: int) -> Collected:
-    """Bring tasks to the driver as they went, all or a sample; the same one for the same tasks."""
+    """Collect real tasks in the driver: all, or a sample that is always the same."""
 
     def seconds(name: str) -> str:
         return f"unix_micros({name}) / 1000000 as {name.rpartition('.')[2].replace('_at', '_sec')}"

@@ -1,4 +1,4 @@
-"""Detect retry storms, past and coming, and find the backoff that would have smoothed them."""
+"""Detect retry storms, past and coming, and find the backoff that would have prevented them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from microqueue.backoff import BackoffPolicy, Jitter
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
-from microqueue.spark.analytics.fingerprint import normalised
+from microqueue.spark.analytics.fingerprint import normalised_column
 from microqueue.spark.analytics.history import all_tasks, attempts_of
 from microqueue.spark.analytics.simulate import Outcome, grid, outcomes_of, simulate_all
 from microqueue.spark.analytics.simulation import (
@@ -30,29 +30,41 @@ from microqueue.spark.analytics.simulation import (
     record,
     retries_of,
 )
+from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.location import locate, now_at
-from microqueue.spark.progress import Step, Tell, silent
+from microqueue.spark.progress import Progress, Step, no_progress
+
+MINUTE = 60
+GAP_MINUTES = 2
+"""Storms that are at most so many minutes apart are one."""
 
 LOOK_BACK_SEC = 600
-"""How long before a storm the failures lie that made it."""
+"""How long before a storm the failures that caused it are searched."""
 
 MOST_TASKS = 20_000
 BASE_FACTORS = (1, 2, 4)
 SEEDS = range(3)
 PATIENCE = 1.5
-"""How much longer than now the recovery may take for a calmer policy."""
+"""How much longer the recovery may take under a policy with a lower peak."""
 
-ALIKE = 1.5
-ALIKE_SLACK = 3
-"""Figures are alike if the larger is at most so many times the smaller, and so many more."""
+CLOSE_RATIO = 1.5
+CLOSE_SLACK = 3
+"""Two figures are close if the larger is at most the smaller times the ratio plus the slack."""
 
 POLICY_FIELDS = ("base_sec", "factor", "max_sec", "jitter")
 
 
 class Suggestion(Model):
-    """A policy that would have been calmer, by simulation of the very same tasks.
+    """A policy with a lower peak, found by simulating the same tasks.
 
-    ``tasks`` were simulated, of ``tasks_total`` that the storm touched: all, or a sample.
+    Attributes:
+        policy: The policy.
+        peak_retries_per_sec: The peak under this policy.
+        instead_of_per_sec: The peak under the tasks' own policy.
+        recovery_sec: The recovery under this policy.
+        instead_of_sec: The recovery under the tasks' own policy.
+        tasks: How many tasks were simulated: all, or a sample.
+        tasks_total: How many tasks the storm affected.
     """
 
     policy: BackoffPolicy
@@ -65,12 +77,22 @@ class Suggestion(Model):
 
 
 class Reproduction(Model):
-    """The retries of the storm's tasks, beside a simulation of them under their own policy.
+    """The retries that were observed, and those of a simulation under the tasks' own policy.
 
-    Only where the two are alike does the simulation of another policy say anything. They
-    differ where something else than the policy set the pace: delays that handlers gave,
-    replays, workers that were away. ``simulated_*`` are means over the seeds; ``tasks`` were
-    compared, of ``tasks_total`` that the storm touched.
+    The simulation of another policy is meaningful only if the two are close. They differ if
+    something other than the policy set the pace: delays chosen by handlers, replays, or workers
+    that were stopped.
+
+    Attributes:
+        reproduced: Whether the figures are close.
+        retries: Observed retries.
+        peak_per_sec: Observed retries in the worst second.
+        peak_per_min: Observed retries in the worst sixty seconds.
+        simulated_retries: Simulated retries; the mean over the seeds, as the next two.
+        simulated_peak_per_sec: Simulated retries in the worst second.
+        simulated_peak_per_min: Simulated retries in the worst sixty seconds.
+        tasks: How many tasks were simulated: all, or a sample.
+        tasks_total: How many tasks the storm affected.
     """
 
     reproduced: bool
@@ -85,10 +107,23 @@ class Reproduction(Model):
 
 
 class Storm(Model):
-    """A storm that was: where, when, how bad, by which error, under which policy.
+    """A past storm.
 
-    ``reproduction`` and ``suggestion`` are of a simulation. There is no suggestion where the
-    storm was not reproduced, and where no policy that was tried is calmer.
+    Attributes:
+        queue: The queue.
+        start: When it began, in whole minutes.
+        end: When it ended.
+        retries: Retries in all.
+        peak_per_min: Retries in the worst sixty seconds.
+        peak_per_sec: Retries in the worst second.
+        baseline_per_min: The median of retries per minute in the period.
+        synchrony: The share of the worst second in its sixty seconds.
+        code: The most frequent error code.
+        error: The most frequent error message, masked.
+        error_share: The share of this error in all failures.
+        policy: The backoff policy of the tasks.
+        reproduction: How well a simulation under that policy matches.
+        suggestion: A better policy, if the storm was reproduced and a tried policy is better.
     """
 
     queue: str
@@ -116,7 +151,7 @@ class ComingStorm(Model):
 
 
 class Storms(Model):
-    """What was found in a period."""
+    """The storms of a period, and those that are coming."""
 
     since: datetime
     until: datetime
@@ -125,6 +160,7 @@ class Storms(Model):
     dry_run: bool = False
 
 
+@renamed_arguments(tell="progress")
 def storms(
     spark: SparkSession,
     *,
@@ -141,25 +177,49 @@ def storms(
     top: int = 5,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
-    tell: Tell = silent,
+    progress: Progress = no_progress,
 ) -> Storms:
-    """Look for sixty seconds with ``factor`` times the usual retries, and at least ``least``.
+    """Find retry storms, and the backoff that would have prevented them.
 
-    The ``top`` storms are simulated under their own policy, and if that reproduces what was
-    observed, under others; a dry run leaves that out.
+    A storm is where sixty seconds have ``factor`` times the usual retries, and at least
+    ``least``. Storms are simulated under their own policy and, if that reproduces what was
+    observed, under others.
+
+    Args:
+        spark: The session.
+        archive: An archive to read, besides MongoDB.
+        live: Whether to read MongoDB.
+        uri: The address of MongoDB; by default ``MICROQUEUE_URI``, or the embedded server.
+        database: The database; by default that of the address.
+        collection: The collection of the tasks.
+        queues: The queues to read; by default all.
+        since: The begin of the period; by default one day before its end.
+        until: The end of the period; by default now.
+        factor: How many times the usual retries make a storm.
+        least: How many retries in sixty seconds a storm has at least.
+        top: How many storms to describe, the largest first.
+        settings: The settings of the queues; by default those of the environment.
+        dry_run: Whether to leave out the simulations.
+        progress: Called with each step that begins.
+
+    Returns:
+        Past and coming storms.
+
+    Raises:
+        InvalidArgument: An argument is not valid.
     """
     check_count("least", least)
     check_count("top", top)
     if not factor > 1:
         raise refused("factor", factor, "give a number above 1")
-    rules = settings or QueueSettings.from_environment()
-    place = locate(uri, database=database, collection=collection) if live else None
-    now = now_at(place)
+    queue_settings = settings or QueueSettings.from_environment()
+    location = locate(uri, database=database, collection=collection) if live else None
+    now = now_at(location)
     last = now if until is None else until
     first = last - timedelta(days=1) if since is None else since
-    tell(Step("count", "Counting retries"))
+    progress(Step("count", "Counting retries"))
     tasks = all_tasks(
-        spark, live=place, archive=archive, queues=queues, since=first, settings=rules
+        spark, live=location, archive=archive, queues=queues, since=first, settings=queue_settings
     ).cache()
     try:
         retries = _within(attempts_of(tasks).where("attempt > 1"), "started_at", first, last)
@@ -172,8 +232,8 @@ def storms(
         )
         described = []
         for number, storm in enumerate(found[:top], start=1):
-            tell(Step("explain", f"Explaining storm {number} of {min(len(found), top)}"))
-            described.append(_describe(spark, tasks, storm, rules, simulated=not dry_run))
+            progress(Step("explain", f"Analysing storm {number} of {min(len(found), top)}"))
+            described.append(_describe(spark, tasks, storm, queue_settings, simulated=not dry_run))
         coming = _coming(tasks, now, least)
     finally:
         tasks.unpersist()
@@ -206,21 +266,28 @@ def _minutes(retries: DataFrame) -> list[Minute]:
 
 
 def _describe(
-    spark: SparkSession, tasks: DataFrame, storm: Found, rules: QueueSettings, *, simulated: bool
+    spark: SparkSession,
+    tasks: DataFrame,
+    storm: DetectedStorm,
+    queue_settings: QueueSettings,
+    *,
+    simulated: bool,
 ) -> Storm:
-    """Name the error and the policy of a storm, and what would have been better."""
+    """Find the error and the policy of a storm, and a better policy."""
     start, end = (datetime.fromtimestamp(at, UTC) for at in (storm.start_sec, storm.end_sec))
-    own = tasks.where(f.col("queue") == storm.queue)
+    in_queue = tasks.where(f.col("queue") == storm.queue)
     before = start - timedelta(seconds=LOOK_BACK_SEC)
-    failed = _within(attempts_of(own).where("error is not null"), "ended_at", before, end)
+    failed = _within(attempts_of(in_queue).where("error is not null"), "ended_at", before, end)
     kinds = (
-        failed.groupBy("error.code", normalised(f.col("error.message")).alias("pattern"))
+        failed.groupBy("error.code", normalised_column(f.col("error.message")).alias("pattern"))
         .count()
         .orderBy(f.desc("count"), "pattern")
         .collect()
     )
-    policy = _policy(failed, rules)
-    known, better = _suggest(spark, own, storm, policy, rules) if simulated else (None, None)
+    policy = _policy(failed, queue_settings)
+    reproduction, suggestion = (
+        _suggest(spark, in_queue, storm, policy, queue_settings) if simulated else (None, None)
+    )
     worst = kinds[0] if kinds else None
     return Storm(
         queue=storm.queue,
@@ -235,59 +302,63 @@ def _describe(
         error=worst["pattern"] if worst else None,
         error_share=worst["count"] / sum(kind["count"] for kind in kinds) if worst else 0.0,
         policy=policy,
-        reproduction=known,
-        suggestion=better,
+        reproduction=reproduction,
+        suggestion=suggestion,
     )
 
 
-def _policy(failed: DataFrame, rules: QueueSettings) -> BackoffPolicy:
-    """Find the policy that most of the failed tasks had: their own, or that of the settings."""
+def _policy(failed: DataFrame, queue_settings: QueueSettings) -> BackoffPolicy:
+    """Return the policy of most failed tasks: their own, or that of the settings."""
     counted = failed.groupBy("backoff_policy").count().orderBy(f.desc("count")).take(1)
     own = counted[0]["backoff_policy"] if counted else None
     if own is None:
-        return rules.backoff
+        return queue_settings.backoff
     return BackoffPolicy(**{name: own[name] for name in POLICY_FIELDS if own[name] is not None})
 
 
 def _suggest(
-    spark: SparkSession, own: DataFrame, storm: Found, policy: BackoffPolicy, rules: QueueSettings
+    spark: SparkSession,
+    in_queue: DataFrame,
+    storm: DetectedStorm,
+    policy: BackoffPolicy,
+    queue_settings: QueueSettings,
 ) -> tuple[Reproduction, Suggestion | None]:
-    """Simulate the storm's own tasks under their policy and others, and choose the calmest.
+    """Simulate the tasks of a storm under their own policy and others, and choose the best.
 
-    Nothing is chosen if their own policy does not bring about what was observed.
+    There is no suggestion if their own policy does not reproduce what was observed.
     """
     first, last = storm.start_sec - LOOK_BACK_SEC, storm.end_sec + LOOK_BACK_SEC
-    touched = (f.unix_seconds("created_at") < last) & (f.unix_seconds("updated_at") >= first)
-    collected = collect(own.where(touched), most=MOST_TASKS)
+    affected = (f.unix_seconds("created_at") < last) & (f.unix_seconds("updated_at") >= first)
+    collected = collect(in_queue.where(affected), most=MOST_TASKS)
     past = collected.tasks
     recording = record(past)
-    timeout_sec = rules.visibility_timeout.total_seconds()
+    timeout_sec = queue_settings.visibility_timeout.total_seconds()
 
     def results(policies: Sequence[BackoffPolicy]) -> list[Result]:
         scenarios = grid(policies, [busiest(past)], [timeout_sec], seeds=SEEDS)
         return simulate_all(spark, recording, scenarios)
 
     baseline = results([policy])
-    known = reproduce(past, baseline, total=collected.total)
-    if not known.reproduced:
-        return known, None
+    reproduction = reproduce(past, baseline, total=collected.total)
+    if not reproduction.reproduced:
+        return reproduction, None
     outcomes = outcomes_of([*baseline, *results(other_policies(policy))])
-    chosen = choose(policy, outcomes)
+    chosen = choose_policy(policy, outcomes)
     if chosen is None:
-        return known, None
-    counts = {"tasks": known.tasks, "tasks_total": known.tasks_total}
-    return known, chosen.model_copy(update=counts)
+        return reproduction, None
+    counts = {"tasks": reproduction.tasks, "tasks_total": reproduction.tasks_total}
+    return reproduction, chosen.model_copy(update=counts)
 
 
 def reproduce(past: Sequence[PastTask], baseline: Sequence[Result], *, total: int) -> Reproduction:
-    """Compare what tasks remember with simulations of them under the policy that they had."""
+    """Compare the observed retries with simulations under the tasks' own policy."""
     observed = retries_of(past)
     figures = {
         name: fmean(getattr(result.observable, name) for result in baseline)
         for name in ("count", "peak_per_sec", "peak_per_min")
     }
     return Reproduction(
-        reproduced=all(alike(getattr(observed, name), figures[name]) for name in figures),
+        reproduced=all(is_close(getattr(observed, name), figures[name]) for name in figures),
         retries=observed.count,
         peak_per_sec=observed.peak_per_sec,
         peak_per_min=observed.peak_per_min,
@@ -299,14 +370,14 @@ def reproduce(past: Sequence[PastTask], baseline: Sequence[Result], *, total: in
     )
 
 
-def alike(observed: float, simulated: float) -> bool:
-    """Return whether a simulation came close to a figure, which depends on chance."""
+def is_close(observed: float, simulated: float) -> bool:
+    """Return whether an observed and a simulated figure are close; both depend on chance."""
     less, more = sorted((observed, simulated))
-    return more <= ALIKE * less + ALIKE_SLACK
+    return more <= CLOSE_RATIO * less + CLOSE_SLACK
 
 
 def other_policies(policy: BackoffPolicy) -> list[BackoffPolicy]:
-    """Vary what can be varied without thinking twice: the base and the jitter."""
+    """Return policies with another base or jitter."""
     found = []
     for times, jitter in product(BASE_FACTORS, get_args(Jitter)):
         base_sec = max(policy.base_sec, 0.5) * times
@@ -318,8 +389,8 @@ def other_policies(policy: BackoffPolicy) -> list[BackoffPolicy]:
     return found
 
 
-def choose(policy: BackoffPolicy, outcomes: Sequence[Outcome]) -> Suggestion | None:
-    """Choose the lowest peak among policies that recover about as soon; nothing, if it is ours."""
+def choose_policy(policy: BackoffPolicy, outcomes: Sequence[Outcome]) -> Suggestion | None:
+    """Return the lowest peak among policies that recover about as fast; None if it is their own."""
     now = next(one for one in outcomes if one.policy == policy)
     patience_sec = max(now.recovery_sec * PATIENCE, now.recovery_sec + MINUTE)
     allowed = [one for one in outcomes if one.recovery_sec <= patience_sec and one.dead <= now.dead]
@@ -348,17 +419,15 @@ def _coming(tasks: DataFrame, now: datetime, least: int) -> list[ComingStorm]:
     ]
 
 
-MINUTE = 60
-GAP_MINUTES = 2
-"""Storms that are so close are one."""
+# Detection: pure functions over counts per minute
 
 
 @dataclass(frozen=True)
 class Minute:
-    """The retries of a queue in one minute of the clock, and in its busiest second.
+    """The retries of a queue in one minute of the clock, and in its worst second.
 
-    ``busiest`` are those of the busiest sixty seconds that touch it: a storm does not begin
-    when the clock's minute does.
+    ``busiest`` counts those of the busiest sixty seconds that overlap it, as storms do not begin
+    on the minute.
     """
 
     queue: str
@@ -369,8 +438,8 @@ class Minute:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A storm: from its first second to its last, against what is usual in a minute."""
+class DetectedStorm:
+    """A storm, as found in the counts."""
 
     queue: str
     start_sec: int
@@ -384,28 +453,28 @@ class Found:
 
 def find_storms(
     minutes: Iterable[Minute], *, first_minute: int, last_minute: int, factor: float, least: int
-) -> list[Found]:
-    """Find where a queue retries ``factor`` times as much in sixty seconds as is usual.
+) -> list[DetectedStorm]:
+    """Find where a queue has ``factor`` times the usual retries in sixty seconds.
 
-    Usual is the median of all minutes of the period, those without retries included. Fewer
-    than ``least`` retries in sixty seconds are no storm, however unusual.
+    The usual number is the median of all minutes of the period, including those without retries.
+    Fewer than ``least`` retries in sixty seconds are no storm.
     """
     queues: defaultdict[str, list[Minute]] = defaultdict(list)
     for one in minutes:
         queues[one.queue].append(one)
     found = []
-    for own in queues.values():
-        quiet = max(last_minute - first_minute + 1 - len(own), 0)
-        baseline = float(median([*(one.retries for one in own), *([0] * quiet)]))
+    for in_queue in queues.values():
+        quiet = max(last_minute - first_minute + 1 - len(in_queue), 0)
+        baseline = float(median([*(one.retries for one in in_queue), *([0] * quiet)]))
         threshold = max(least, factor * baseline)
         stormy = sorted(
-            (one for one in own if one.busiest >= threshold), key=lambda one: one.minute
+            (one for one in in_queue if one.busiest >= threshold), key=lambda one: one.minute
         )
-        found += [_storm(group, baseline) for group in _together(stormy)]
+        found += [_storm(group, baseline) for group in _group_adjacent(stormy)]
     return sorted(found, key=lambda storm: -storm.retries)
 
 
-def _together(minutes: Sequence[Minute]) -> list[list[Minute]]:
+def _group_adjacent(minutes: Sequence[Minute]) -> list[list[Minute]]:
     groups: list[list[Minute]] = []
     for one in minutes:
         if groups and one.minute - groups[-1][-1].minute <= GAP_MINUTES:
@@ -415,10 +484,10 @@ def _together(minutes: Sequence[Minute]) -> list[list[Minute]]:
     return groups
 
 
-def _storm(minutes: Sequence[Minute], baseline: float) -> Found:
+def _storm(minutes: Sequence[Minute], baseline: float) -> DetectedStorm:
     """Describe a storm; ``synchrony`` is the share of the worst second in its sixty."""
     wildest = max(minutes, key=lambda one: one.peak_per_sec)
-    return Found(
+    return DetectedStorm(
         queue=minutes[0].queue,
         start_sec=minutes[0].minute * MINUTE,
         end_sec=(minutes[-1].minute + 1) * MINUTE,

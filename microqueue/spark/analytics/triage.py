@@ -1,7 +1,7 @@
-"""Triage dead letters, live and archived: which kinds of error there are, and which are new.
+"""Triage dead letters, live and archived: the kinds of errors, and which of them are new.
 
-Letters are of one kind if they have the same queue and code, and messages that differ only in
-numbers, ids, paths and quoted text. Each kind comes with the command that replays it.
+Dead letters are of one kind if they have the same queue and error code, and messages that differ
+only in numbers, ids, paths and quoted text. Each kind comes with the command that replays it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,37 @@ from microqueue.masking import without_password
 from microqueue.model import Model
 from microqueue.operations.dead_letters import read_errors
 from microqueue.settings import QueueSettings
-from microqueue.spark.analytics.fingerprint import fingerprint, fingerprinted, literals, normalised
-from microqueue.spark.analytics.history import all_tasks, steadily
+from microqueue.spark.analytics.fingerprint import (
+    fingerprint,
+    fingerprint_column,
+    literals,
+    normalised_column,
+)
+from microqueue.spark.analytics.history import all_tasks, read_consistently
+from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.location import locate, location_of, now_at
 from microqueue.spark.options import LocationOptions, resolve_uri
-from microqueue.spark.progress import Step, Tell, silent
+from microqueue.spark.progress import Progress, Step, no_progress
 
 KIND = ("fingerprint", "queue", "code", "pattern")
 MICROS = 1_000_000
+MOST_COMPARED = 20_000
+MOST_TEXTS = 3
+ONE_MILLISECOND = timedelta(milliseconds=1)
+
+NO_PASSWORD = "put the user and the password back into --uri"  # noqa: S105 (that there is none)
+
+
+class Command(Model):
+    """A command to paste into a shell, and what to do before."""
+
+    line: str
+    note: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The line, with the note as a shell comment."""
+        return self.line if self.note is None else f"{self.line}   # {self.note}"
 
 
 class Sample(Model):
@@ -46,9 +69,22 @@ class Sample(Model):
 
 
 class Cluster(Model):
-    """Dead letters of one kind; ``new`` if no earlier triage has seen the kind.
+    """Dead letters of one kind.
 
-    ``replay`` is the command for those in MongoDB, ``replay_archived`` for those archived.
+    Attributes:
+        fingerprint: Identifies the kind.
+        queue: The queue.
+        code: The error code.
+        pattern: The error message, masked.
+        count: How many dead letters there are.
+        live: How many of them are in MongoDB.
+        archived: How many of them are in the archive.
+        first_at: When the first one failed.
+        last_at: When the last one failed.
+        new: Whether no earlier triage has seen the kind.
+        samples: The latest dead letters.
+        replay: The command that replays those in MongoDB.
+        replay_archived: The command that replays those in the archive.
     """
 
     fingerprint: str
@@ -67,7 +103,7 @@ class Cluster(Model):
 
 
 class Triage(Model):
-    """The kinds of dead letters, the most frequent first; ``total`` counts all of them."""
+    """The kinds of dead letters, the most frequent first; ``total`` counts all dead letters."""
 
     total: int
     kinds: int
@@ -76,6 +112,7 @@ class Triage(Model):
     dry_run: bool = False
 
 
+@renamed_arguments(tell="progress")
 def triage(
     spark: SparkSession,
     *,
@@ -91,56 +128,76 @@ def triage(
     state: str | Path | None = None,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
-    tell: Tell = silent,
+    progress: Progress = no_progress,
 ) -> Triage:
-    """Group dead letters by kind, and describe the ``top`` ones with some samples each.
+    """Group dead letters by kind of error.
 
-    ``state`` is a file that remembers which kinds were seen; a dry run leaves it as it is.
+    Args:
+        spark: The session.
+        archive: An archive to read, besides MongoDB.
+        live: Whether to read MongoDB.
+        uri: The address of MongoDB; by default ``MICROQUEUE_URI``, or the embedded server.
+        database: The database; by default that of the address.
+        collection: The collection of the tasks.
+        queues: The queues to read; by default all.
+        since: Leave out dead letters that failed before; by default there is no limit.
+        top: How many kinds to describe, the most frequent first.
+        samples: How many dead letters to show of each.
+        state: A file that records which kinds were seen.
+        settings: The settings of the queues; by default those of the environment.
+        dry_run: Whether to leave ``state`` as it is.
+        progress: Called with each step that begins.
+
+    Returns:
+        The kinds, with the commands that replay them.
+
+    Raises:
+        InvalidArgument: An argument is not valid, or there is nothing to read.
+        MicroqueueError: ``state`` is not a file that a triage has written.
     """
     check_count("top", top)
-    rules = settings or QueueSettings.from_environment()
-    place = locate(uri, database=database, collection=collection) if live else None
-    if since is not None:  # As exact as MongoDB is, so that the commands choose the same.
+    queue_settings = settings or QueueSettings.from_environment()
+    location = locate(uri, database=database, collection=collection) if live else None
+    if since is not None:  # In milliseconds, as in MongoDB, so that the commands select the same.
         since = since.astimezone(UTC).replace(microsecond=since.microsecond // 1000 * 1000)
-    asked = Asked(uri=uri, database=database, collection=collection, since=since)
+    scope = TriageScope(uri=uri, database=database, collection=collection, since=since)
     known = _read_state(state)
-    tell(Step("group", "Grouping dead letters"))
+    progress(Step("group", "Grouping dead letters"))
 
     def work() -> tuple[list[Row], dict[str, list[Sample]]]:
         tasks = all_tasks(
             spark,
-            live=place,
+            live=location,
             archive=archive,
             queues=queues,
             statuses=["failed"],
             since=since,
-            settings=rules,
+            settings=queue_settings,
         )
-        letters = _letters(tasks).cache()
+        dead_letters = _dead_letters(tasks).cache()
         try:
-            groups = _groups(letters)
+            groups = _groups(dead_letters)
             kinds = [row["fingerprint"] for row in groups[:top]]
-            return groups, _samples(letters, kinds, samples)
+            return groups, _samples(dead_letters, kinds, samples)
         finally:
-            letters.unpersist()
+            dead_letters.unpersist()
 
-    groups, shown = steadily(spark, work, live=place, archive=archive)
-    chosen = groups[:top]
-    tell(Step("commands", "Finding the commands that replay them"))
+    groups, shown = read_consistently(spark, work, live=location, archive=archive)
+    progress(Step("commands", "Finding the commands to replay them"))
     clusters = []
-    for row in chosen:
+    for row in groups[:top]:
         cluster = _cluster(row, known, shown.get(row["fingerprint"], ()))
         changes: dict[str, Any] = {}
-        if place is not None and cluster.live:
+        if location is not None and cluster.live:
             first, last = _instant(row["first_live"]), _instant(row["last_live"])
-            changes["replay"] = replay_letters(
-                place, rules, cluster, asked, failed_between=(first, last)
+            changes["replay"] = replay_live(
+                location, queue_settings, cluster, scope, failed_between=(first, last)
             )
         if archive is not None and cluster.archived:
-            changes["replay_archived"] = replay_archived(archive, cluster, asked)
+            changes["replay_archived"] = replay_archived(archive, cluster, scope)
         clusters.append(cluster.model_copy(update=changes))
     if state is not None and not dry_run:
-        seen_at = now_at(place)
+        seen_at = now_at(location)
         _write_state(state, known, [row["fingerprint"] for row in groups], seen_at)
     return Triage(
         total=sum(row["count"] for row in groups),
@@ -151,7 +208,7 @@ def triage(
     )
 
 
-def _letters(tasks: DataFrame) -> DataFrame:
+def _dead_letters(tasks: DataFrame) -> DataFrame:
     queue, code, message = f.col("queue"), f.col("error.code"), f.col("error.message")
     return tasks.select(
         "id",
@@ -160,14 +217,14 @@ def _letters(tasks: DataFrame) -> DataFrame:
         code.alias("code"),
         f.coalesce(message, f.lit("")).alias("message"),
         f.unix_micros("updated_at").alias("at"),
-        normalised(message).alias("pattern"),
-        fingerprinted(queue, code, message).alias("fingerprint"),
+        normalised_column(message).alias("pattern"),
+        fingerprint_column(queue, code, message).alias("fingerprint"),
     )
 
 
-def _groups(letters: DataFrame) -> list[Row]:
+def _groups(dead_letters: DataFrame) -> list[Row]:
     in_mongodb = ~f.col("archived")
-    counted = letters.groupBy(*KIND).agg(
+    counted = dead_letters.groupBy(*KIND).agg(
         f.count(f.lit(1)).alias("count"),
         f.count_if(in_mongodb).alias("live"),
         f.min("at").alias("first"),
@@ -179,11 +236,11 @@ def _groups(letters: DataFrame) -> list[Row]:
 
 
 def _samples(
-    letters: DataFrame, fingerprints: Sequence[str], limit: int
+    dead_letters: DataFrame, fingerprints: Sequence[str], limit: int
 ) -> dict[str, list[Sample]]:
-    """Read the latest letters of each kind."""
+    """Read the latest dead letters of each kind."""
     latest = Window.partitionBy("fingerprint").orderBy(f.desc("at"), "id")
-    chosen = letters.where(f.col("fingerprint").isin(list(fingerprints)))
+    chosen = dead_letters.where(f.col("fingerprint").isin(list(fingerprints)))
     ranked = chosen.withColumn("rank", f.row_number().over(latest)).where(f.col("rank") <= limit)
     found: dict[str, list[Sample]] = {}
     for row in ranked.orderBy("fingerprint", "rank").collect():
@@ -217,14 +274,14 @@ def _read_state(path: str | Path | None) -> dict[str, str]:
         return {str(name): str(at) for name, at in known.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise MicroqueueError(
-            f"{path} is not what an earlier triage has written; give another file, or delete it"
+            f"{path} was not written by an earlier triage; give another file, or delete it"
         ) from exc
 
 
 def _write_state(
     path: str | Path, known: Mapping[str, str], seen: Sequence[str], now: datetime
 ) -> None:
-    """Write the whole file aside and put it in place: a kill leaves the old one."""
+    """Write a draft and rename it, so that a kill leaves the old file."""
     merged = {**dict.fromkeys(seen, now.isoformat()), **known}
     draft = Path(f"{path}.draft")
     draft.parent.mkdir(parents=True, exist_ok=True)
@@ -232,28 +289,12 @@ def _write_state(
     draft.replace(path)
 
 
-MOST_COMPARED = 20_000
-MOST_TEXTS = 3
-ONE_MILLISECOND = timedelta(milliseconds=1)
-
-NO_PASSWORD = "put the user and the password back into --uri"  # noqa: S105 (that there is none)
-
-
-class Command(Model):
-    """A command as a person pastes it, and what to do before that."""
-
-    line: str
-    note: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The line, with the note as a comment of the shell."""
-        return self.line if self.note is None else f"{self.line}   # {self.note}"
+# The commands that replay a kind
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a triage was asked about, which its commands have to say again."""
+class TriageScope:
+    """The arguments of a triage that its commands have to repeat."""
 
     uri: str | None = None
     database: str | None = None
@@ -261,7 +302,7 @@ class Asked:
     since: datetime | None = None
 
     def command(self, *arguments: str) -> Command:
-        """Write a command for the same server; what is secret in its address is left out."""
+        """Return a command for the same server, without the credentials of its address."""
         address = self._address()
         if address is None:
             return Command(line=shlex.join(["microqueue", *arguments]))
@@ -270,7 +311,7 @@ class Asked:
         return Command(line=line, note=None if shown == address else NO_PASSWORD)
 
     def _address(self) -> str | None:
-        """Give the address, if one was given; a database that was given beside it is put in."""
+        """Return the address that was given, with the database that was given separately."""
         if self.database is None:
             return self.uri
         parts = urlsplit(resolve_uri(self.uri))
@@ -280,62 +321,63 @@ class Asked:
         return parts._replace(path=f"/{self.database}", query="&".join(options)).geturl()
 
     def replay(self, condition: str, time: str, *options: str) -> Command:
-        """Write the replay pipeline's command for a condition, and for no older tasks."""
+        """Return the command of the replay pipeline for a condition, within ``since``."""
         where = condition
         if self.since is not None:
             where = f"{where} and {time} >= timestamp '{self.since.isoformat()}'"
-        # A kind is of one queue: its fingerprint has the queue in it.
+        # The fingerprint covers the queue, so all queues can be searched.
         arguments = ["pipeline", "replay", *options, "--all-queues", "--where", where]
         if self.collection != DEFAULT_COLLECTION:
             arguments += ["--collection", self.collection]
         return self.command(*arguments)
 
 
-def replay_letters(
-    place: LocationOptions,
+def replay_live(
+    location: LocationOptions,
     settings: QueueSettings,
     kind: Any,
-    asked: Asked,
+    scope: TriageScope,
     *,
     failed_between: tuple[datetime, datetime],
 ) -> Command:
-    """Find the simplest command that takes all letters of a kind, and no others.
+    """Return the simplest command that replays all dead letters of a kind, and no others.
 
-    Each filter of ``dlq replay`` is tried as the replay itself would use it, and what it finds
-    is compared. Where none fits, the replay pipeline computes of each letter which kind it is.
+    Filters of ``dlq replay`` are run as the replay would use them, and what they find is compared.
+    If none is exact, the replay pipeline selects by fingerprint.
     """
-    if asked.collection == DEFAULT_COLLECTION:  # The one that ``dlq replay`` works on.
-        for which in _filters(kind, asked.since, failed_between):
+    if scope.collection == DEFAULT_COLLECTION:  # ``dlq replay`` uses no other.
+        for which in _filters(kind, scope.since, failed_between):
             arguments = _arguments(kind.queue, which)
-            # Of others, a terminal would show something else.
-            if "".join(arguments).isprintable() and _is_exact(place, settings, kind, which):
-                return asked.command(*arguments)
-    return asked.replay(f"fingerprint = '{kind.fingerprint}'", "updated_at")
+            # Other characters cannot be copied from a terminal.
+            if "".join(arguments).isprintable() and _is_exact(location, settings, kind, which):
+                return scope.command(*arguments)
+    return scope.replay(f"fingerprint = '{kind.fingerprint}'", "updated_at")
 
 
 def _is_exact(
-    place: LocationOptions, settings: QueueSettings, kind: Any, which: DeadLetterFilter
+    location: LocationOptions, settings: QueueSettings, kind: Any, which: DeadLetterFilter
 ) -> bool:
-    """Tell whether a filter finds all letters of a kind, and no others; if too many, it does not.
+    """Return whether a filter finds exactly the dead letters of a kind.
 
-    It misses some whose messages differ from the pattern in white space.
+    It does not if there are too many to compare, or if it misses messages whose white space
+    differs from the pattern.
     """
     reading = read_errors(kind.queue, which, limit=MOST_COMPARED + 1, settings=settings)
-    letters = location_of(place).run(reading)
-    if not kind.live <= len(letters) <= MOST_COMPARED:
+    dead_letters = location_of(location).run(reading)
+    if not kind.live <= len(dead_letters) <= MOST_COMPARED:
         return False
-    return all(_fingerprint(letter) == kind.fingerprint for letter in letters)
+    return all(_fingerprint(one) == kind.fingerprint for one in dead_letters)
 
 
-def _fingerprint(letter: dict[str, Any]) -> str:
-    error = letter.get("error") or {}
-    return fingerprint(letter.get("queue"), error.get("code"), error.get("message"))
+def _fingerprint(dead_letter: dict[str, Any]) -> str:
+    error = dead_letter.get("error") or {}
+    return fingerprint(dead_letter.get("queue"), error.get("code"), error.get("message"))
 
 
 def _filters(
     kind: Any, since: datetime | None, between: tuple[datetime, datetime]
 ) -> Iterator[DeadLetterFilter]:
-    """Give filters from the simplest to the narrowest."""
+    """Yield filters from the simplest to the narrowest."""
     first, last = between
     texts = literals(kind.pattern)[:MOST_TEXTS]
     if kind.code is not None:
@@ -352,7 +394,7 @@ def _arguments(queue: str, which: DeadLetterFilter) -> Sequence[str]:
     arguments = ["dlq", "replay", "--queue", queue]
     for name in ("code", "text"):
         value = getattr(which, name)
-        # One word, so that a text which begins with a dash is not taken for an option.
+        # One word: a text that begins with a dash is not an option.
         arguments += [f"--{name}={value}"] if value is not None else []
     for name in ("since", "until"):
         instant = getattr(which, name)
@@ -360,7 +402,7 @@ def _arguments(queue: str, which: DeadLetterFilter) -> Sequence[str]:
     return arguments
 
 
-def replay_archived(archive: str | Path, kind: Any, asked: Asked) -> Command:
-    """Write the command that adds the archived letters of a kind anew."""
+def replay_archived(archive: str | Path, kind: Any, scope: TriageScope) -> Command:
+    """Return the command that replays the archived dead letters of a kind."""
     condition = f"fingerprint = '{kind.fingerprint}' and archived"
-    return asked.replay(condition, "finished_at", "--archive", str(archive), "--no-letters")
+    return scope.replay(condition, "finished_at", "--archive", str(archive), "--no-letters")

@@ -1,8 +1,8 @@
 """Write the files of an archive in the executors themselves, and read them back there.
 
-On a disk that all machines see, the rows need not pass through Java: that is several times as
-fast. A part that Spark repeats, or runs twice at once, writes files under other names, and only
-those of the attempt whose answer Spark took are known to the driver: the others are left aside.
+On a disk that all machines share, rows need not pass through Java, which is several times as
+fast. Each attempt of a part writes files under its own names. The driver learns only those of
+the attempt whose result Spark used; the others stay in the staging directory.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from microqueue.spark.storage import Storage, sync
 from microqueue.spark.whole_tasks import Part, batches_of, spread, tasks_for
 from microqueue.task import DEFAULT_QUEUE
 
-BYTES_HELD = 96 * 1024 * 1024
-"""How much an executor reads before it writes, into one file for each day and queue."""
+BUFFER_BYTES = 96 * 1024 * 1024
+"""How much an executor reads before it writes one file per day and queue."""
 
 ROWS_PER_GROUP = 50_000
-DESCRIBED = pa.schema(
+WRITTEN_FILE = pa.schema(
     [
         ("name", pa.string()),
         ("rows", pa.int64()),
@@ -40,14 +40,14 @@ DESCRIBED = pa.schema(
         ("long_queue", pa.string()),
     ]
 )
-DESCRIBED_DDL = "name string, rows long, digest string, long_queue string"
+WRITTEN_FILE_DDL = "name string, rows long, digest string, long_queue string"
 
 
 @dataclass(frozen=True)
-class Described:
+class WrittenFile:
     """A file: its name from the root of the archive, its rows, and their digest.
 
-    The queue is named only where the path has its name shortened.
+    ``long_queue`` is set only if the path has the queue's name shortened.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Described:
     long_queue: str | None
 
     @classmethod
-    def of(cls, name: str, rows: pa.Table) -> Described:
-        """Describe rows that are, or will be, in a file."""
+    def of(cls, name: str, rows: pa.Table) -> WrittenFile:
+        """Describe the rows of a file."""
         first = rows["document"][0].as_py() if rows.num_rows else None
         queue = parquet.long_queue(name, first)
         return cls(name, rows.num_rows, digest(rows), queue)
@@ -65,26 +65,30 @@ class Described:
 
 def write(
     spark: SparkSession, disk: str, parts: Sequence[Part], run: str
-) -> tuple[str, list[Described]]:
-    """Write parts aside, where nobody reads; give the directory, and what its files hold."""
+) -> tuple[str, list[WrittenFile]]:
+    """Write parts to a staging directory; return it, and what its files hold."""
     staging = f"{parquet.STAGING}/{run}"
-    frame = spread(spark, parts, PartWriter(disk, staging), DESCRIBED_DDL)
-    return staging, [Described(**row.asDict()) for row in frame.collect()]
+    frame = spread(spark, parts, PartWriter(disk, staging), WRITTEN_FILE_DDL)
+    return staging, [WrittenFile(**row.asDict()) for row in frame.collect()]
 
 
 def verify(
-    spark: SparkSession, storage: Storage, disk: str, written: Sequence[Described]
+    spark: SparkSession, storage: Storage, disk: str, written: Sequence[WrittenFile]
 ) -> list[ArchivedFile]:
-    """Read files back and compare each with what was to be written; tell their sizes."""
+    """Read files back and compare each with what was to be written.
+
+    Raises:
+        ArchiveDamaged: A file differs.
+    """
     names = [file.name for file in written]
-    frame = spread(spark, names, FileReader(disk), DESCRIBED_DDL, tasks=tasks_for(spark))
-    found = {row["name"]: Described(**row.asDict()) for row in frame.collect()}
+    frame = spread(spark, names, FileReader(disk), WRITTEN_FILE_DDL, tasks=tasks_for(spark))
+    found = {row["name"]: WrittenFile(**row.asDict()) for row in frame.collect()}
     for expected in written:
         if found[expected.name] != expected:
             raise ArchiveDamaged(
-                f"{storage.path(expected.name)} does not give back the {expected.rows:,} tasks "
-                "that were written; nothing was deleted from MongoDB. Look at the disk, and run "
-                "it again"
+                f"{storage.path(expected.name)} does not hold the {expected.rows:,} tasks that "
+                "were written; nothing was deleted from MongoDB. Check the disk, and run the "
+                "archive again"
             )
     sizes = parquet.sizes(storage, names)
     return [
@@ -94,89 +98,94 @@ def verify(
 
 
 class PartWriter:
-    """Writes one part, as often as it has read enough."""
+    """Writes the files of one part; runs in the executors."""
 
     def __init__(self, disk: str, staging: str) -> None:
         self.disk, self.staging = disk, staging
 
     def __call__(self, part: Part) -> Iterator[pa.RecordBatch]:
-        """Give what the files hold; Spark may repeat this for a part, or run it twice at once."""
-        held: list[pa.RecordBatch] = []
+        """Yield what the files hold; Spark may repeat this for a part, or run it twice at once."""
+        buffered: list[pa.RecordBatch] = []
         size = 0
         for batch in batches_of(part):
-            held.append(batch)
+            buffered.append(batch)
             size += batch.nbytes
-            if size >= BYTES_HELD:
-                yield self._written(held)
-                held, size = [], 0
-        if held:
-            yield self._written(held)
+            if size >= BUFFER_BYTES:
+                yield self._written(buffered)
+                buffered, size = [], 0
+        if buffered:
+            yield self._written(buffered)
 
-    def _written(self, held: list[pa.RecordBatch]) -> pa.RecordBatch:
-        rows = pa.Table.from_batches(held)
+    def _written(self, buffered: list[pa.RecordBatch]) -> pa.RecordBatch:
+        rows = pa.Table.from_batches(buffered)
         return _batch(self._write(directory, some) for directory, some in by_directory(rows))
 
-    def _write(self, directory: str, rows: pa.Table) -> Described:
-        # A name that no other attempt has.
+    def _write(self, directory: str, rows: pa.Table) -> WrittenFile:
+        # Each attempt needs its own names.
         name = f"{self.staging}/{directory}/{uuid4().hex}.parquet"
-        place = Path(self.disk, name)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        path = Path(self.disk, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(
             rows,
-            place,
+            path,
             compression="zstd",
             row_group_size=ROWS_PER_GROUP,
-            # No two documents are equal: looking for it takes time and finds nothing.
+            # No two documents are equal: a dictionary would only cost time.
             use_dictionary=[column for column in rows.column_names if column != "document"],
         )
-        sync(place)
-        return Described.of(name, rows)
+        sync(path)
+        return WrittenFile.of(name, rows)
 
 
 class FileReader:
-    """Reads one file back."""
+    """Reads one file back; runs in the executors."""
 
     def __init__(self, disk: str) -> None:
         self.disk = disk
 
     def __call__(self, name: str) -> Iterator[pa.RecordBatch]:
-        """Give what the file holds."""
+        """Yield what the file holds."""
         with pq.ParquetFile(Path(self.disk, name)) as file:
             rows = file.read(use_threads=False)
-        yield _batch([Described.of(name, rows)])
+        yield _batch([WrittenFile.of(name, rows)])
 
 
-def _batch(files: Iterable[Described]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([asdict(file) for file in files], schema=DESCRIBED)
+def _batch(files: Iterable[WrittenFile]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([asdict(file) for file in files], schema=WRITTEN_FILE)
 
 
 def by_directory(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Split rows by the day on which they finished, in UTC, and by queue."""
     days = pc.fill_null(rows["finished_at"].cast(pa.date32()).cast(pa.string()), NO_DAY)
     queues = pc.fill_null(rows["queue"], DEFAULT_QUEUE)
-    places = pa.table({"day": days, "queue": queues})
-    order = pc.sort_indices(places, sort_keys=[("day", "ascending"), ("queue", "ascending")])
-    places = places.take(order)
+    directories = pa.table({"day": days, "queue": queues})
+    order = pc.sort_indices(directories, sort_keys=[("day", "ascending"), ("queue", "ascending")])
+    directories = directories.take(order)
     rows = rows.drop_columns("queue").take(order)
-    for start, end in pairwise(_edges(places)):
-        day, queue = (column[start].as_py() for column in places.columns)
+    for start, end in pairwise(_boundaries(directories)):
+        day, queue = (column[start].as_py() for column in directories.columns)
         yield f"{DAY}{day}/{QUEUE}{escaped(shortened(queue))}", rows.slice(start, end - start)
 
 
-def _edges(places: pa.Table) -> list[int]:
-    """Find where rows of another place begin, and the end."""
-    changed = numpy.zeros(max(len(places) - 1, 0), bool)
-    for column in places.columns:
+def _boundaries(directories: pa.Table) -> list[int]:
+    """Return where the rows of each directory begin, and the end."""
+    changed = numpy.zeros(max(len(directories) - 1, 0), bool)
+    for column in directories.columns:
         values = column.combine_chunks()
         changed |= pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
-    return [0, *(numpy.flatnonzero(changed) + 1).tolist(), len(places)]
+    return [0, *(numpy.flatnonzero(changed) + 1).tolist(), len(directories)]
 
 
 DIGEST_BYTES = 16
 
 
 def digest(rows: pa.Table) -> str:
-    """Hash all columns of some rows, in their order."""
+    """Return a hash of all columns, equal before rows are written and after they are read back.
+
+    Arrow may store equal rows differently: with or without a bitmap of nulls, with anything in
+    place of a null, in one chunk or in several. So this hashes what the rows mean: for each
+    column which values are null, how long they are, and the values.
+    """
     hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for column in rows.columns:
         _add(hasher, pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([]))
@@ -194,7 +203,7 @@ def _add(hasher: Any, array: pa.Array) -> None:
         _add_numbers(hasher, pc.fill_null(pc.list_value_length(array), 0))
         _add(hasher, array.flatten())
     elif pa.types.is_string(kind) or pa.types.is_binary(kind):
-        _add_texts(hasher, array)
+        _add_variable_size(hasher, array)
     elif pa.types.is_boolean(kind):
         _add_numbers(hasher, pc.fill_null(array.cast(pa.uint8()), 0))
     elif pa.types.is_timestamp(kind):
@@ -202,19 +211,19 @@ def _add(hasher: Any, array: pa.Array) -> None:
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
         _add_numbers(hasher, pc.fill_null(array, 0))
     else:
-        raise TypeError(f"no digest is made of {kind}")
+        raise TypeError(f"cannot hash values of type {kind}")
 
 
 def _add_numbers(hasher: Any, array: pa.Array) -> None:
     hasher.update(numpy.ascontiguousarray(array.to_numpy(zero_copy_only=False)))
 
 
-def _add_texts(hasher: Any, array: pa.Array) -> None:
+def _add_variable_size(hasher: Any, array: pa.Array) -> None:
     full = pc.fill_null(array, b"" if pa.types.is_binary(array.type) else "")
     if not len(full):
         return
-    _, places, data = full.buffers()
-    edges = numpy.frombuffer(places, numpy.int32)[full.offset : full.offset + len(full) + 1]
+    _, offsets, data = full.buffers()
+    edges = numpy.frombuffer(offsets, numpy.int32)[full.offset : full.offset + len(full) + 1]
     hasher.update(numpy.diff(edges))
     if data is not None:
         hasher.update(data[int(edges[0]) : int(edges[-1])])

@@ -1,8 +1,8 @@
-"""Archive finished tasks to Parquet, by day and queue, and take them out of MongoDB.
+"""Archive finished tasks to Parquet, by day and queue, and delete them from MongoDB.
 
-The order is what makes it safe: write, read back and compare, commit, and only then delete,
-each task only as the very version that was archived. Killed at any point and run again, it
-finishes what the log says is unfinished: nothing is lost, and nothing is there twice.
+The order makes it safe: write, read back and compare, commit, and only then delete, each task
+only in the version that was archived. A run that was killed at any point is finished by the next
+one, as the log shows what is unfinished: nothing is lost, and nothing is archived twice.
 """
 
 from __future__ import annotations
@@ -25,19 +25,38 @@ from microqueue.model import Model
 from microqueue.operations import archive as operations
 from microqueue.operations.call import Target
 from microqueue.settings import QueueSettings
-from microqueue.spark.archive import compaction, direct, parquet
+from microqueue.spark.archive import direct, parquet
+from microqueue.spark.archive.compaction import compact_files
 from microqueue.spark.archive.log import ArchivedFile, ArchiveLog, Entry
 from microqueue.spark.archive.purge import Purge
+from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.location import locate, location_of, primary, server_now
 from microqueue.spark.options import LocationOptions
-from microqueue.spark.progress import Step, Tell, silent
+from microqueue.spark.progress import Progress, Step, no_progress
 from microqueue.spark.storage import Storage
 from microqueue.spark.whole_tasks import Part, parts_of, read_parts
 from microqueue.task import DEFAULT_QUEUE
 
 
 class ArchiveSummary(Model):
-    """What a run of the archive did, or in a dry run, what it would do."""
+    """What a run of the archive did; of a dry run, what it would do.
+
+    Attributes:
+        run: The id of the run, as in the log and in file names.
+        path: The root of the archive.
+        cutoff: Tasks that finished before this instant were archived.
+        dry_run: Whether nothing was changed.
+        found: Tasks to archive by ``queue/status``; only of a dry run.
+        archived: Tasks written to the archive.
+        deleted: Tasks deleted from MongoDB.
+        superseded: Archived tasks that had changed and stayed in MongoDB.
+        files: Files written.
+        size: Their size in bytes.
+        recovered: Tasks deleted that an earlier, interrupted run had archived.
+        compacted: Small files that were merged into larger ones.
+        write_sec: Seconds to write, verify and commit.
+        purge_sec: Seconds to delete.
+    """
 
     run: str
     path: str
@@ -55,20 +74,7 @@ class ArchiveSummary(Model):
     purge_sec: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What every step needs to know."""
-
-    spark: SparkSession
-    storage: Storage
-    log: ArchiveLog
-    place: LocationOptions
-    settings: QueueSettings
-    run: str
-    cutoff: datetime
-    tell: Tell
-
-
+@renamed_arguments(tell="progress")
 def archive(
     spark: SparkSession,
     path: str | Path,
@@ -82,195 +88,221 @@ def archive(
     settings: QueueSettings | None = None,
     compact: bool = True,
     dry_run: bool = False,
-    tell: Tell = silent,
+    progress: Progress = no_progress,
 ) -> ArchiveSummary:
-    """Move tasks that finished longer ago than ``older_than`` into the archive at ``path``.
+    """Move tasks that finished longer ago than ``older_than`` into an archive.
 
-    ``path`` is any directory that Spark can write. Tasks that are replayed while this runs
-    stay in MongoDB, and ``read_archive`` leaves their archived version out. Two runs at once
-    are safe: the later one takes over, and the earlier one ends with ``ArchiveConflict``.
+    Tasks that are replayed while this runs stay in MongoDB, and ``read_archive`` leaves their
+    archived version out. Two runs at once are safe: the later one takes over.
+
+    Args:
+        spark: The session.
+        path: The archive: any directory that Spark can write.
+        uri: The address of MongoDB; by default ``MICROQUEUE_URI``, or the embedded server.
+        database: The database; by default that of the address.
+        collection: The collection of the tasks.
+        queues: The queues to archive; by default all.
+        statuses: ``done``, ``failed``, or both.
+        older_than: How long ago a task must have finished.
+        settings: The settings of the queues; by default those of the environment.
+        compact: Whether to merge small files afterwards.
+        dry_run: Whether to count only, and change nothing.
+        progress: Called with each step that begins.
+
+    Returns:
+        What was archived and deleted.
+
+    Raises:
+        ArchiveConflict: Another run has taken over the archive.
+        ArchiveDamaged: The files that were read back differ from what was written. Nothing
+            was committed or deleted.
+        MicroqueueError: The directory is not an archive, or belongs to another database.
     """
     check_names("queues", () if queues is None else queues)
-    _check_statuses(statuses)
-    place = locate(uri, database=database, collection=collection)
+    if not statuses or not set(statuses) <= set(operations.FINISHED_STATUSES):
+        raise refused("statuses", statuses, "give done, failed, or both: others are not finished")
+    location = locate(uri, database=database, collection=collection)
     storage = Storage(spark, path)
     job = _Job(
         spark=spark,
         storage=storage,
         log=ArchiveLog(storage),
-        place=primary(place),
+        location=primary(location),
         settings=settings or QueueSettings.from_environment(),
-        run=uuid4().hex[:12],
-        cutoff=server_now(place) - check_duration("older_than", older_than),
-        tell=tell,
+        queues=queues,
+        statuses=statuses,
+        run_id=uuid4().hex[:12],
+        cutoff=server_now(location) - check_duration("older_than", older_than),
+        progress=progress,
     )
-    if dry_run:
-        return _look(job, queues, statuses)
-    return _run(job, queues, statuses, compact=compact)
+    return job.count() if dry_run else job.run(compact=compact)
 
 
-def _check_statuses(statuses: Sequence[str]) -> None:
-    if not statuses or not set(statuses) <= set(operations.FINISHED_STATUSES):
-        raise refused("statuses", statuses, "give done, failed, or both: others are not finished")
+@dataclass(frozen=True)
+class _Job:
+    """One run of the archive."""
 
+    spark: SparkSession
+    storage: Storage
+    log: ArchiveLog
+    location: LocationOptions
+    settings: QueueSettings
+    queues: Sequence[str] | None
+    statuses: Sequence[str]
+    run_id: str
+    cutoff: datetime
+    progress: Progress
 
-def _look(job: _Job, queues: Sequence[str] | None, statuses: Sequence[str]) -> ArchiveSummary:
-    """Count what would be archived."""
-    found: dict[str, int] = {}
-    for target, wanted in _sources(job.settings, statuses):
-        counting = operations.count_finished(
-            queues, statuses=wanted, before=job.cutoff, target=target
-        )
-        for one in location_of(job.place).run(counting):
-            name = f"{one.get('queue', DEFAULT_QUEUE)}/{one['status']}"
-            found[name] = found.get(name, 0) + one["count"]
-    return ArchiveSummary(
-        run=job.run, path=job.storage.root, cutoff=job.cutoff, dry_run=True, found=found
-    )
-
-
-def _sources(
-    settings: QueueSettings, statuses: Sequence[str]
-) -> list[tuple[Target, Sequence[str]]]:
-    """Say where finished tasks are: dead letters may have a collection of their own."""
-    if not settings.separate_dlq:
-        return [(Target.TASKS, statuses)]
-    in_tasks = [status for status in statuses if status != "failed"]
-    sources: list[tuple[Target, Sequence[str]]] = [(Target.TASKS, in_tasks)] if in_tasks else []
-    if "failed" in statuses:
-        sources.append((Target.DEAD_LETTERS, ["failed"]))
-    return sources
-
-
-def _run(
-    job: _Job, queues: Sequence[str] | None, statuses: Sequence[str], *, compact: bool
-) -> ArchiveSummary:
-    identity = _identity(job)
-    _check_unpurged(job, identity)
-    parquet.check_log(job.storage, job.log.state)
-    job.tell(Step("begin", "Taking over the archive"))
-    job.log.commit(Entry(kind="begun", run=job.run, at=server_now(job.place), place=identity))
-    parquet.sweep(job.storage, job.log.state)
-    purge = Purge(job.spark, job.storage, job.log, job.place, job.tell)
-    recovered = sum(purge.run(entry).deleted for entry in list(job.log.state.unpurged.values()))
-
-    begun = time.monotonic()
-    written = _write(job, identity, queues, statuses)
-    committed = time.monotonic()
-    purged = None if written is None else purge.run(written)
-    ended = time.monotonic()
-    compacted = 0
-    if compact:
-        compacted = compaction.compact_files(
-            job.spark, job.storage, job.log, run=job.run, now=server_now(job.place), tell=job.tell
-        )
-    files = written.files if written is not None else ()
-    return ArchiveSummary(
-        run=job.run,
-        path=job.storage.root,
-        cutoff=job.cutoff,
-        archived=sum(file.rows for file in files),
-        deleted=purged.deleted if purged else 0,
-        superseded=len(purged.superseded) if purged else 0,
-        files=len(files),
-        size=sum(file.size for file in files),
-        recovered=recovered,
-        compacted=compacted,
-        write_sec=committed - begun,
-        purge_sec=ended - committed,
-    )
-
-
-def _identity(job: _Job) -> str:
-    here = location_of(job.place)
-    name = here.collections.name
-    found = here.run(operations.identify_collection(name))
-    return f"{here.collections.database.name}.{name}#{found}"
-
-
-def _check_unpurged(job: _Job, identity: str) -> None:
-    """Refuse to finish in one database what was begun in another."""
-    for entry in job.log.state.unpurged.values():
-        if entry.place != identity:
-            raise MicroqueueError(
-                f"run {entry.run} archived tasks of {entry.place} and has not deleted all of "
-                f"them there yet; this is {identity}. Run the archive on that database first"
+    def count(self) -> ArchiveSummary:
+        """Count the tasks that would be archived."""
+        found: dict[str, int] = {}
+        for target, statuses in self._sources():
+            counting = operations.count_finished(
+                self.queues, statuses=statuses, before=self.cutoff, target=target
             )
-
-
-def _write(
-    job: _Job, identity: str, queues: Sequence[str] | None, statuses: Sequence[str]
-) -> Entry | None:
-    """Write, read back and compare, and commit; give nothing if there was nothing."""
-    job.tell(Step("write", "Writing finished tasks to Parquet"))
-    parts = _finished(job, queues, statuses)
-    disk = job.storage.disk
-    files = _through_spark(job, parts) if disk is None else _directly(job, disk, parts)
-    if not files:
-        return None
-    job.tell(Step("commit", "Committing"))
-    entry = Entry(
-        kind="archived",
-        run=job.run,
-        at=server_now(job.place),
-        place=identity,
-        cutoff=job.cutoff,
-        files=tuple(files),
-        dead_letters=job.settings.dead_letters,
-    )
-    job.log.commit(entry)
-    return entry
-
-
-def _directly(job: _Job, disk: str, parts: Sequence[Part]) -> list[ArchivedFile]:
-    """Have the executors write and read files on a disk themselves."""
-    staging, written = direct.write(job.spark, disk, parts, job.run)
-    if not written:
-        return []
-    found = [file.name for file in written]
-    parquet.check_shared(job.storage, staging, found)
-    job.tell(_moving(sum(file.rows for file in written)))
-    names = parquet.move(job.storage, staging, found, job.run)
-    job.tell(VERIFYING)
-    placed = [replace(file, name=name) for file, name in zip(written, names, strict=True)]
-    return direct.verify(job.spark, job.storage, disk, placed)
-
-
-def _through_spark(job: _Job, parts: Sequence[Part]) -> list[ArchivedFile]:
-    """Have Spark write and read files, wherever it can."""
-    observed = Observation()
-    frame = parquet.placed(read_parts(job.spark, parts))
-    frame = frame.observe(observed, *parquet.totals())
-    staging = parquet.write(frame, job.storage, job.run)
-    expected = parquet.Totals.of(observed.get)
-    if not expected.rows:
-        job.storage.delete(staging)
-        return []
-    job.tell(_moving(expected.rows))
-    found = parquet.staged(job.storage, staging)
-    names = parquet.move(job.storage, staging, found, job.run)
-    job.tell(VERIFYING)
-    return parquet.verify(job.spark, job.storage, names, expected)
-
-
-VERIFYING = Step("verify", "Reading back what was written")
-
-
-def _moving(rows: int) -> Step:
-    return Step("move", f"Putting {rows:,} tasks in place")
-
-
-def _finished(job: _Job, queues: Sequence[str] | None, statuses: Sequence[str]) -> list[Part]:
-    parts = []
-    for target, wanted in _sources(job.settings, statuses):
-        name = location_of(job.place).collections.at(target).name
-        place = job.place.model_copy(update={"collection": name})
-        parts += parts_of(
-            job.spark,
-            place,
-            queues=queues,
-            statuses=wanted,
-            time="finished_at",
-            until=job.cutoff,
+            for group in location_of(self.location).run(counting):
+                name = f"{group.get('queue', DEFAULT_QUEUE)}/{group['status']}"
+                found[name] = found.get(name, 0) + group["count"]
+        return ArchiveSummary(
+            run=self.run_id,
+            path=self.storage.root,
+            cutoff=self.cutoff,
+            dry_run=True,
+            found=found,
         )
-    return parts
+
+    def run(self, *, compact: bool) -> ArchiveSummary:
+        """Finish interrupted runs, archive, delete, and merge small files."""
+        identity = self._identity()
+        self._check_unpurged(identity)
+        parquet.check_log(self.storage, self.log.state)
+        self._step("begin", "Taking over the archive")
+        begun = Entry(kind="begun", run=self.run_id, at=server_now(self.location), place=identity)
+        self.log.commit(begun)
+        parquet.sweep(self.storage, self.log.state)
+        purge = Purge(self.spark, self.storage, self.log, self.location, self.progress)
+        unpurged = list(self.log.state.unpurged.values())
+        recovered = sum(purge.run(entry).deleted for entry in unpurged)
+
+        started = time.monotonic()
+        written = self._write(identity)
+        committed = time.monotonic()
+        purged = None if written is None else purge.run(written)
+        ended = time.monotonic()
+        compacted = 0
+        if compact:
+            now = server_now(self.location)
+            compacted = compact_files(
+                self.spark, self.storage, self.log, run=self.run_id, now=now, progress=self.progress
+            )
+        files = () if written is None else written.files
+        return ArchiveSummary(
+            run=self.run_id,
+            path=self.storage.root,
+            cutoff=self.cutoff,
+            archived=sum(file.rows for file in files),
+            deleted=purged.deleted if purged else 0,
+            superseded=len(purged.superseded) if purged else 0,
+            files=len(files),
+            size=sum(file.size for file in files),
+            recovered=recovered,
+            compacted=compacted,
+            write_sec=committed - started,
+            purge_sec=ended - committed,
+        )
+
+    def _step(self, name: str, text: str) -> None:
+        self.progress(Step(name, text))
+
+    def _sources(self) -> list[tuple[Target, Sequence[str]]]:
+        """Return which statuses to read from which collection."""
+        if not self.settings.separate_dlq:
+            return [(Target.TASKS, self.statuses)]
+        sources: list[tuple[Target, Sequence[str]]] = []
+        if in_tasks := [status for status in self.statuses if status != "failed"]:
+            sources.append((Target.TASKS, in_tasks))
+        if "failed" in self.statuses:
+            sources.append((Target.DEAD_LETTERS, ["failed"]))
+        return sources
+
+    def _identity(self) -> str:
+        """Return what tells this collection from those of other databases and servers."""
+        location = location_of(self.location)
+        name = location.collections.name
+        found = location.run(operations.identify_collection(name))
+        return f"{location.collections.database.name}.{name}#{found}"
+
+    def _check_unpurged(self, identity: str) -> None:
+        """Raise if an interrupted run still has to delete tasks of another database."""
+        for entry in self.log.state.unpurged.values():
+            if entry.place != identity:
+                raise MicroqueueError(
+                    f"run {entry.run} archived tasks of {entry.place} and has not deleted all of "
+                    f"them there yet; this is {identity}. Run the archive on that database first"
+                )
+
+    def _write(self, identity: str) -> Entry | None:
+        """Write, verify and commit; return None if there is nothing to archive."""
+        self._step("write", "Writing finished tasks to Parquet")
+        parts = self._finished_parts()
+        disk = self.storage.disk
+        files = self._write_by_spark(parts) if disk is None else self._write_directly(disk, parts)
+        if not files:
+            return None
+        self._step("commit", "Committing")
+        entry = Entry(
+            kind="archived",
+            run=self.run_id,
+            at=server_now(self.location),
+            place=identity,
+            cutoff=self.cutoff,
+            files=tuple(files),
+            dead_letters=self.settings.dead_letters,
+        )
+        self.log.commit(entry)
+        return entry
+
+    def _finished_parts(self) -> list[Part]:
+        parts = []
+        for target, statuses in self._sources():
+            name = location_of(self.location).collections.at(target).name
+            parts += parts_of(
+                self.spark,
+                self.location.model_copy(update={"collection": name}),
+                queues=self.queues,
+                statuses=statuses,
+                time="finished_at",
+                until=self.cutoff,
+            )
+        return parts
+
+    def _write_directly(self, disk: str, parts: Sequence[Part]) -> list[ArchivedFile]:
+        """Let the executors write and read files on a shared disk themselves."""
+        staging, written = direct.write(self.spark, disk, parts, self.run_id)
+        if not written:
+            return []
+        staged = [file.name for file in written]
+        parquet.check_shared(self.storage, staging, staged)
+        names = self._move(staging, staged, sum(file.rows for file in written))
+        moved = [replace(file, name=name) for file, name in zip(written, names, strict=True)]
+        return direct.verify(self.spark, self.storage, disk, moved)
+
+    def _write_by_spark(self, parts: Sequence[Part]) -> list[ArchivedFile]:
+        """Let Spark write and read files, on any file system."""
+        observed = Observation()
+        frame = parquet.with_directories(read_parts(self.spark, parts))
+        frame = frame.observe(observed, *parquet.totals())
+        staging = parquet.write(frame, self.storage, self.run_id)
+        expected = parquet.Totals.of(observed.get)
+        if not expected.rows:
+            self.storage.delete(staging)
+            return []
+        staged = parquet.staged(self.storage, staging)
+        names = self._move(staging, staged, expected.rows)
+        return parquet.verify(self.spark, self.storage, names, expected)
+
+    def _move(self, staging: str, staged: Sequence[str], rows: int) -> list[str]:
+        self._step("move", f"Moving the files of {rows:,} tasks into place")
+        names = parquet.move(self.storage, staging, staged, self.run_id)
+        self._step("verify", "Reading back what was written")
+        return names

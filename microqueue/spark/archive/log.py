@@ -1,14 +1,14 @@
-"""The log of an archive: which files count, said by one numbered entry after the other.
+"""The log of an archive: numbered entries that list the committed files.
 
-    _log/00000001.json   begun      a run has taken over; whoever came before can commit no more
-    _log/00000002.json   archived   these files hold these tasks, read back and found right
-    _log/00000003.json   purged     what the run archived is no longer in MongoDB
-    _log/00000004.json   compacted  these files stand for those
+    _log/00000001.json   begun      a run has taken over; earlier runs can no longer commit
+    _log/00000002.json   archived   these files hold tasks, and have been verified
+    _log/00000003.json   purged     the tasks of that run are deleted from MongoDB
+    _log/00000004.json   compacted  these files replace those
 
-An entry counts from the moment its file exists, and a number can be taken once. A run commits
-under the number after its own last one: if another run has begun meanwhile, the number is
-taken, and the run stops before it could delete what it has not committed. Files that no entry
-names do not count, so a run that is killed leaves nothing that is seen.
+An entry is committed once its file exists, and each number can be used once. A run commits under
+the number after the last entry it knows. If another run has begun since, the number is taken, and
+the run stops before it deletes anything that it has not committed. Readers ignore files that no
+entry lists, so a killed run leaves nothing that they see.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DAY, QUEUE = "day=", "queue="
 
 
 class ArchiveConflict(MicroqueueError):
-    """Another run of the archive has taken over; nothing of this one is lost."""
+    """Another run has taken over the archive; nothing of this one is lost."""
 
 
 class ArchivedFile(Model):
@@ -40,12 +40,12 @@ class ArchivedFile(Model):
     rows: int
     size: int
     long_queue: str | None = None
-    """The queue's whole name, where the path has it shortened."""
+    """The queue's whole name, if the path has it shortened."""
 
     @property
     def day(self) -> str:
         """The day of its tasks, as in its path."""
-        return _part(self.name, DAY)
+        return _value_in_path(self.name, DAY)
 
     @property
     def queue(self) -> str:
@@ -55,16 +55,16 @@ class ArchivedFile(Model):
     @property
     def queue_in_path(self) -> str:
         """The queue's name in the path, which may be shortened."""
-        return _part(self.name, QUEUE)
+        return _value_in_path(self.name, QUEUE)
 
 
-def _part(name: str, prefix: str) -> str:
+def _value_in_path(name: str, prefix: str) -> str:
     found = next(part for part in name.split("/") if part.startswith(prefix))
     return unquote(found.removeprefix(prefix))
 
 
 class Version(Model):
-    """A task as it was archived: its id, and when it had last changed, in ms from 1970."""
+    """A version of a task: its id, and when it last changed, in milliseconds since 1970."""
 
     id: str
     id_type: str | None
@@ -72,7 +72,21 @@ class Version(Model):
 
 
 class Entry(Model):
-    """One step of the archive's history."""
+    """One entry of the log.
+
+    Attributes:
+        kind: What happened; see the top of this module.
+        run: The id of the run.
+        at: When it was committed.
+        place: The database and collection of the tasks.
+        cutoff: Tasks that finished before this instant were archived.
+        files: The files that are committed.
+        removed: The files that they replace.
+        superseded: Archived versions that do not count, as the task changed before it could
+            be deleted.
+        deleted: How many tasks were deleted from MongoDB.
+        dead_letters: Where the run found dead letters; entries of old versions lack it.
+    """
 
     kind: Literal["begun", "archived", "purged", "compacted"]
     run: str
@@ -84,30 +98,29 @@ class Entry(Model):
     superseded: tuple[Version, ...] = Field(default=())
     deleted: int = 0
     dead_letters: Literal["status", "collection"] | None = None
-    """Where the run found dead letters; old entries do not say."""
 
 
 @dataclass
 class ArchiveState:
-    """What all entries together say."""
+    """The sum of all entries."""
 
     number: int = 0
     runs: set[str] = field(default_factory=set)
     files: dict[str, ArchivedFile] = field(default_factory=dict)
     unpurged: dict[str, Entry] = field(default_factory=dict)
     superseded: set[tuple[str, Version]] = field(default_factory=set)
-    """Versions that do not count in the files of the run that archived them; they do in others."""
+    """Runs and the versions that do not count in their files; they may count in those of others."""
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> ArchiveState:
-        """Go through the entries in their order."""
+        """Apply the entries in order."""
         state = cls()
         for entry in entries:
             state.add(entry)
         return state
 
     def add(self, entry: Entry) -> None:
-        """Take one more entry in."""
+        """Apply one more entry."""
         self.number += 1
         self.runs.add(entry.run)
         for name in entry.removed:
@@ -121,12 +134,12 @@ class ArchiveState:
 
     @property
     def rows(self) -> int:
-        """How many tasks the files hold, superseded ones included."""
+        """How many tasks the files hold, including superseded versions."""
         return sum(file.rows for file in self.files.values())
 
 
 class ArchiveLog:
-    """The entries in a storage, as one run reads and writes them."""
+    """The log of one archive, as one run reads and writes it."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -134,30 +147,34 @@ class ArchiveLog:
 
     @classmethod
     def of_archive(cls, storage: Storage) -> ArchiveLog:
-        """Open the log of an archive to read; a path that has none is refused."""
+        """Open the log of an existing archive; raise if the path has none."""
         log = cls(storage)
         if not log.state.number:
             raise MicroqueueError(
                 f"there is no archive at {storage.root}: it has no {DIRECTORY}; "
-                "give the path that was given to `microqueue pipeline archive`"
+                "give the path that `microqueue pipeline archive` writes to"
             )
         return log
 
     def read(self) -> ArchiveState:
-        """Read all entries afresh."""
+        """Read all entries from the storage."""
         names = sorted(
             info.name for info in self._storage.list(DIRECTORY) if info.name.endswith(".json")
         )
         return ArchiveState.of(self._entry(name) for name in names)
 
     def commit(self, entry: Entry) -> None:
-        """Add an entry under the next number, or raise :class:`ArchiveConflict`."""
+        """Add an entry under the next number.
+
+        Raises:
+            ArchiveConflict: The number is taken: another run has begun.
+        """
         name = f"{DIRECTORY}/{self.state.number + 1:08}.json"
         text = entry.model_dump_json(exclude_defaults=True)
         if not self._storage.write_new(name, text):
             raise ArchiveConflict(
-                f"another run has taken over the archive {self._storage.root}; this one stopped "
-                "before its next step, and running it again finishes what is left"
+                f"another run has taken over the archive {self._storage.root}; this run stopped "
+                "before its next step. Run it again to finish what is left"
             )
         self.state.add(entry)
 
@@ -166,5 +183,5 @@ class ArchiveLog:
             return Entry.model_validate_json(self._storage.read(name))
         except (ValidationError, UnicodeDecodeError) as exc:
             raise MicroqueueError(
-                f"{self._storage.path(name)} is not an entry of an archive's log: {exc}"
+                f"{self._storage.path(name)} is not a log entry of an archive: {exc}"
             ) from exc

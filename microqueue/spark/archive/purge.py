@@ -1,7 +1,7 @@
-"""Take archived tasks out of MongoDB, by what the committed files hold.
+"""Delete archived tasks from MongoDB, by what the committed files hold.
 
-A few columns say which version of which task was archived. Only where they do not say all of it,
-the whole document is read.
+A few columns identify the version of a task that was archived. The whole document is read only
+where these columns are not enough.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from microqueue.spark.archive.parquet import read_files
 from microqueue.spark.ids import INTEGER, OBJECT_ID, STRING, id_type, typed_id
 from microqueue.spark.location import location_of, server_now
 from microqueue.spark.options import LocationOptions
-from microqueue.spark.progress import Step, Tell
+from microqueue.spark.progress import Progress, Step
 from microqueue.spark.storage import Storage
 from microqueue.spark.whole_tasks import outlines
 
 DELETE_ROWS = 1000
 ROWS_PER_STEP = 250_000
-"""How many archived tasks are taken out between two steps that can be seen."""
+"""How many archived tasks are deleted between two progress reports."""
 
 PLAIN_IDS = (OBJECT_ID, STRING, INTEGER)
-"""Ids that are the same whoever reads them. A UUID may be stored in several ways."""
+"""Ids that are read in only one way. A UUID may be stored in several representations."""
 
-KNOWN = ("status", "created_at", "updated_at")
-COLUMNS = ("id", "id_type", *KNOWN, "insert_token")
-"""What tells a version of a task from all others."""
+REQUIRED = ("status", "created_at", "updated_at")
+COLUMNS = ("id", "id_type", *REQUIRED, "insert_token")
+"""What distinguishes a version of a task from all others."""
 
 INSTANTS = ("created_at", "updated_at")
 UTC_INSTANT = pa.timestamp("us", "UTC")
@@ -55,30 +55,31 @@ PURGED = pa.schema(
 PURGED_DDL = "deleted long, left long, id string, id_type string, updated_ms long"
 
 Reader: TypeAlias = Callable[[pa.RecordBatch, CodecOptions[Any]], list[Document]]
-"""Makes documents of rows; it may leave some over."""
+"""Makes documents of rows; it may leave some rows out."""
 
 
 @dataclass(frozen=True)
 class Purge:
-    """Deletes what runs have archived, and notes it in the log."""
+    """Deletes the tasks that runs have archived, and commits that to the log."""
 
     spark: SparkSession
     storage: Storage
     log: ArchiveLog
-    place: LocationOptions
-    tell: Tell
+    location: LocationOptions
+    progress: Progress
 
     def run(self, archived: Entry) -> Entry:
-        """Delete what one run has archived; safe to repeat, whoever was killed at it.
+        """Delete the tasks that one run has archived, and return the committed entry.
 
-        Dead letters are deleted where that run found them, whatever the settings are now.
+        Safe to repeat after a kill. Dead letters are deleted from the collection where that run
+        found them, whatever the settings are now.
         """
-        plain = _plain(letters=archived.dead_letters == "status")
+        plain = _is_plain(dead_letters_in_tasks=archived.dead_letters == "status")
         deleted = done = 0
         superseded: list[Version] = []
         rows = sum(file.rows for file in archived.files)
         for files in _groups(archived.files):
-            self.tell(Step("purge", f"Deleting archived tasks ({done:,} of {rows:,})"))
+            self.progress(Step("purge", f"Deleting archived tasks ({done:,} of {rows:,})"))
             done += sum(file.rows for file in files)
             for row in self._purge(files, plain):
                 deleted += row["deleted"]
@@ -87,17 +88,17 @@ class Purge:
         entry = Entry(
             kind="purged",
             run=archived.run,
-            at=server_now(self.place),
+            at=server_now(self.location),
             superseded=tuple(superseded),
             deleted=deleted,
         )
-        self.tell(Step("note", "Noting what was deleted"))
+        self.progress(Step("note", "Committing what was deleted"))
         self.log.commit(entry)
         return entry
 
     def _purge(self, files: Sequence[ArchivedFile], plain: Column) -> list[Document]:
-        """Delete by columns, and what they leave over by documents."""
-        now = server_now(self.place)
+        """Delete by columns first, and then the rest by whole documents."""
+        now = server_now(self.location)
         frame = read_files(self.spark, self.storage, files).withColumn("plain", plain)
         rows = self._run(frame.select("plain", *COLUMNS), now, _plain_documents)
         if any(row["left"] for row in rows):
@@ -106,25 +107,25 @@ class Purge:
         return rows
 
     def _run(self, frame: DataFrame, now: datetime, read: Reader) -> list[Document]:
-        purger = _Purger(self.place, now, read)
+        purger = _Purger(self.location, now, read)
         return [row.asDict() for row in frame.mapInArrow(purger, PURGED_DDL).collect()]
 
 
-def _plain(*, letters: bool) -> Column:
-    """Say of which tasks the columns tell all: a value that did not fit is null there.
+def _is_plain(*, dead_letters_in_tasks: bool) -> Column:
+    """Return the condition for tasks that ``COLUMNS`` identify: values that do not fit are null.
 
-    Of dead letters they do only if none was in a collection of its own.
+    Dead letters are among them only if none was in a separate collection.
     """
     plain = f.col("id_type").isin(*PLAIN_IDS)
-    for name in KNOWN:
+    for name in REQUIRED:
         plain &= f.col(name).isNotNull()
-    if not letters:
+    if not dead_letters_in_tasks:
         plain &= f.col("status") != FAILED
     return f.coalesce(plain, f.lit(False))  # noqa: FBT003 (a value)
 
 
 def _groups(files: Sequence[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
-    """Take so many files together that something can be seen to happen."""
+    """Group files, so that progress is reported now and then."""
     group: list[ArchivedFile] = []
     for file in files:
         if group and sum(one.rows for one in group) + file.rows > ROWS_PER_STEP:
@@ -136,9 +137,9 @@ def _groups(files: Sequence[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
 
 
 def _plain_documents(batch: pa.RecordBatch, _options: CodecOptions[Any]) -> list[Document]:
-    """Make of columns what a purge looks at, of the tasks of which they tell all."""
+    """Return the fields that a purge compares, of the plain tasks only."""
     plain = batch.filter(batch.column("plain")).select(COLUMNS)
-    # Python says of an instant in a repeated hour that it equals none of another zone.
+    # In Python, an instant in a repeated hour is not equal to the same one in another timezone.
     for name in INSTANTS:
         number = plain.schema.get_field_index(name)
         plain = plain.set_column(number, name, plain.column(name).cast(UTC_INSTANT))
@@ -150,21 +151,21 @@ def _whole_documents(batch: pa.RecordBatch, options: CodecOptions[Any]) -> list[
 
 
 class _Purger:
-    """Deletes the tasks of the rows that it is given: what Spark sends to its executors."""
+    """Deletes the tasks of the rows it gets; runs in the executors."""
 
-    def __init__(self, place: LocationOptions, now: datetime, read: Reader) -> None:
-        self.place, self.now, self.read = place, now, read
+    def __init__(self, location: LocationOptions, now: datetime, read: Reader) -> None:
+        self.location, self.now, self.read = location, now, read
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        here = location_of(self.place)
-        # Ids are to be equal to those that the queue's own reads give, UUIDs above all.
-        options = here.collections.codec_options
+        location = location_of(self.location)
+        # Ids, UUIDs above all, must be equal to those that the queue itself reads.
+        options = location.collections.codec_options
         for batch in batches:
             documents = self.read(batch, options)
             yield _batch(operations.Purged(), left=batch.num_rows - len(documents))
             for start in range(0, len(documents), DELETE_ROWS):
                 some = documents[start : start + DELETE_ROWS]
-                yield _batch(here.run(operations.purge(some, now=self.now)))
+                yield _batch(location.run(operations.purge(some, now=self.now)))
 
 
 def _batch(purged: operations.Purged, *, left: int = 0) -> pa.RecordBatch:

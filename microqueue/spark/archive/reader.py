@@ -1,4 +1,4 @@
-"""Read an archive: every archived task once, as it was when it left MongoDB."""
+"""Read an archive: each archived task once, as it was when it was archived."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from microqueue.spark.archive.parquet import read_files
 from microqueue.spark.storage import Storage
 
 NUMBERED = r"-\d+\.parquet$"
-"""What follows the run, or the merge, in the name of a file."""
+"""What follows the id of the run in the name of a file."""
 
 
 def read_archive(
@@ -27,12 +27,25 @@ def read_archive(
 ) -> DataFrame:
     """Load the archived tasks that finished from ``since`` on and before ``until``.
 
-    Only what was committed is read, and only the files of the days and queues that are asked
-    for. The version of a task that lived on after it was archived is left out.
+    Only committed files are read, and only those of the days and queues in question. A version
+    that was superseded before it could be deleted from MongoDB is left out.
+
+    Args:
+        spark: The session.
+        path: The archive, as given to ``archive``.
+        queues: The queues to read; by default all.
+        since: The first instant to include; by default there is no limit.
+        until: The first instant to leave out; by default there is no limit.
+
+    Returns:
+        One row per task: the columns to query, ``day``, and the whole task in ``document``.
+
+    Raises:
+        MicroqueueError: There is no archive at ``path``.
     """
     storage = Storage(spark, path)
     state = ArchiveLog.of_archive(storage).state
-    frame = live_rows(spark, storage, state, _chosen(state, queues, since, until))
+    frame = live_rows(spark, storage, state, _select(state, queues, since, until))
     if since is not None:
         frame = frame.where(f.unix_micros("finished_at") >= _micros(since))
     if until is not None:
@@ -40,7 +53,7 @@ def read_archive(
     return frame
 
 
-def _chosen(
+def _select(
     state: ArchiveState,
     queues: Sequence[str] | None,
     since: datetime | None,
@@ -62,10 +75,11 @@ def _micros(instant: datetime) -> int:
 def live_rows(
     spark: SparkSession, storage: Storage, state: ArchiveState, files: Iterable[ArchivedFile]
 ) -> DataFrame:
-    """Load files without the versions of tasks that lived on after they were archived.
+    """Load files without superseded versions.
 
-    A letter whose replay is refused lives on as the very version that it was: its next archive
-    counts. Merged files have only rows that count, and are of no run that archived.
+    A version is superseded only in the files of the run that archived it: a dead letter whose
+    replay was rejected stays in MongoDB unchanged, and the next run archives the same version
+    again. Merged files hold no superseded versions.
     """
     files = list(files)
     frame = read_files(spark, storage, files)
@@ -79,6 +93,6 @@ def live_rows(
 
 
 def superseded_frame(spark: SparkSession, versions: Iterable[tuple[str, Version]]) -> DataFrame:
-    """Make a small frame of archived versions, each with the run that archived it."""
+    """Return a small DataFrame of versions, each with the run that archived it."""
     rows = [(run, one.id, one.id_type, one.updated_ms) for run, one in versions]
     return spark.createDataFrame(rows, "run string, id string, id_type string, updated_ms long")

@@ -1,7 +1,7 @@
-"""Ingest files or a table into a queue: good rows become tasks, bad rows a file with reasons.
+"""Ingest files or a table into a queue: good rows become tasks, bad rows go to a reject file.
 
-Each row has an id of its own, by its key or by what it holds, so that a run that was killed
-goes on where it was, and a run that is over is not repeated.
+The id of a task is derived from the key of its row, or from the whole row. So a killed run can be
+resumed, and a finished run is not repeated.
 """
 
 from __future__ import annotations
@@ -22,19 +22,32 @@ from microqueue.model import Model
 from microqueue.new_task import NewTask
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
+from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.ingest.rows import OUTCOME, Loader
 from microqueue.spark.ingest.source import Format, guess_format, read_source
 from microqueue.spark.location import locate, location_of, primary
-from microqueue.spark.progress import Step, Tell, silent
+from microqueue.spark.progress import Progress, Step, no_progress
 from microqueue.spark.runs import begin_run, find_report, finish_run
 from microqueue.spark.storage import Storage
 
 SECRET = re.compile("secret|password|token|credential|key", re.IGNORECASE)
-"""Options of Spark's reader that are how to get at a source, and not noted with a run."""
+"""Options of Spark's reader that are credentials, and not recorded with a run."""
 
 
 class IngestSummary(Model):
-    """What was ingested; ``repeated`` says that the run was over before, and nothing was done."""
+    """What was ingested.
+
+    Attributes:
+        run: The name of the run.
+        source: The format and the full name of the source.
+        queue: The queue.
+        added: Tasks that were added.
+        duplicates: Rows whose task another run or producer had added before.
+        rejected: Rows that are not valid.
+        rejects: The reject file, if one was written.
+        dry_run: Whether nothing was changed.
+        repeated: Whether the run had finished before, and nothing was done.
+    """
 
     run: str
     source: str
@@ -47,6 +60,7 @@ class IngestSummary(Model):
     repeated: bool = False
 
 
+@renamed_arguments(tell="progress")
 def ingest(
     spark: SparkSession,
     source: str | Path,
@@ -64,16 +78,38 @@ def ingest(
     collection: str = DEFAULT_COLLECTION,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
-    tell: Tell = silent,
+    progress: Progress = no_progress,
 ) -> IngestSummary:
     """Add a task for each row of CSV, JSON lines, Parquet or a table.
 
-    ``model`` is a pydantic model, or ``"module:Model"``; rows that it refuses go to ``rejects``,
-    one JSON object per line with the row and all reasons. ``key`` names the column that tells
-    rows apart; without it, rows are told apart by all that they hold, and equal rows by their
-    number. ``options`` go to Spark's reader. The run is named after source and queue unless
-    ``run`` says otherwise, and is refused when it was begun with other options; a dry run
-    validates, and writes nothing at all.
+    Args:
+        spark: The session.
+        source: A path, or the name of a table.
+        queue: The queue that gets the tasks.
+        source_format: ``csv``, ``json``, ``parquet`` or ``table``; by default taken from the
+            end of the path.
+        model: A pydantic model that validates the rows, or ``"module:Model"``.
+        key: The column that identifies a row. By default the whole row does, and equal rows are
+            numbered.
+        rejects: The file for rows that are not valid: one JSON object per line, with the row and
+            all reasons.
+        options: Options of Spark's reader.
+        priority: The priority of the tasks.
+        run: The name of the run; by default derived from source and queue.
+        uri: The address of MongoDB; by default ``MICROQUEUE_URI``, or the embedded server.
+        database: The database; by default that of the address.
+        collection: The collection of the tasks.
+        settings: The settings of the queue; by default those of the environment.
+        dry_run: Whether to validate only, and write nothing.
+        progress: Called with each step that begins.
+
+    Returns:
+        How many tasks were added and how many rows rejected.
+
+    Raises:
+        InvalidArgument: An argument is not valid, Spark cannot read the source, or the run was
+            begun with other options.
+        MicroqueueError: The run is too old to be resumed.
     """
     check_name(queue)
     NewTask(payload={}, priority=priority)
@@ -81,15 +117,15 @@ def ingest(
     found = read_source(spark, str(source), kind, options or {})
     rows = _numbered(found.rows, key, kind)
     target = None if rejects is None else RejectFile(spark, rejects, found.files)
-    place = primary(locate(uri, database=database, collection=collection))
+    location = primary(locate(uri, database=database, collection=collection))
     name = run or hashlib.blake2b(f"{found.name}\n{queue}".encode(), digest_size=6).hexdigest()
-    rules = (settings or QueueSettings.from_environment()).model_copy(
+    queue_settings = (settings or QueueSettings.from_environment()).model_copy(
         update={"ensure_indexes": False}
     )
     shown = f"{kind}:{found.name}"
     loader = Loader(
-        place,
-        rules,
+        location,
+        queue_settings,
         queue=queue,
         model=model,
         key=key,
@@ -105,21 +141,21 @@ def ingest(
         "source": shown,
         "queue": queue,
         "key": key,
-        "model": _named(model),
-        "options": _noted(options or {}),
+        "model": _model_name(model),
+        "options": _public_options(options or {}),
         "priority": priority,
     }
     if dry_run:
-        report = find_report(place, f"ingest:{name}", details)
+        report = find_report(location, f"ingest:{name}", details)
     else:
-        begun = begin_run(place, f"ingest:{name}", details)
+        begun = begin_run(location, f"ingest:{name}", details)
         report = begun.report
     if report is not None:
         return IngestSummary(**{**report, "dry_run": dry_run, "repeated": True})
     if not dry_run:
-        tasks = location_of(place).collections.tasks
-        Queue(tasks, queue, settings=rules).ensure_indexes(adjust=False)
-    tell(Step("ingest", f"Reading {source}"))
+        tasks = location_of(location).collections.tasks
+        Queue(tasks, queue, settings=queue_settings).ensure_indexes(adjust=False)
+    progress(Step("ingest", f"Reading {source}"))
     outcome = rows.mapInArrow(loader, OUTCOME).persist(StorageLevel.DISK_ONLY)
     try:
         sums = [f.sum(one).alias(one) for one in ("added", "duplicates", "rejected")]
@@ -127,7 +163,7 @@ def ingest(
         counts = {one: int(value or 0) for one, value in total.items()}
         written = None
         if target is not None and not dry_run:
-            tell(Step("rejects", f"Writing {counts['rejected']:,} rejects"))
+            progress(Step("rejects", f"Writing {counts['rejected']:,} rejected rows"))
             if counts["rejected"]:
                 written = target.write(outcome)
             else:
@@ -138,26 +174,26 @@ def ingest(
         run=name, source=shown, queue=queue, rejects=written, dry_run=dry_run, **counts
     )
     if not dry_run:
-        finish_run(place, begun, summary.model_dump())
+        finish_run(location, begun, summary.model_dump())
     return summary
 
 
-def _named(model: str | type[Any] | None) -> str | None:
-    """Name a model, by itself and by its name alike."""
+def _model_name(model: str | type[Any] | None) -> str | None:
+    """Return the name of a model that was given as a class or by name."""
     if model is None or isinstance(model, str):
         return model
     return f"{model.__module__}:{model.__qualname__}" if isinstance(model, type) else repr(model)
 
 
-def _noted(options: Mapping[str, str]) -> list[str]:
+def _public_options(options: Mapping[str, str]) -> list[str]:
     return sorted(f"{name}={value}" for name, value in options.items() if not SECRET.search(name))
 
 
 def _numbered(rows: DataFrame, key: str | None, kind: str) -> DataFrame:
-    """Give each row its identity: a hash of all that it holds, and its number among equals."""
+    """Add the identity of each row: a hash of the whole row, and its number among equal rows."""
     if key is not None and kind != "json" and key not in rows.columns:
         raise refused("key", key, f"give one of the columns {', '.join(rows.columns)}")
-    # The same in every session, whatever its timezone.
+    # In UTC, so that the hash does not depend on the timezone of the session.
     digest = f.sha2(f.to_json(f.struct("*"), {"timeZone": "UTC"}), 256)
     named = rows.select(f.struct("*").alias("row"), digest.alias("digest"))
     equal = Window.partitionBy("digest").orderBy("digest")
@@ -165,10 +201,10 @@ def _numbered(rows: DataFrame, key: str | None, kind: str) -> DataFrame:
 
 
 class RejectFile:
-    """One file, in the place of that of earlier runs.
+    """The file of rejected rows: one JSON object per line. It replaces that of an earlier run.
 
-    Made before anything is read: a path that cannot be a file, is a directory, or one of the
-    ``sources`` is refused, so that nothing else is ever replaced.
+    The path is checked before anything is read: it must be the name of a file, and neither a
+    directory nor one of the ``sources``.
     """
 
     def __init__(self, spark: SparkSession, path: str | Path, sources: Iterable[str]) -> None:
@@ -179,13 +215,13 @@ class RejectFile:
         if self._storage.is_directory(self._name):
             raise refused("rejects", str(path), "it is a directory; give the name of a file")
         if self._storage.exists() and not self._storage.is_directory():
-            reason = f"{self._storage.root} is no directory; give the name of a file in one"
+            reason = f"{self._storage.root} is not a directory; give the name of a file in one"
             raise refused("rejects", str(path), reason)
         if self._storage.path(self._name) in sources:
             raise refused("rejects", str(path), "it is a file of the source; give another one")
 
     def write(self, outcome: DataFrame) -> str:
-        """Write the rejects of a run, and give the path of the file."""
+        """Write the rejected rows, and return the path of the file."""
         staging = f".{self._name}.staging"
         lines = outcome.where("reject is not null").select(f.col("reject").alias("value"))
         lines.coalesce(1).write.mode("overwrite").text(self._storage.path(staging))

@@ -1,4 +1,4 @@
-"""The rows of an ingest, one by one: validated, and added or refused with reasons."""
+"""Validate the rows of an ingest, and add them as tasks; runs in the executors."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from microqueue.settings import QueueSettings
 from microqueue.spark.ids import key_id
 from microqueue.spark.location import location_of, server_now
 from microqueue.spark.options import LocationOptions
-from microqueue.spark.task_writer import CHUNK, Adder
+from microqueue.spark.task_writer import CHUNK, TaskWriter
 from microqueue.spark.value_conversion import Converter, check_names, convert_fields, converter_of
 from microqueue.worker.handlers import load_model
 
 CORRUPT = "_corrupt"
-"""The column in which Spark puts a line of CSV that does not fit its header."""
+"""The column in which Spark puts a line of CSV that does not match the header."""
 
 OUTCOME = "added long, duplicates long, rejected long, reject string"
 
 
 class Loader:
-    """Validates and adds the rows that it is given: what Spark sends to its executors."""
+    """Validates rows and adds tasks; Spark sends it to the executors."""
 
     def __init__(
         self,
-        place: LocationOptions,
+        location: LocationOptions,
         settings: QueueSettings,
         *,
         queue: str,
@@ -48,12 +48,12 @@ class Loader:
         columns: StructType,
         write: bool,
     ) -> None:
-        self.place, self.settings, self.queue, self.model = place, settings, queue, model
+        self.location, self.settings, self.queue, self.model = location, settings, queue, model
         self.key, self.run, self.priority = key, run, priority
         self.kind, self.columns, self.write = kind, columns, write
 
     def check(self) -> None:
-        """Refuse a model or columns that cannot be used, before anything is read."""
+        """Raise if the model or the columns cannot be used, before anything is read."""
         codec_of(self._model())
         self._converters()
 
@@ -61,7 +61,7 @@ class Loader:
         return load_model(self.model) if isinstance(self.model, str) else self.model
 
     def _converters(self) -> dict[str, Converter]:
-        """Make what turns columns into the same as the sink does, or into what a model sees."""
+        """Return what converts columns for the sink, or for the model."""
         check_names("columns", self.columns)
         return {
             field.name: convert
@@ -74,9 +74,10 @@ class Loader:
         }
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Add the rows of each batch, and give what came of them."""
-        adder = Adder(location_of(self.place), settings=self.settings, now=server_now(self.place))
-        make = _TaskMaker(self, adder, self._model(), self._converters())
+        """Add the rows of each batch, and yield the counts and the rejected rows."""
+        location, now = location_of(self.location), server_now(self.location)
+        writer = TaskWriter(location, settings=self.settings, now=now)
+        make_document = _TaskMaker(self, writer, self._model(), self._converters())
         for batch in batches:
             rows = batch.to_pylist()
             for start in range(0, len(rows), CHUNK):
@@ -84,15 +85,15 @@ class Loader:
                 bad: list[str] = []
                 for row in rows[start : start + CHUNK]:
                     try:
-                        documents.append(make(row))
+                        documents.append(make_document(row))
                     except _Reject as reject:
                         bad.append(reject.line)
-                added, others = adder.add(documents) if self.write else (len(documents), 0)
+                added, others = writer.add(documents) if self.write else (len(documents), 0)
                 yield _outcome(added, others, bad)
 
 
 def _outcome(added: int, duplicates: int, bad: list[str]) -> pa.RecordBatch:
-    """Write one row of counts, and one for each reject."""
+    """Return one row of counts, and one for each rejected row."""
     counts = [(added, duplicates, 0, None), *((0, 0, 1, line) for line in bad)]
     columns = list(zip(*counts, strict=True))
     types = [pa.int64(), pa.int64(), pa.int64(), pa.string()]
@@ -101,7 +102,7 @@ def _outcome(added: int, duplicates: int, bad: list[str]) -> pa.RecordBatch:
 
 
 class _Reject(Exception):
-    """A row that is no task, as a line of the reject file."""
+    """A row is not valid; ``line`` is for the reject file."""
 
     def __init__(self, row: Any, reasons: list[dict[str, str]]) -> None:
         super().__init__(reasons)
@@ -110,12 +111,12 @@ class _Reject(Exception):
 
 
 class _TaskMaker:
-    """Turns a row into the document of a task, or says why it is none."""
+    """Makes the document of a task from a row, or raises ``_Reject``."""
 
     def __init__(
-        self, loader: Loader, adder: Adder, model: Any, converters: dict[str, Converter]
+        self, loader: Loader, writer: TaskWriter, model: Any, converters: dict[str, Converter]
     ) -> None:
-        self._loader, self._adder, self._converters = loader, adder, converters
+        self._loader, self._adder, self._converters = loader, writer, converters
         self._codec = codec_of(model)
         self._adapter = None if model is None else TypeAdapter[Any](model)
 
@@ -142,24 +143,24 @@ class _TaskMaker:
     def _identity(self, row: dict[str, Any], numbered: dict[str, Any]) -> str:
         key = self._loader.key
         if key is None:
-            return _name(numbered)
+            return _row_id(numbered)
         if row.get(key) is None:
             raise refused(key, None, "the key is missing")
         value = row[key]
         if isinstance(value, datetime) and value.tzinfo is not None:
-            value = value.astimezone(UTC)  # It comes in the timezone of the session.
+            value = value.astimezone(UTC)  # Spark uses the timezone of the session.
         return str(value)
 
     def _token(self, numbered: dict[str, Any]) -> str:
-        return f"ingest:{self._loader.run}/{_name(numbered)}"
+        return f"ingest:{self._loader.run}/{_row_id(numbered)}"
 
 
-def _name(numbered: dict[str, Any]) -> str:
+def _row_id(numbered: dict[str, Any]) -> str:
     return f"{numbered['digest']}/{numbered['number']}"
 
 
 def _fields(row: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Read the fields of a row: those of a line of JSON, of CSV that are not empty, or all."""
+    """Return the fields of a row: of a line of JSON, of CSV without empty ones, or all."""
     if kind == "json":
         text = row["value"]
         try:
@@ -180,7 +181,7 @@ def _fields(row: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _reasons(exc: ValidationError) -> list[dict[str, str]]:
-    """Say everything that is wrong with a row, field by field."""
+    """Return everything that is wrong with a row, field by field."""
     return [
         {"field": ".".join(str(part) for part in error["loc"]), "reason": error["msg"]}
         for error in exc.errors(include_url=False, include_context=False)

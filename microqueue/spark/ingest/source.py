@@ -1,4 +1,4 @@
-"""What an ingest reads: files or a table, as Spark gives them, and under which name."""
+"""Read the source of an ingest: files or a table."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 SUFFIXES |= {".parquet": "parquet"}
 
 CSV_OPTIONS: dict[str, str | bool] = {"header": True, "escape": '"', "multiLine": True}
-"""CSV as RFC 4180 and most programs have it: quotes are doubled, and may hold line ends."""
-ELSEWHERE = frozenset({"comment", "quote", "linesep"})
-"""Options with which a header may be elsewhere than in what looks like the first line."""
+"""CSV as in RFC 4180: quotes are doubled, and quoted fields may contain line ends."""
+HEADER_OPTIONS = frozenset({"comment", "quote", "linesep"})
+"""Options that change where the header ends: the first line may not be all of it."""
 PATTERN = re.compile(r"([*?{}\[\]\\])")
-"""What Hadoop takes for a pattern in a path, unless a backslash is before it."""
+"""The characters of patterns in Hadoop paths; a backslash escapes them."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Rows, the files that they are in, and the full name of it all, wherever it is named from."""
+    """The rows, their files, and the full name of the source."""
 
     rows: DataFrame
     files: Sequence[str]
@@ -41,15 +41,15 @@ class Source:
 
 
 def guess_format(source: str | Path) -> Format:
-    """Tell the format from the end of a path."""
+    """Return the format that the end of a path stands for."""
     suffix = Path(str(source).rstrip("/").removesuffix(".gz")).suffix.lower()
     if suffix not in SUFFIXES:
-        raise refused("source", str(source), f"its end tells no format: give {', '.join(FORMATS)}")
+        raise refused("source", str(source), f"its end names no format: give {', '.join(FORMATS)}")
     return SUFFIXES[suffix]  # type: ignore[return-value]  # They are all formats.
 
 
 def read_source(spark: SparkSession, source: str, kind: str, options: Mapping[str, str]) -> Source:
-    """Load the source; text formats as text, so that the model sees what is really there."""
+    """Load the source; CSV and JSON as text, so that the model validates the original values."""
     if kind not in FORMATS:
         raise refused("source_format", kind, f"give one of {', '.join(FORMATS)}")
     try:
@@ -58,8 +58,8 @@ def read_source(spark: SparkSession, source: str, kind: str, options: Mapping[st
         if kind == "csv":
             _check_headers(spark, source, files, options)
     except (AnalysisException, Py4JJavaError) as exc:
-        told = exc.java_exception.getMessage() if isinstance(exc, Py4JJavaError) else exc
-        reason = str(told).strip().partition("\n")[0]
+        message = exc.java_exception.getMessage() if isinstance(exc, Py4JJavaError) else exc
+        reason = str(message).strip().partition("\n")[0]
         raise refused("source", source, f"Spark cannot read it; {reason}") from exc
     name = source if kind == "table" else qualified(spark, source)
     return Source(rows, files, name)
@@ -89,22 +89,24 @@ def _columns(spark: SparkSession, path: str, options: Mapping[str, str]) -> list
 def _check_headers(
     spark: SparkSession, source: str, files: Sequence[str], options: Mapping[str, str]
 ) -> None:
-    """Refuse files with different headers: by that of the first, values would change columns.
+    """Raise if the headers of files differ, as Spark would use the first one for all.
 
-    Spark takes long to read a header. Of files that begin with the same line, it reads one.
+    Spark is slow to read a header, so it reads only one of the files that begin with the same
+    line.
     """
     given = {name.lower(): str(value).lower() for name, value in options.items()}
     if not files[1:] or given.get("header", "true") != "true":
         return
-    sure = ELSEWHERE.isdisjoint(given)
-    alike: dict[str, str] = {}
+    plain = HEADER_OPTIONS.isdisjoint(given)
+    one_per_header: dict[str, str] = {}
     for file in files:
         line = first_line(spark, file)
         if line is not None:
-            whole = sure and line.strip() and line.count('"') % 2 == 0
-            alike.setdefault(line if whole else file, file)
+            is_header = plain and line.strip() and line.count('"') % 2 == 0
+            one_per_header.setdefault(line if is_header else file, file)
     headers = {
-        file: _columns(spark, PATTERN.sub(r"\\\1", file), options) for file in alike.values()
+        file: _columns(spark, PATTERN.sub(r"\\\1", file), options)
+        for file in one_per_header.values()
     }
     (first, expected), *others = [(file, names) for file, names in headers.items() if names]
     for file, names in others:
@@ -113,5 +115,5 @@ def _check_headers(
                 "source",
                 source,
                 f"{first} has the columns {', '.join(expected)}, and {file} has "
-                f"{', '.join(names)}; ingest them one by one, or give them the same header",
+                f"{', '.join(names)}; ingest them one by one, or make their headers equal",
             )

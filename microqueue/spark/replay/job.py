@@ -1,9 +1,8 @@
-"""Replay chosen dead letters, live and archived, spread over a period.
+"""Replay selected dead letters, live and archived, spread over a period.
 
-Archived tasks that are done are replayed only if that is asked for.
-Dead letters go back themselves, as ``dlq replay`` sends them. Archived tasks are added anew,
-with ids derived from the run and the task, so that a run adds each once, however often it is
-started.
+Live dead letters return to their queue, as by ``dlq replay``. Archived tasks are added as new
+tasks, whose ids are derived from the run and the task: a run adds each once, however often it is
+started. Archived tasks that are done are replayed only on request.
 """
 
 from __future__ import annotations
@@ -32,13 +31,14 @@ from microqueue.operations.replay import PlannedReplay, requeue
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
 from microqueue.spark.archive.reader import read_archive
+from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.ids import id_type, key_id
 from microqueue.spark.location import locate, location_of, primary, server_now
 from microqueue.spark.options import LocationOptions
-from microqueue.spark.progress import Step, Tell, silent
-from microqueue.spark.replay.selection import choose, dead
+from microqueue.spark.progress import Progress, Step, no_progress
+from microqueue.spark.replay.selection import is_dead_letter, select
 from microqueue.spark.runs import Run, begin_run, finish_run
-from microqueue.spark.task_writer import Adder
+from microqueue.spark.task_writer import TaskWriter
 from microqueue.spark.whole_tasks import decode
 from microqueue.task import DEFAULT_QUEUE, Task
 
@@ -48,13 +48,27 @@ COUNTS = ("archived", "letters", "skipped")
 
 
 class ReplaySummary(Model):
-    """What a replay did; ``repeated`` says that the run was over before, and nothing was done.
+    """What a replay did.
 
-    What the run had sent before it was interrupted counts, if the condition chooses it again.
-    ``skipped`` were not sent back: a live task has their dedupe key, or they changed meanwhile.
-    ``matched_by`` (queue, place and status) and ``matched_by_status`` are those of a dry run.
-    ``done_left_out`` counts the done tasks that meet the condition and are not replayed; it is
-    counted in a dry run, and where nothing else met the condition.
+    Tasks that the run had replayed before it was interrupted count if they still meet the
+    condition.
+
+    Attributes:
+        run: The name of the run.
+        where: The condition.
+        matched: Tasks that meet it.
+        archived: Archived tasks that were added to a queue.
+        letters: Dead letters that returned to a queue.
+        skipped: Tasks that were not replayed: an unfinished task has their dedupe key, or they
+            changed while the replay ran.
+        begun_at: When the run began.
+        until: When the last of the tasks is due.
+        dry_run: Whether nothing was changed.
+        repeated: Whether the run had finished before, and nothing was done.
+        matched_by: Tasks by ``queue/location/status``; only of a dry run.
+        matched_by_status: Tasks by status; only of a dry run.
+        done_left_out: Done tasks that meet the condition and are not replayed; counted in a dry
+            run, and if nothing else meets the condition.
     """
 
     run: str
@@ -72,12 +86,13 @@ class ReplaySummary(Model):
     done_left_out: int | None = None
 
 
+@renamed_arguments(tell="progress", letters="dead_letters")
 def replay(
     spark: SparkSession,
     *,
     where: str,
     archive: str | Path | None = None,
-    letters: bool = True,
+    dead_letters: bool = True,
     include_done: bool = False,
     to: str | None = None,
     over: Duration = timedelta(0),
@@ -87,17 +102,35 @@ def replay(
     collection: str = DEFAULT_COLLECTION,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
-    tell: Tell = silent,
+    progress: Progress = no_progress,
 ) -> ReplaySummary:
-    """Send back the dead letters that a SQL condition chooses, once per ``run``.
+    """Replay the dead letters that meet a SQL condition, once per ``run``.
 
-    Those in MongoDB, and those in an ``archive``. With ``include_done`` archived tasks that
-    succeeded are chosen, too, and run again.
+    Args:
+        spark: The session.
+        where: The condition. It may use the columns of a task, ``payload`` (as JSON text),
+            ``fingerprint`` (as in triage) and ``archived``, such as
+            ``"error.code = 'timeout' and payload:to like '%.org'"``.
+        archive: An archive to select from, besides MongoDB.
+        dead_letters: Whether to select from the dead letters in MongoDB.
+        include_done: Whether to select archived tasks that succeeded, too. They run again.
+        to: The queue that gets the tasks; by default each returns to its own.
+        over: The period over which the tasks come due, at random, so that the replay is not a
+            storm.
+        run: The name of the run; by default a new one.
+        uri: The address of MongoDB; by default ``MICROQUEUE_URI``, or the embedded server.
+        database: The database; by default that of the address.
+        collection: The collection of the tasks.
+        settings: The settings of the queues; by default those of the environment.
+        dry_run: Whether to count only, and change nothing.
+        progress: Called with each step that begins.
 
-    ``where`` may use the columns of a task, ``payload`` (as JSON text), ``fingerprint`` (as in
-    triage) and ``archived``: ``"error.code = 'timeout' and payload:to like '%.org'"``. They are
-    due at times spread evenly by chance ``over`` a period, so that a replay is not a storm.
-    Without ``to``, each goes to its own queue.
+    Returns:
+        How many tasks were replayed.
+
+    Raises:
+        InvalidArgument: An argument is not valid, or the run was begun with other options.
+        MicroqueueError: The run is too old to be resumed, or there is no archive at ``archive``.
     """
     if to is not None:
         check_name(to)
@@ -106,37 +139,44 @@ def replay(
             "include_done", include_done, "done tasks are replayed from an archive: give --archive"
         )
     period = check_duration("over", over)
-    place = primary(locate(uri, database=database, collection=collection))
-    rules = settings or QueueSettings.from_environment()
-    found = choose(spark, place, rules, where=where, archive=archive, letters=letters)
+    location = primary(locate(uri, database=database, collection=collection))
+    queue_settings = settings or QueueSettings.from_environment()
+    found = select(
+        spark, location, queue_settings, where=where, archive=archive, dead_letters=dead_letters
+    )
     name = run or uuid4().hex[:12]
     if dry_run:
-        return _look(place, found, name, where, period, include_done=include_done)
-    chosen = found if include_done else found.where(dead())
+        return _count(location, found, name, where, period, include_done=include_done)
+    selected = found if include_done else found.where(is_dead_letter())
     details = {
         "kind": "replay",
         "where": where,
         "to": to,
         "over_sec": period.total_seconds(),
         "archive": None if archive is None else str(archive),
-        "letters": letters,
+        "letters": dead_letters,
     }
     if include_done:
         details["include_done"] = True
-    begun = begin_run(place, f"replay:{name}", details)
+    begun = begin_run(location, f"replay:{name}", details)
     if begun.report is not None:
         return ReplaySummary(**{**begun.report, "repeated": True})
-    tell(Step("replay", "Sending tasks back"))
+    progress(Step("replay", "Replaying tasks"))
     archived_copies = _archived_copies(spark, archive, name) if begun.resumed else frozenset()
-    sender = _Sender(place, rules, begun, name, to=to, period=period, known=archived_copies)
-    # What the run itself has added may have failed since, and be chosen by the condition.
+    replayer = _Replayer(
+        location, queue_settings, begun, name, to=to, period=period, known=archived_copies
+    )
+    # Tasks that the run itself has added may have failed since, and meet the condition.
     foreign = ~f.col("insert_token").eqNullSafe(f.lit(token_of(name)))
     rows = (
-        chosen.where(foreign).select("document", "archived").mapInArrow(sender, COUNTED).collect()
+        selected.where(foreign)
+        .select("document", "archived")
+        .mapInArrow(replayer, COUNTED)
+        .collect()
     )
     counts = {one: sum(row[one] for row in rows) for one in COUNTS}
     matched = sum(counts.values())
-    # Counting reads the archive once more: only who gets nothing has to know why.
+    # Counting reads the archive again: do so only to explain why nothing matched.
     left_out = archive is not None and not include_done and not matched
     summary = ReplaySummary(
         run=name,
@@ -144,15 +184,15 @@ def replay(
         matched=matched,
         begun_at=begun.begun_at,
         until=begun.begun_at + period,
-        done_left_out=found.where(foreign & ~dead()).count() if left_out else None,
+        done_left_out=found.where(foreign & ~is_dead_letter()).count() if left_out else None,
         **counts,
     )
-    finish_run(place, begun, summary.model_dump())
+    finish_run(location, begun, summary.model_dump())
     return summary
 
 
-def _look(
-    place: LocationOptions,
+def _count(
+    location: LocationOptions,
     found: DataFrame,
     name: str,
     where: str,
@@ -160,16 +200,17 @@ def _look(
     *,
     include_done: bool,
 ) -> ReplaySummary:
-    """Count what would be sent back, and the done tasks that would be left out."""
-    now = server_now(place)
-    grouped = found.groupBy("queue", "archived", "status", dead().alias("dead")).count()
+    """Count the tasks that would be replayed, and the done tasks that would be left out."""
+    now = server_now(location)
+    dead = is_dead_letter().alias("dead")
+    grouped = found.groupBy("queue", "archived", "status", dead).count()
     counted = grouped.orderBy("queue", "archived", "status").collect()
-    chosen = [row for row in counted if row["dead"] or include_done]
+    selected = [row for row in counted if row["dead"] or include_done]
     by_status: Counter[str] = Counter()
-    for row in chosen:
+    for row in selected:
         by_status[row["status"]] += row["count"]
     matched = by_status.total()
-    archived = sum(row["count"] for row in chosen if row["archived"])
+    archived = sum(row["count"] for row in selected if row["archived"])
     return ReplaySummary(
         run=name,
         where=where,
@@ -179,18 +220,18 @@ def _look(
         begun_at=now,
         until=now + period,
         dry_run=True,
-        matched_by={_place_of(row): row["count"] for row in chosen},
+        matched_by={_group_name(row): row["count"] for row in selected},
         matched_by_status=dict(sorted(by_status.items())),
         done_left_out=sum(row["count"] for row in counted) - matched,
     )
 
 
-def _place_of(row: Row) -> str:
+def _group_name(row: Row) -> str:
     return f"{row['queue']}/{'archived' if row['archived'] else 'dead letters'}/{row['status']}"
 
 
 def _archived_copies(spark: SparkSession, archive: str | Path | None, run: str) -> frozenset[str]:
-    """Find what an interrupted run had added, and what was done and archived since."""
+    """Return the ids of tasks that an interrupted run had added, and that were archived since."""
     if archive is None:
         return frozenset()
     kept = read_archive(spark, archive).where(f.col("insert_token") == token_of(run))
@@ -198,29 +239,29 @@ def _archived_copies(spark: SparkSession, archive: str | Path | None, run: str) 
 
 
 def token_of(run: str) -> str:
-    """Give the token by which tasks that a run has added are known."""
+    """Return the token that marks the tasks a run has added."""
     return f"replay:{run}"
 
 
 def copy_id(run: str, document: dict[str, Any]) -> ObjectId:
-    """Give the id under which a run adds an archived task."""
+    """Return the id under which a run adds an archived task."""
     task_id = document["_id"]
     life = f"{id_type(task_id)}/{task_id}/{document.get('created_at')}"
     return key_id(token_of(run), life)
 
 
 def eta_of(run: str, begun_at: datetime, period: timedelta, task_id: Any) -> datetime:
-    """Choose when a task comes due: anywhere in the period, and the same for the same run."""
+    """Return when a task comes due: at random within the period, and always the same in a run."""
     digest = hashlib.blake2b(f"{run}/{task_id}".encode(), digest_size=8).digest()
     return round_up(begun_at + period * (int.from_bytes(digest) / 2**64))
 
 
-class _Sender:
-    """Sends back the documents that it is given: what Spark sends to its executors."""
+class _Replayer:
+    """Replays the documents it gets; runs in the executors."""
 
     def __init__(
         self,
-        place: LocationOptions,
+        location: LocationOptions,
         settings: QueueSettings,
         begun: Run,
         run: str,
@@ -229,53 +270,55 @@ class _Sender:
         period: timedelta,
         known: frozenset[str],
     ) -> None:
-        self.place, self.settings, self.run, self.to = place, settings, run, to
+        self.location, self.settings, self.run, self.to = location, settings, run, to
         self.begun_at, self.period, self.known = begun.begun_at, period, known
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        now = server_now(self.place)
-        # As they are written again: a UUID that is read in another way would be another one.
-        options = location_of(self.place).collections.codec_options
+        now = server_now(self.location)
+        # With the options for writing: a UUID in another representation would be another UUID.
+        options = location_of(self.location).collections.codec_options
         for batch in batches:
             rows = batch.to_pylist()
             for start in range(0, len(rows), CHUNK):
                 some = rows[start : start + CHUNK]
                 archived = [decode(row["document"], options) for row in some if row["archived"]]
-                letters = [decode(row["document"], options) for row in some if not row["archived"]]
-                fresh = [letter for letter in letters if not self._sent(letter)]
+                dead_letters = [
+                    decode(row["document"], options) for row in some if not row["archived"]
+                ]
+                fresh = [one for one in dead_letters if not self._is_replayed(one)]
                 added, left = self._add(archived, now)
                 returned = self._return(fresh, now)
                 left += len(fresh) - returned
-                counts = [added, returned + len(letters) - len(fresh), left]
+                counts = [added, returned + len(dead_letters) - len(fresh), left]
                 arrays = [pa.array([count], pa.int64()) for count in counts]
                 yield pa.RecordBatch.from_arrays(arrays, list(COUNTS))
 
     def _eta(self, document: dict[str, Any]) -> datetime:
         return eta_of(self.run, self.begun_at, self.period, document["_id"])
 
-    def _sent(self, document: dict[str, Any]) -> bool:
-        """Tell whether this run has sent a task back, before it failed again or was archived."""
+    def _is_replayed(self, document: dict[str, Any]) -> bool:
+        """Return whether this run has replayed a task before it failed again or was archived."""
         if document.get("replay_run") == self.run:
             return True
         return str(copy_id(self.run, document)) in self.known
 
     def _add(self, archived: Sequence[dict[str, Any]], now: datetime) -> tuple[int, int]:
-        adder = Adder(location_of(self.place), settings=self.settings, now=now)
+        writer = TaskWriter(location_of(self.location), settings=self.settings, now=now)
         documents = [
-            adder.document(
+            writer.document(
                 self.to or document.get("queue", DEFAULT_QUEUE),
-                self._anew(document),
+                self._copy(document),
                 document.get("payload") or {},
                 token=token_of(self.run),
             )
             for document in archived
-            if not self._sent(document)
+            if not self._is_replayed(document)
         ]
-        added, left = adder.add(documents)
+        added, left = writer.add(documents)
         return added + len(archived) - len(documents), left
 
-    def _anew(self, document: dict[str, Any]) -> NewTask[Any]:
-        """Write a new task with the options of an archived one."""
+    def _copy(self, document: dict[str, Any]) -> NewTask[Any]:
+        """Return a new task with the options of an archived one."""
         task: Task[Any] = Task.from_document(document)
         origin = {"replayed_from": str(task.id), "replay_run": self.run}
         return NewTask[Any](
@@ -290,15 +333,15 @@ class _Sender:
             headers={**task.headers, **origin},
         )
 
-    def _return(self, letters: Sequence[dict[str, Any]], now: datetime) -> int:
-        if not letters:
+    def _return(self, dead_letters: Sequence[dict[str, Any]], now: datetime) -> int:
+        if not dead_letters:
             return 0
         operation = requeue(
-            [PlannedReplay(letter, self._eta(letter)) for letter in letters],
+            [PlannedReplay(one, self._eta(one)) for one in dead_letters],
             run=self.run,
             queue=self.to,
             position=Positions().take(now),
             now=now,
             settings=self.settings,
         )
-        return location_of(self.place).run(operation)
+        return location_of(self.location).run(operation)

@@ -1,4 +1,4 @@
-"""Choose tasks to replay by a SQL condition, in the archive and among dead letters."""
+"""Select tasks to replay by a SQL condition, from the dead letters and an archive."""
 
 from __future__ import annotations
 
@@ -10,43 +10,46 @@ from pyspark.sql import functions as f
 
 from microqueue.arguments import refused
 from microqueue.settings import QueueSettings
-from microqueue.spark.analytics.fingerprint import fingerprinted
-from microqueue.spark.analytics.history import LIFE, live_ids
+from microqueue.spark.analytics.fingerprint import fingerprint_column
+from microqueue.spark.analytics.history import TASK_KEY, live_ids
 from microqueue.spark.archive.log import ArchiveLog
 from microqueue.spark.archive.reader import read_archive
-from microqueue.spark.location import letters_of
+from microqueue.spark.location import dead_letters_of
 from microqueue.spark.options import LocationOptions
 from microqueue.spark.storage import Storage
 from microqueue.spark.whole_tasks import SCHEMA, parts_of, read_parts, with_payload
 from microqueue.task import DEFAULT_QUEUE, TaskStatus
 
 
-def choose(
+def select(
     spark: SparkSession,
-    place: LocationOptions,
+    location: LocationOptions,
     settings: QueueSettings,
     *,
     where: str,
     archive: str | Path | None,
-    letters: bool,
+    dead_letters: bool,
 ) -> DataFrame:
-    """Find the tasks that a condition chooses, in the archive and among dead letters.
+    """Return the dead letters and archived tasks that meet a condition.
 
-    Archived tasks that are done are among them: see :func:`dead`.
+    Archived tasks that are done are among them; :func:`is_dead_letter` tells them apart.
+
+    Raises:
+        InvalidArgument: The condition is not valid, or there is nothing to select from.
     """
     frames = []
-    if letters:
-        found = _letters(spark, place, settings)
+    if dead_letters:
+        found = _dead_letters(spark, location, settings)
         frames.append(found.withColumn("archived", f.lit(False)))  # noqa: FBT003 (a value)
     if archive is not None:
         kept = read_archive(spark, archive).select(*SCHEMA.names)
         if ArchiveLog(Storage(spark, archive)).state.unpurged:
-            kept = kept.join(live_ids(spark, place, settings), LIFE, "left_anti")
+            kept = kept.join(live_ids(spark, location, settings), TASK_KEY, "left_anti")
         frames.append(kept.withColumn("archived", f.lit(True)))  # noqa: FBT003 (a value)
     if not frames:
         raise refused("archive", archive, "give an archive, or allow dead letters")
     whole = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
-    kind = fingerprinted(f.col("queue"), f.col("error.code"), f.col("error.message"))
+    kind = fingerprint_column(f.col("queue"), f.col("error.code"), f.col("error.message"))
     whole = with_payload(whole).withColumn("fingerprint", kind)
     try:
         return whole.where(where)
@@ -55,18 +58,20 @@ def choose(
         raise refused("where", where, f"give a SQL condition over columns; {reason}") from exc
 
 
-def dead() -> Column:
-    """Match the dead letters among chosen tasks; the others are archived, and done."""
+def is_dead_letter() -> Column:
+    """Return the condition for dead letters; the other selected tasks are archived and done."""
     return f.col("status") == TaskStatus.FAILED.value
 
 
-def _letters(spark: SparkSession, place: LocationOptions, settings: QueueSettings) -> DataFrame:
-    """Load dead letters; those that nobody has moved to a collection of their own yet, too."""
-    parts = parts_of(spark, place, statuses=["failed"])
+def _dead_letters(
+    spark: SparkSession, location: LocationOptions, settings: QueueSettings
+) -> DataFrame:
+    """Load dead letters, also those that are still to be moved to their own collection."""
+    parts = parts_of(spark, location, statuses=["failed"])
     if not settings.separate_dlq:
         found = read_parts(spark, parts)
     else:
-        parts += parts_of(spark, letters_of(place), statuses=["failed"])
-        # One that is being moved is in both for a moment.
-        found = read_parts(spark, parts).dropDuplicates(LIFE)
-    return found.fillna(DEFAULT_QUEUE, ["queue"])  # As the archive and triage name it.
+        parts += parts_of(spark, dead_letters_of(location), statuses=["failed"])
+        # A dead letter that is being moved is in both collections for a moment.
+        found = read_parts(spark, parts).dropDuplicates(TASK_KEY)
+    return found.fillna(DEFAULT_QUEUE, ["queue"])  # As in the archive and in triage.

@@ -15,7 +15,7 @@ ATTEMPT |= {"outcome": "retried", "error": None}
 NO_DATE = DatetimeMS(2**50)
 
 
-def test_documents_become_columns_the_same_fast_and_exactly() -> None:
+def test_fast_and_exact_columns_are_equal() -> None:
     at = datetime(2026, 5, 1, 12, 0, 0, 123000, tzinfo=UTC)
     plain = {"_id": ObjectId(), "queue": "q", "status": "done", "created_at": at, "attempts": 1}
     attempt = {"attempt": 1, "worker_id": "w", "started_at": at, "ended_at": at}
@@ -66,9 +66,7 @@ def test_documents_become_columns_the_same_fast_and_exactly() -> None:
         ("error", "x", None),
     ],
 )
-def test_what_a_column_cannot_hold_is_null_alone_and_beside_others(
-    name: str, value: Any, read: Any
-) -> None:
+def test_a_value_that_does_not_fit_is_null(name: str, value: Any, read: Any) -> None:
     odd = encoded({"_id": "odd", "queue": "q", name: value})
     drifted = encoded({"_id": "drifted", "queue": "q", "priority": "high"})
     (alone,) = to_batch(odd).to_pylist()

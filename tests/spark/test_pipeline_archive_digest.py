@@ -42,7 +42,7 @@ def table(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def test_rows_have_the_same_digest_however_they_lie_in_memory_and_on_a_disk(
+def test_equal_rows_have_the_same_digest_in_memory_and_on_disk(
     tmp_path: Path,
 ) -> None:
     rows = table(ROWS)
@@ -71,10 +71,10 @@ def test_rows_have_the_same_digest_however_they_lie_in_memory_and_on_a_disk(
         [FULL, {}, {**EMPTY, "error": None}, *ROWS[3:]],
     ],
 )
-def test_any_other_value_gives_another_digest(other: list[dict[str, Any]]) -> None:
+def test_any_other_value_has_another_digest(other: list[dict[str, Any]]) -> None:
     assert digest(table(other)) != digest(table(ROWS))
 
 
-def test_text_that_moves_to_the_next_row_gives_another_digest() -> None:
+def test_text_that_moves_to_the_next_row_has_another_digest() -> None:
     one, other = (pa.table({"text": texts}) for texts in (["ab", "c"], ["a", "bc"]))
     assert digest(one) != digest(other)

@@ -1,4 +1,4 @@
-"""Tasks that live on while they are archived, and runs that meet."""
+"""Tasks that change while they are archived, and concurrent runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.spark.archived import HOUR, documents_of
 from tests.spark.past import Past
 
 
-def test_a_task_replayed_while_it_is_archived_survives_and_counts_once(
+def test_a_task_replayed_while_it_is_archived_is_kept_and_counts_once(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database, ago=2 * HOUR)
@@ -33,14 +33,14 @@ def test_a_task_replayed_while_it_is_archived_survives_and_counts_once(
 
     def meddle(step: Step) -> None:
         if step.name == "verify":  # Written, and not yet deleted.
-            past.queue.dead_letters.replay(letters[0])  # It waits again.
+            past.queue.dead_letters.replay(letters[0])  # It is pending again.
             past.queue.dead_letters.replay(letters[1])
             again = past.queue.pop_many(2)
             past.wait(60)
             done = next(task for task in again if task.id == letters[1])
             past.queue.mark_failure(done, "boom again", code="E")  # As dead as before.
 
-    summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=meddle)
+    summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR, progress=meddle)
 
     assert (summary.archived, summary.deleted, summary.superseded) == (6, 4, 2)
     assert {task["_id"] for task in microqueue_database.tasks.find()} == set(letters[:2])
@@ -53,7 +53,7 @@ def test_a_task_replayed_while_it_is_archived_survives_and_counts_once(
     assert letter["error"]["message"] == "boom again"
 
 
-def test_a_later_task_of_the_same_id_is_another_one(
+def test_a_later_task_with_the_same_id_is_another_task(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database, ago=2 * HOUR)
@@ -65,13 +65,13 @@ def test_a_later_task_of_the_same_id_is_another_one(
             past.wait(1)
             past.queue.enqueue({"n": 2}, task_id="same")
 
-    archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=meddle)
+    archive(spark, tmp_path, uri=database_uri, older_than=HOUR, progress=meddle)
     past.work(1)
     archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert sorted(one["payload"]["n"] for one in documents_of(spark, tmp_path)) == [1, 2]
 
 
-def test_the_later_of_two_runs_takes_over_and_nothing_is_there_twice(
+def test_the_later_of_two_runs_takes_over_and_nothing_is_archived_twice(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     past = Past(microqueue_database, ago=2 * HOUR)
@@ -83,7 +83,7 @@ def test_the_later_of_two_runs_takes_over_and_nothing_is_there_twice(
             archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
 
     with pytest.raises(ArchiveConflict, match="taken over"):
-        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, tell=overtake)
+        archive(spark, tmp_path, uri=database_uri, older_than=HOUR, progress=overtake)
     assert len(documents_of(spark, tmp_path)) == 4
     assert microqueue_database.tasks.count_documents({}) == 0
 
@@ -105,7 +105,7 @@ def test_tasks_archived_and_not_yet_deleted_count_once_beside_live_ones(
     assert all_tasks(spark, live=locate(database_uri), archive=tmp_path).count() == 5
 
 
-def test_what_was_begun_in_one_database_is_not_finished_in_another(
+def test_a_run_begun_in_one_database_is_not_finished_in_another(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path
 ) -> None:
     log = ArchiveLog(Storage(spark, tmp_path))
@@ -114,7 +114,7 @@ def test_what_was_begun_in_one_database_is_not_finished_in_another(
         archive(spark, tmp_path, uri=database_uri)
 
 
-def test_a_number_in_the_log_can_be_taken_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_log_number_can_be_used_once(spark: SparkSession, tmp_path: Path) -> None:
     storage = Storage(spark, tmp_path)
     one, other = ArchiveLog(storage), ArchiveLog(storage)
     one.commit(Entry(kind="begun", run="one", at=datetime.now(UTC)))
