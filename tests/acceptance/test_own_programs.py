@@ -1,4 +1,4 @@
-"""Programs of the users' own: a worker that ends by signals, and tests with the fixtures."""
+"""Programs that users write: a worker that stops by signals, and tests with the fixtures."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ print("ended", flush=True)
 """
 
 
-@pytest.mark.parametrize("grace", ["1", "300"], ids=["in its grace", "once more"])
+@pytest.mark.parametrize("grace", ["1", "300"], ids=["within grace", "second signal"])
 @pytest.mark.parametrize("program", [THREADS, COROUTINES], ids=["threads", "coroutines"])
-def test_worker_of_a_program_hands_its_tasks_back_when_it_is_told_to_end(
+def test_worker_in_a_program_releases_its_tasks_on_a_signal(
     program: str,
     grace: str,
     microqueue_server: EmbeddedServer,
@@ -94,7 +94,7 @@ def test_queue(microqueue_queue):
 
 
 @pytest.mark.parametrize(("uri", "status"), [(True, 0), (False, 1)], ids=["given", "not given"])
-def test_fixtures_use_the_server_that_is_given_for_tests(
+def test_fixtures_use_the_server_of_the_test_uri(
     tmp_path: Path, microqueue_server: EmbeddedServer, uri: bool, status: int
 ) -> None:
     (tmp_path / "test_mine.py").write_text(TESTS, encoding="utf-8")
