@@ -84,12 +84,13 @@ __all__ = [
 # Imported on first use: most producers run no worker, and `import microqueue` stays light.
 _FROM_WORKER = frozenset({"AsyncWorker", "Fail", "Retry", "Snooze", "Tasks", "Worker"})
 
+if not TYPE_CHECKING:  # Type checkers would accept any name.
 
-def __getattr__(name: str) -> Any:
-    if name not in _FROM_WORKER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module("microqueue.worker"), name)
-    return value
+    def __getattr__(name: str) -> Any:
+        if name not in _FROM_WORKER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module("microqueue.worker"), name)
+        return value
 
 
 def __dir__() -> list[str]:

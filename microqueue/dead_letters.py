@@ -176,7 +176,11 @@ class DeadLetterOperations(Generic[PayloadT]):
 
 
 class DeadLetters(Generic[PayloadT]):
-    """The dead letters of a :class:`Queue`, or of several queues of its collection."""
+    """The dead letters of a queue: ``queue.dead_letters``.
+
+    A dead letter is a task with status ``failed``. ``which`` is a task or its id, several of them,
+    or a :class:`DeadLetterFilter`.
+    """
 
     def __init__(self, core: SyncCore[PayloadT], *, everywhere: bool = False) -> None:
         self._core = core
@@ -198,10 +202,22 @@ class DeadLetters(Generic[PayloadT]):
         limit: int = 50,
         cursor: str | None = None,
     ) -> DeadLetterPage[PayloadT]:
-        """Read a page, newest first; give ``cursor=page.next_cursor`` for the next one.
+        """Return a page of dead letters, newest first.
 
-        ``text`` is searched in the error message; ``since`` and ``until`` bound the failure;
-        ``group`` is the message of one of :meth:`groups`.
+        Args:
+            code: Only those with this error code.
+            text: Only those whose error message contains this text.
+            group: Only those of the group of :meth:`groups` with this message.
+            since: Only those that failed at this instant or later.
+            until: Only those that failed before this instant.
+            limit: The largest number of dead letters in the page.
+            cursor: The ``next_cursor`` of the page before. Default: the first page.
+
+        Returns:
+            The page, with the cursor of the next one.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
         """
         which = DeadLetterFilter(code=code, text=text, group=group, since=since, until=until)
         return self._core.run(self._operations.page(which, limit, cursor))
@@ -217,17 +233,28 @@ class DeadLetters(Generic[PayloadT]):
         dry_run: bool = False,
         missing_ok: bool = False,
     ) -> ReplayReport:
-        """Send dead letters back to wait: ids, tasks, or all that a ``DeadLetterFilter`` matches.
+        """Send dead letters back to their queue. Safe to repeat: only dead letters are replayed.
 
-        The oldest failures go first, behind what already waits. The history is kept and
-        ``replays`` counted. Without ``reset_attempts`` the count of attempts goes on, with
-        room for at least one more. ``spread`` distributes them evenly over a period, so that
-        a replay is not a new storm. A dry run only counts. Safe to repeat: a task that is no
-        longer dead is left alone.
+        The oldest failures come first, behind the tasks that are waiting. The history is kept, and
+        ``replays`` is incremented.
+
+        Args:
+            which: The dead letters.
+            reset_attempts: Start again with no attempts used. If false, the attempts are kept, with
+                room for at least one more.
+            delay: Deliver them this much later, at the earliest.
+            spread: Spread them evenly over this period, to avoid another storm.
+            limit: The largest number of dead letters to replay.
+            dry_run: Only count them.
+            missing_ok: Replay the others if there are no tasks with some of the ids. The report
+                names the ``missing`` ones.
+
+        Returns:
+            How many matched and how many were replayed.
 
         Raises:
-            TaskNotFound: The queue has no task with one of the ids; nothing was replayed. With
-                ``missing_ok`` the others are replayed, and the report names the ``missing``.
+            TaskNotFound: The queue has no task with one of the ids; nothing was replayed.
+            InvalidArgument: An argument is not valid.
         """
         return self._core.run(
             self._operations.replay(
@@ -244,45 +271,94 @@ class DeadLetters(Generic[PayloadT]):
     def edit_and_replay(
         self, task_id: TaskId, payload: Any, *, delay: Duration | None = None
     ) -> ReplayReport:
-        """Send one dead letter back with another payload, both in one write.
+        """Replay one dead letter with another payload, in a single write.
+
+        Args:
+            task_id: The id of the dead letter.
+            payload: The new payload, a dict.
+            delay: Deliver it this much later, at the earliest.
+
+        Returns:
+            How many were replayed: 0 if the task is not a dead letter.
 
         Raises:
             TaskNotFound: The queue has no task with this id.
+            InvalidArgument: An argument is not valid.
         """
         return self._core.run(self._operations.edit_and_replay(task_id, payload, delay))
 
     def groups(self, which: DeadLetterFilter | None = None) -> LetterGroups:
-        """Group the dead letters by error code and normalised message, the largest first."""
+        """Group the dead letters by error code and normalised message, the largest group first.
+
+        Args:
+            which: Only those that the filter matches. Default: all.
+
+        Returns:
+            The groups.
+        """
         return self._core.run(self._operations.groups(which or DeadLetterFilter()))
 
     def count(self, which: Chosen) -> int:
-        """Count the dead letters that were chosen, or that a filter matches."""
+        """Count dead letters.
+
+        Args:
+            which: The dead letters.
+
+        Returns:
+            How many of them are dead letters.
+        """
         return self._core.run(self._operations.count(which))
 
     def missing(self, which: Chosen) -> Sequence[TaskId]:
-        """Return those of the given ids that the queue has no task with, dead or not."""
+        """Return the ids with which the queue has no task, dead letter or not.
+
+        Args:
+            which: The ids to look for.
+
+        Returns:
+            The ids that were not found.
+        """
         return self._core.run(self._operations.missing(which))
 
     def discard(self, which: Chosen, *, limit: int | None = None, missing_ok: bool = False) -> int:
-        """Delete dead letters for good; return how many. Tasks that are not dead are left alone.
+        """Delete dead letters. Other tasks are left alone.
+
+        Args:
+            which: The dead letters.
+            limit: The largest number of dead letters to delete.
+            missing_ok: Delete the others if there are no tasks with some of the ids, so that the
+                call is safe to repeat.
+
+        Returns:
+            How many were deleted.
 
         Raises:
-            TaskNotFound: The queue has no task with one of the ids; nothing was deleted. With
-                ``missing_ok`` the others are deleted, so that the call is safe to repeat.
+            TaskNotFound: The queue has no task with one of the ids; nothing was deleted.
+            InvalidArgument: An argument is not valid.
         """
         return self._core.run(self._operations.discard(which, limit, missing_ok=missing_ok))
 
     def stats(self, *, exact: bool = False) -> DeadLetterStats:
-        """Count the dead letters in all and by error code.
+        """Count the dead letters in total and by error code.
 
         Above ``settings.count_limit`` the total is an estimate, and codes are counted among the
-        newest letters; ``exact`` counts everything.
+        newest dead letters.
+
+        Args:
+            exact: Count everything.
+
+        Returns:
+            The counts.
         """
         return self._core.run(self._operations.stats(exact=exact))
 
 
 class AsyncDeadLetters(Generic[PayloadT]):
-    """The dead letters of an :class:`AsyncQueue`: as :class:`DeadLetters`, awaited."""
+    """The dead letters of a queue: ``queue.dead_letters``.
+
+    A dead letter is a task with status ``failed``. ``which`` is a task or its id, several of them,
+    or a :class:`DeadLetterFilter`.
+    """
 
     def __init__(self, core: AsyncCore[PayloadT], *, everywhere: bool = False) -> None:
         self._core = core
@@ -290,7 +366,7 @@ class AsyncDeadLetters(Generic[PayloadT]):
 
     @property
     def all_queues(self) -> AsyncDeadLetters[PayloadT]:
-        """See :attr:`DeadLetters.all_queues`."""
+        """The dead letters of all queues of the collection, with the same methods."""
         return AsyncDeadLetters(self._core, everywhere=True)
 
     async def list(
@@ -304,7 +380,23 @@ class AsyncDeadLetters(Generic[PayloadT]):
         limit: int = 50,
         cursor: str | None = None,
     ) -> DeadLetterPage[PayloadT]:
-        """See :meth:`DeadLetters.list`."""
+        """Return a page of dead letters, newest first.
+
+        Args:
+            code: Only those with this error code.
+            text: Only those whose error message contains this text.
+            group: Only those of the group of :meth:`groups` with this message.
+            since: Only those that failed at this instant or later.
+            until: Only those that failed before this instant.
+            limit: The largest number of dead letters in the page.
+            cursor: The ``next_cursor`` of the page before. Default: the first page.
+
+        Returns:
+            The page, with the cursor of the next one.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
+        """
         which = DeadLetterFilter(code=code, text=text, group=group, since=since, until=until)
         return await self._core.run(self._operations.page(which, limit, cursor))
 
@@ -319,7 +411,29 @@ class AsyncDeadLetters(Generic[PayloadT]):
         dry_run: bool = False,
         missing_ok: bool = False,
     ) -> ReplayReport:
-        """See :meth:`DeadLetters.replay`."""
+        """Send dead letters back to their queue. Safe to repeat: only dead letters are replayed.
+
+        The oldest failures come first, behind the tasks that are waiting. The history is kept, and
+        ``replays`` is incremented.
+
+        Args:
+            which: The dead letters.
+            reset_attempts: Start again with no attempts used. If false, the attempts are kept, with
+                room for at least one more.
+            delay: Deliver them this much later, at the earliest.
+            spread: Spread them evenly over this period, to avoid another storm.
+            limit: The largest number of dead letters to replay.
+            dry_run: Only count them.
+            missing_ok: Replay the others if there are no tasks with some of the ids. The report
+                names the ``missing`` ones.
+
+        Returns:
+            How many matched and how many were replayed.
+
+        Raises:
+            TaskNotFound: The queue has no task with one of the ids; nothing was replayed.
+            InvalidArgument: An argument is not valid.
+        """
         return await self._core.run(
             self._operations.replay(
                 which,
@@ -335,27 +449,85 @@ class AsyncDeadLetters(Generic[PayloadT]):
     async def edit_and_replay(
         self, task_id: TaskId, payload: Any, *, delay: Duration | None = None
     ) -> ReplayReport:
-        """See :meth:`DeadLetters.edit_and_replay`."""
+        """Replay one dead letter with another payload, in a single write.
+
+        Args:
+            task_id: The id of the dead letter.
+            payload: The new payload, a dict.
+            delay: Deliver it this much later, at the earliest.
+
+        Returns:
+            How many were replayed: 0 if the task is not a dead letter.
+
+        Raises:
+            TaskNotFound: The queue has no task with this id.
+            InvalidArgument: An argument is not valid.
+        """
         return await self._core.run(self._operations.edit_and_replay(task_id, payload, delay))
 
     async def groups(self, which: DeadLetterFilter | None = None) -> LetterGroups:
-        """See :meth:`DeadLetters.groups`."""
+        """Group the dead letters by error code and normalised message, the largest group first.
+
+        Args:
+            which: Only those that the filter matches. Default: all.
+
+        Returns:
+            The groups.
+        """
         return await self._core.run(self._operations.groups(which or DeadLetterFilter()))
 
     async def count(self, which: Chosen) -> int:
-        """See :meth:`DeadLetters.count`."""
+        """Count dead letters.
+
+        Args:
+            which: The dead letters.
+
+        Returns:
+            How many of them are dead letters.
+        """
         return await self._core.run(self._operations.count(which))
 
     async def missing(self, which: Chosen) -> Sequence[TaskId]:
-        """See :meth:`DeadLetters.missing`."""
+        """Return the ids with which the queue has no task, dead letter or not.
+
+        Args:
+            which: The ids to look for.
+
+        Returns:
+            The ids that were not found.
+        """
         return await self._core.run(self._operations.missing(which))
 
     async def discard(
         self, which: Chosen, *, limit: int | None = None, missing_ok: bool = False
     ) -> int:
-        """See :meth:`DeadLetters.discard`."""
+        """Delete dead letters. Other tasks are left alone.
+
+        Args:
+            which: The dead letters.
+            limit: The largest number of dead letters to delete.
+            missing_ok: Delete the others if there are no tasks with some of the ids, so that the
+                call is safe to repeat.
+
+        Returns:
+            How many were deleted.
+
+        Raises:
+            TaskNotFound: The queue has no task with one of the ids; nothing was deleted.
+            InvalidArgument: An argument is not valid.
+        """
         return await self._core.run(self._operations.discard(which, limit, missing_ok=missing_ok))
 
     async def stats(self, *, exact: bool = False) -> DeadLetterStats:
-        """See :meth:`DeadLetters.stats`."""
+        """Count the dead letters in total and by error code.
+
+        Above ``settings.count_limit`` the total is an estimate, and codes are counted among the
+        newest dead letters.
+
+        Args:
+            exact: Count everything.
+
+        Returns:
+            The counts.
+        """
         return await self._core.run(self._operations.stats(exact=exact))

@@ -78,3 +78,23 @@ def renamed_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]
         return getattr(sys.modules[module], names[name])
 
     return __getattr__
+
+
+def renamed_attributes(names: Mapping[str, str]) -> Callable[[Any, str], Any]:
+    """Return a ``__getattr__`` for a class with renamed methods or attributes.
+
+    Completion does not show the old names. Hide it from type checkers with ``if not
+    TYPE_CHECKING``, or they accept any name.
+
+    Args:
+        names: The new name of each old one.
+    """
+
+    def __getattr__(self: Any, name: str) -> Any:  # noqa: N807 (it is the class's)
+        owner = type(self).__name__
+        if name not in names:
+            raise AttributeError(f"{owner!r} object has no attribute {name!r}")
+        warn_renamed(f"{owner}.{name}", f"{owner}.{names[name]}")
+        return getattr(self, names[name])
+
+    return __getattr__

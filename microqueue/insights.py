@@ -1,14 +1,20 @@
-"""What was finished in each minute of the last hour, read once per minute and remembered."""
+"""Read-only views of a collection: overview, rates, running tasks, pages of tasks.
+
+A view never claims or writes. Counts are exact up to ``settings.count_limit`` and estimates above
+it. :class:`InsightOperations` composes the views for :class:`Insights` and
+:class:`AsyncInsights`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from microqueue.arguments import check_count, check_names, refused
 from microqueue.async_queue import AsyncQueue
 from microqueue.core import QueueCore, core_of
+from microqueue.deprecation import renamed_attributes, renamed_names
 from microqueue.dlq import DeadLetterFilter
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
@@ -24,7 +30,6 @@ from microqueue.operations import (
 )
 from microqueue.operations.call import Document, Operation
 from microqueue.operations.search import SearchPage
-from microqueue.operations.server_clock import read_clock
 from microqueue.operations.stats import (
     MINUTE,
     MINUTES,
@@ -50,24 +55,48 @@ from microqueue.task import TaskId
 from microqueue.task_filter import TaskFilter
 from microqueue.task_ids import candidate_ids
 
+__all__ = [
+    "AsyncInsights",
+    "InFlightTask",
+    "Insights",
+    "Latency",
+    "MinuteCounts",
+    "Overview",
+    "QueueOverview",
+    "RunningTask",
+    "TaskFilter",
+    "TaskPage",
+    "WorkerView",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(__name__, {"Held": "InFlightTask"})
+
+MOST_RUNNING = 500
+"""How many running tasks an overview has."""
+OVERVIEW_KINDS = ("ready", "delayed", "processing", "failed")
+Mask: TypeAlias = Callable[[Any], Any]
+Convert: TypeAlias = Callable[[Document, datetime], Any]
+Stop: TypeAlias = Callable[[], bool]
 KINDS = ("done", "failed")
 NOTHING = Finished({kind: {} for kind in KINDS}, {kind: frozenset() for kind in KINDS})
 
 
 class Minutes:
-    """Counts by minute. Minutes that are over are not read again, but for the last of them.
+    """Counts of finished tasks by minute, for the last hour.
 
-    So what a page that is left open all day costs depends on the work of the last two minutes.
+    Past minutes are remembered; only the current one and the last are read again. So the cost of
+    a page that stays open depends on the work of the last two minutes.
     """
 
     def __init__(self) -> None:
-        # Replaced whole, so that threads never see half of a new reading.
+        # One tuple, replaced whole, so that threads never see half of a new reading.
         self._known: tuple[datetime, Finished] | None = None
 
     def read(
         self, now: datetime, settings: QueueSettings, *, bounds: Bounds, sampler: Sampler
     ) -> Operation[MinuteCounts]:
-        """Read what is new, and give the last hour; all of it anew if everything is counted."""
+        """Return the counts of the last hour; an exact count reads all of it again."""
         current = now.replace(second=0, microsecond=0)
         first = stats.first_minute(now)
         since, old = first, NOTHING
@@ -107,8 +136,8 @@ def _rows(counts: dict[tuple[str, datetime], int], first: datetime) -> dict[str,
     return rows
 
 
-class Held(Model):
-    """A task as its worker's row shows it."""
+class InFlightTask(Model):
+    """A task that a worker holds."""
 
     id: TaskId
     queue: str
@@ -117,7 +146,7 @@ class Held(Model):
 
 
 class WorkerView(Model):
-    """A registered worker, whether its heartbeat goes on, and what it holds."""
+    """A registered worker: whether it is alive, and the tasks that it holds."""
 
     id: str
     host: str | None
@@ -130,11 +159,11 @@ class WorkerView(Model):
     heartbeat_at: datetime | None
     gone_at: datetime | None
     alive: bool
-    holds: Sequence[Held]
+    holds: Sequence[InFlightTask]
 
 
 class Overview(Model):
-    """How everything stands at ``at``, by the server's clock."""
+    """The state of all queues, workers and the sweeper at ``at``, by the server's clock."""
 
     at: datetime
     queues: Sequence[QueueOverview]
@@ -146,7 +175,7 @@ class Overview(Model):
 
 
 class TaskPage(Model):
-    """Some documents of tasks; not ``complete``: the search stopped early to stay quick."""
+    """A page of documents. If it is not ``complete``, the search stopped early to stay quick."""
 
     at: datetime
     documents: Sequence[Any]
@@ -155,7 +184,7 @@ class TaskPage(Model):
 
 
 def task_page(now: datetime, found: SearchPage) -> TaskPage:
-    """Put a page together."""
+    """Make a page of what a search found."""
     return TaskPage.trusted(
         at=now,
         documents=found.documents,
@@ -165,7 +194,7 @@ def task_page(now: datetime, found: SearchPage) -> TaskPage:
 
 
 def queue_overview(name: str, counted: Document, minutes: MinuteCounts) -> QueueOverview:
-    """Put together what was counted of one queue."""
+    """Combine the counts of one queue."""
     hours = {"done_last_hour": minutes.done_estimated, "failed_last_hour": minutes.failed_estimated}
     estimated = [*counted.get("estimated", ()), *(field for field, some in hours.items() if some)]
     return QueueOverview(
@@ -177,7 +206,7 @@ def queue_overview(name: str, counted: Document, minutes: MinuteCounts) -> Queue
 
 
 def worker_view(info: WorkerInfo, running: Sequence[RunningTask], now: datetime) -> WorkerView:
-    """Show a worker with what it holds."""
+    """Combine a worker with the tasks that it holds."""
     gone_at = info.gone_at()
     fields = set(WorkerView.model_fields) & set(WorkerInfo.model_fields)
     return WorkerView.trusted(
@@ -185,7 +214,7 @@ def worker_view(info: WorkerInfo, running: Sequence[RunningTask], now: datetime)
         gone_at=gone_at,
         alive=gone_at > now,
         holds=[
-            Held.trusted(
+            InFlightTask.trusted(
                 id=task.id,
                 queue=task.queue,
                 started_at=task.started_at,
@@ -198,62 +227,44 @@ def worker_view(info: WorkerInfo, running: Sequence[RunningTask], now: datetime)
 
 
 def read_report(document: Document | None) -> SweepReport | None:
-    """Read a stored report; what another version stored beside it is left out."""
+    """Read a stored report; unknown fields, of another version, are left out."""
     if document is None:
         return None
     known = {name: document[name] for name in SweepReport.model_fields if name in document}
     return SweepReport(**known)
 
 
-__all__ = [
-    "AsyncInsights", "Held", "Insights", "Latency", "MinuteCounts", "Overview", "QueueOverview",
-    "RunningTask", "TaskFilter", "TaskPage", "WorkerView",
-]  # fmt: skip
-
-MOST_RUNNING = 500
-OVERVIEW_KINDS = ("ready", "delayed", "processing", "failed")
-Shown: TypeAlias = Callable[[Any], Any] | None
-Made: TypeAlias = Callable[[Document, datetime], Any] | None
-Enough: TypeAlias = Callable[[], bool]
-
-
 class InsightOperations:
-    """The operations, composed for a queue's collection and settings."""
+    """The views of a queue's collection, as operations."""
 
     def __init__(self, core: QueueCore[Any]) -> None:
         self._core = core
         self._minutes = Minutes()
 
-    def _now(self) -> Operation[datetime]:
-        return (yield from read_clock(self._core.clock))
-
     def queue_names(self) -> Operation[list[str]]:
-        """List all queues: those with tasks, those with dead letters only, and the given one."""
+        """Perform :meth:`Insights.queue_names`."""
         names = yield from diagnostics.every_queue(self._core.settings)
         return sorted({self._core.name, *names})
 
     def overview(self, *, exact: bool) -> Operation[Overview]:
         """Perform :meth:`Insights.overview`."""
-        now = yield from self._now()
+        settings, collection = self._core.settings, self._core.collections.name
+        now = yield from self._core.now()
         names = yield from self.queue_names()
         bounds = self._core.count_bounds(exact=exact)
         sampler = Sampler(bounds, now)
-        counter = QueueCounter(names, now, self._core.settings, bounds=bounds, sampler=sampler)
+        counter = QueueCounter(names, now, settings, bounds=bounds, sampler=sampler)
         counted = yield from counter.count(OVERVIEW_KINDS)
-        minutes = yield from self._minutes.read(
-            now, self._core.settings, bounds=bounds, sampler=sampler
-        )
+        minutes = yield from self._minutes.read(now, settings, bounds=bounds, sampler=sampler)
         running = yield from stats.running(None, now, limit=MOST_RUNNING)
-        registered = yield from workers.list_workers(self._core.collections.name)
+        registered = yield from workers.list_workers(collection)
         last, last_active = yield from self.last_sweeps()
-        found = yield from pauses.list_paused(self._core.collections.name)
-        paused = {one.queue for one in found}
-        names = sorted({*names, *paused})
+        paused = {one.queue for one in (yield from pauses.list_paused(collection))}
         return Overview.trusted(
             at=now,
             queues=[
                 queue_overview(name, {**counted.get(name, {}), "paused": name in paused}, minutes)
-                for name in names
+                for name in sorted({*names, *paused})
             ],
             minutes=minutes,
             workers=[worker_view(one, running, now) for one in registered],
@@ -265,25 +276,22 @@ class InsightOperations:
     def stats(self, queues: Iterable[str] | None, *, exact: bool) -> Operation[list[QueueStats]]:
         """Perform :meth:`Insights.stats`."""
         names = None if queues is None else check_names("queues", queues)
-        now = yield from self._now()
+        now = yield from self._core.now()
         chosen = (yield from self.queue_names()) if names is None else names
         bounds = self._core.count_bounds(exact=exact)
         return (yield from queue_stats(chosen, now, self._core.settings, bounds=bounds))
 
-    def running(
-        self, queue: str | None, limit: int
-    ) -> Operation[tuple[datetime, list[RunningTask]]]:
+    def running(self, queue: str | None, limit: int) -> Operation[list[RunningTask]]:
         """Perform :meth:`Insights.running`."""
-        now = yield from self._now()
-        found = yield from stats.running(queue, now, limit=check_count("limit", limit))
-        return now, found
+        now = yield from self._core.now()
+        return (yield from stats.running(queue, now, limit=check_count("limit", limit)))
 
     def latency(
         self, since: Duration, queue: str | None, *, exact: bool
     ) -> Operation[list[Latency]]:
         """Perform :meth:`Insights.latency`."""
         period = check_duration("since", since)
-        now = yield from self._now()
+        now = yield from self._core.now()
         limit = self._core.count_bounds(exact=exact).limit
         return (yield from latency(now - period, queue, limit=limit))
 
@@ -293,10 +301,16 @@ class InsightOperations:
         return read_report(last), read_report(active)
 
     def tasks(
-        self, which: TaskFilter, limit: int, cursor: str | None, shown: Shown, made: Made
+        self,
+        which: TaskFilter,
+        *,
+        limit: int,
+        cursor: str | None,
+        mask: Mask | None,
+        convert: Convert | None,
     ) -> Operation[TaskPage]:
         """Perform :meth:`Insights.tasks`."""
-        now = yield from self._now()
+        now = yield from self._core.now()
         queues = [] if which.queue is not None else (yield from self.queue_names())
         found = yield from search.page(
             which,
@@ -305,33 +319,33 @@ class InsightOperations:
             limit=check_count("limit", limit),
             cursor=cursor,
             settings=self._core.settings,
-            shown=shown,
-            made=lambda document: document if made is None else made(document, now),
+            shown=mask,
+            made=lambda document: document if convert is None else convert(document, now),
         )
         return task_page(now, found)
 
-    def letters(
+    def dead_letters(
         self,
         queue: str | None,
         which: DeadLetterFilter,
         *,
         limit: int,
         cursor: str | None,
-        shown: Shown,
-        made: Made,
-        enough: Enough,
+        mask: Mask | None,
+        convert: Convert | None,
+        stop: Stop,
     ) -> Operation[TaskPage]:
-        """Perform :meth:`Insights.letters`."""
-        now = yield from self._now()
+        """Perform :meth:`Insights.dead_letters`."""
+        now = yield from self._core.now()
         found = yield from search.dead_letter_page(
             (yield from self.queue_names()) if queue is None else queue,
             which,
             limit=check_count("limit", limit),
             cursor=cursor,
             settings=self._core.settings,
-            shown=shown or str,
-            made=lambda document: document if made is None else made(document, now),
-            enough=enough,
+            shown=mask or str,
+            made=lambda document: document if convert is None else convert(document, now),
+            enough=stop,
         )
         return task_page(now, found)
 
@@ -341,7 +355,14 @@ class InsightOperations:
 
 
 class Insights:
-    """The views of a :class:`Queue`'s collection. Safe to share between threads."""
+    """Read-only views of the collection of a :class:`Queue`. Safe to share between threads.
+
+    Args:
+        queue: A queue of the collection.
+
+    Raises:
+        InvalidArgument: It is not a ``Queue``.
+    """
 
     def __init__(self, queue: Queue[Any]) -> None:
         if not isinstance(queue, Queue):
@@ -350,27 +371,52 @@ class Insights:
         self._operations = InsightOperations(self._core)
 
     def overview(self, *, exact: bool = False) -> Overview:
-        """Read how all queues, workers and the sweeper stand.
+        """Return the state of all queues, workers and the sweeper.
 
-        Counts above ``settings.count_limit`` are estimates, which ``estimated`` names; ``exact``
-        counts everything.
+        Args:
+            exact: Count everything. Otherwise counts above ``settings.count_limit`` are estimates,
+                which ``estimated`` names.
+
+        Returns:
+            The overview, at one instant by the server's clock.
         """
         return self._core.run(self._operations.overview(exact=exact))
 
     def stats(
         self, queues: Iterable[str] | None = None, *, exact: bool = False
     ) -> list[QueueStats]:
-        """Count the tasks of all queues, or of some, with few queries for all of them.
+        """Count the tasks of several queues, with few queries for all of them.
 
         All queues together are counted up to ``settings.count_limit`` of each status. Beyond it
-        each queue has its share of the limit, and what is larger is an estimate, which
-        ``estimated`` names; ``exact`` counts everything.
+        each queue gets its share of the limit, and larger counts are estimates, which ``estimated``
+        names.
+
+        Args:
+            queues: The names of the queues. Default: all.
+            exact: Count everything.
+
+        Returns:
+            The counts, one entry per queue.
+
+        Raises:
+            InvalidArgument: A name is not valid.
         """
         return self._core.run(self._operations.stats(queues, exact=exact))
 
     def running(self, queue: str | None = None, *, limit: int = 200) -> Sequence[RunningTask]:
-        """Read the tasks that workers hold, those whose lease ends soonest first."""
-        return self._core.run(self._operations.running(queue, limit))[1]
+        """Return the tasks that workers hold, the first lease to expire first.
+
+        Args:
+            queue: Only those of this queue.
+            limit: The largest number of tasks.
+
+        Returns:
+            The tasks.
+
+        Raises:
+            InvalidArgument: The limit is not valid.
+        """
+        return self._core.run(self._operations.running(queue, limit))
 
     def latency(
         self,
@@ -379,16 +425,27 @@ class Insights:
         since: Duration = timedelta(hours=1),
         exact: bool = False,
     ) -> list[Latency]:
-        """Measure what the tasks took that were done in the last hour, or another period.
+        """Measure wait and run times of the tasks that were done in a period.
 
-        One group by MongoDB itself, which sends a few numbers, right to within 6 %. It takes the
-        newest ``settings.count_limit`` tasks of all queues; if there are more, the result is
-        ``estimated``. ``exact`` takes all.
+        MongoDB groups them and returns a few numbers, accurate to within 6 %. The newest
+        ``settings.count_limit`` tasks of all queues are measured; if there are more, the result is
+        ``estimated``.
+
+        Args:
+            queue: Only tasks of this queue.
+            since: The length of the period, up to now.
+            exact: Measure all tasks.
+
+        Returns:
+            The times, one entry per queue.
+
+        Raises:
+            InvalidArgument: The period is not valid.
         """
         return self._core.run(self._operations.latency(since, queue, exact=exact))
 
     def last_sweeps(self) -> tuple[SweepReport | None, SweepReport | None]:
-        """Read the report of the last sweep, and of the last that moved something."""
+        """Return the report of the last sweep, and of the last one that changed something."""
         return self._core.run(self._operations.last_sweeps())
 
     def tasks(
@@ -397,51 +454,93 @@ class Insights:
         *,
         limit: int = 50,
         cursor: str | None = None,
-        shown: Shown = None,
-        made: Made = None,
+        mask: Mask | None = None,
+        convert: Convert | None = None,
     ) -> TaskPage:
-        """Read a page of tasks, newest first; ``shown`` masks what text must not find.
+        """Return a page of tasks, newest first.
 
-        ``made`` makes of each document, and the server's time, what the page holds instead, so
-        that large ones are held one after the other.
+        Args:
+            which: Only tasks that the filter matches. Default: all.
+            limit: The largest number of tasks in the page.
+            cursor: The ``next_cursor`` of the page before. Default: the first page.
+            mask: A function of a value; the text of the filter is searched in what it returns.
+            convert: A function of a document and the server's time. The page holds what it returns
+                instead of the document, so that large documents are freed one by one.
+
+        Returns:
+            The page. If it is not ``complete``, the search stopped early to stay quick.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
         """
         return self._core.run(
-            self._operations.tasks(which or TaskFilter(), limit, cursor, shown, made)
+            self._operations.tasks(
+                which or TaskFilter(), limit=limit, cursor=cursor, mask=mask, convert=convert
+            )
         )
 
-    def letters(
+    def dead_letters(
         self,
         queue: str | None,
         which: DeadLetterFilter,
         *,
         limit: int = 50,
         cursor: str | None = None,
-        shown: Shown = None,
-        made: Made = None,
-        enough: Enough = paging.never_enough,
+        mask: Mask | None = None,
+        convert: Convert | None = None,
+        stop: Stop = paging.never_enough,
     ) -> TaskPage:
-        """Read a page of dead letters, newest first; ``shown`` masks their messages.
+        """Return a page of dead letters, newest first.
 
-        They are those of one queue; ``None`` means of all.
+        Args:
+            queue: Only those of this queue; ``None``: those of all queues.
+            which: Only those that the filter matches.
+            limit: The largest number of dead letters in the page.
+            cursor: The ``next_cursor`` of the page before. Default: the first page.
+            mask: A function of a value; the text of the filter is searched in what it returns.
+            convert: As in :meth:`tasks`.
+            stop: A function that is asked after each dead letter whether to end the page.
 
-        ``made`` is as in :meth:`tasks`; ``enough`` may end the page after any letter.
+        Returns:
+            The page. If it is not ``complete``, the search stopped early to stay quick.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
         """
-        options: dict[str, Any] = {"shown": shown, "made": made, "enough": enough}
         return self._core.run(
-            self._operations.letters(queue, which, limit=limit, cursor=cursor, **options)
+            self._operations.dead_letters(
+                queue, which, limit=limit, cursor=cursor, mask=mask, convert=convert, stop=stop
+            )
         )
 
     def queue_names(self) -> list[str]:
-        """List all queues: those with tasks, those with dead letters only, and the given one."""
+        """Return the names of all queues with tasks or dead letters, and of the given queue."""
         return self._core.run(self._operations.queue_names())
 
     def find(self, text: str) -> Document | None:
-        """Find a task by its id as people write it."""
+        """Return a task by its id as text.
+
+        Args:
+            text: The id, as views and commands show it.
+
+        Returns:
+            The stored document, or ``None`` if there is none.
+        """
         return self._core.run(self._operations.find(text))
+
+    if not TYPE_CHECKING:
+        __getattr__ = renamed_attributes({"letters": "dead_letters"})
 
 
 class AsyncInsights:
-    """The views of an :class:`AsyncQueue`'s collection: as :class:`Insights`, awaited."""
+    """Read-only views of the collection of an :class:`AsyncQueue`.
+
+    Args:
+        queue: A queue of the collection.
+
+    Raises:
+        InvalidArgument: It is not an ``AsyncQueue``.
+    """
 
     def __init__(self, queue: AsyncQueue[Any]) -> None:
         if not isinstance(queue, AsyncQueue):
@@ -450,18 +549,52 @@ class AsyncInsights:
         self._operations = InsightOperations(self._core)
 
     async def overview(self, *, exact: bool = False) -> Overview:
-        """See :meth:`Insights.overview`."""
+        """Return the state of all queues, workers and the sweeper.
+
+        Args:
+            exact: Count everything. Otherwise counts above ``settings.count_limit`` are estimates,
+                which ``estimated`` names.
+
+        Returns:
+            The overview, at one instant by the server's clock.
+        """
         return await self._core.run(self._operations.overview(exact=exact))
 
     async def stats(
         self, queues: Iterable[str] | None = None, *, exact: bool = False
     ) -> list[QueueStats]:
-        """See :meth:`Insights.stats`."""
+        """Count the tasks of several queues, with few queries for all of them.
+
+        All queues together are counted up to ``settings.count_limit`` of each status. Beyond it
+        each queue gets its share of the limit, and larger counts are estimates, which ``estimated``
+        names.
+
+        Args:
+            queues: The names of the queues. Default: all.
+            exact: Count everything.
+
+        Returns:
+            The counts, one entry per queue.
+
+        Raises:
+            InvalidArgument: A name is not valid.
+        """
         return await self._core.run(self._operations.stats(queues, exact=exact))
 
     async def running(self, queue: str | None = None, *, limit: int = 200) -> Sequence[RunningTask]:
-        """See :meth:`Insights.running`."""
-        return (await self._core.run(self._operations.running(queue, limit)))[1]
+        """Return the tasks that workers hold, the first lease to expire first.
+
+        Args:
+            queue: Only those of this queue.
+            limit: The largest number of tasks.
+
+        Returns:
+            The tasks.
+
+        Raises:
+            InvalidArgument: The limit is not valid.
+        """
+        return await self._core.run(self._operations.running(queue, limit))
 
     async def latency(
         self,
@@ -470,11 +603,27 @@ class AsyncInsights:
         since: Duration = timedelta(hours=1),
         exact: bool = False,
     ) -> list[Latency]:
-        """See :meth:`Insights.latency`."""
+        """Measure wait and run times of the tasks that were done in a period.
+
+        MongoDB groups them and returns a few numbers, accurate to within 6 %. The newest
+        ``settings.count_limit`` tasks of all queues are measured; if there are more, the result is
+        ``estimated``.
+
+        Args:
+            queue: Only tasks of this queue.
+            since: The length of the period, up to now.
+            exact: Measure all tasks.
+
+        Returns:
+            The times, one entry per queue.
+
+        Raises:
+            InvalidArgument: The period is not valid.
+        """
         return await self._core.run(self._operations.latency(since, queue, exact=exact))
 
     async def last_sweeps(self) -> tuple[SweepReport | None, SweepReport | None]:
-        """See :meth:`Insights.last_sweeps`."""
+        """Return the report of the last sweep, and of the last one that changed something."""
         return await self._core.run(self._operations.last_sweeps())
 
     async def tasks(
@@ -483,35 +632,79 @@ class AsyncInsights:
         *,
         limit: int = 50,
         cursor: str | None = None,
-        shown: Shown = None,
-        made: Made = None,
+        mask: Mask | None = None,
+        convert: Convert | None = None,
     ) -> TaskPage:
-        """See :meth:`Insights.tasks`."""
+        """Return a page of tasks, newest first.
+
+        Args:
+            which: Only tasks that the filter matches. Default: all.
+            limit: The largest number of tasks in the page.
+            cursor: The ``next_cursor`` of the page before. Default: the first page.
+            mask: A function of a value; the text of the filter is searched in what it returns.
+            convert: A function of a document and the server's time. The page holds what it returns
+                instead of the document, so that large documents are freed one by one.
+
+        Returns:
+            The page. If it is not ``complete``, the search stopped early to stay quick.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
+        """
         return await self._core.run(
-            self._operations.tasks(which or TaskFilter(), limit, cursor, shown, made)
+            self._operations.tasks(
+                which or TaskFilter(), limit=limit, cursor=cursor, mask=mask, convert=convert
+            )
         )
 
-    async def letters(
+    async def dead_letters(
         self,
         queue: str | None,
         which: DeadLetterFilter,
         *,
         limit: int = 50,
         cursor: str | None = None,
-        shown: Shown = None,
-        made: Made = None,
-        enough: Enough = paging.never_enough,
+        mask: Mask | None = None,
+        convert: Convert | None = None,
+        stop: Stop = paging.never_enough,
     ) -> TaskPage:
-        """See :meth:`Insights.letters`."""
-        options: dict[str, Any] = {"shown": shown, "made": made, "enough": enough}
+        """Return a page of dead letters, newest first.
+
+        Args:
+            queue: Only those of this queue; ``None``: those of all queues.
+            which: Only those that the filter matches.
+            limit: The largest number of dead letters in the page.
+            cursor: The ``next_cursor`` of the page before. Default: the first page.
+            mask: A function of a value; the text of the filter is searched in what it returns.
+            convert: As in :meth:`tasks`.
+            stop: A function that is asked after each dead letter whether to end the page.
+
+        Returns:
+            The page. If it is not ``complete``, the search stopped early to stay quick.
+
+        Raises:
+            InvalidArgument: An argument is not valid.
+        """
         return await self._core.run(
-            self._operations.letters(queue, which, limit=limit, cursor=cursor, **options)
+            self._operations.dead_letters(
+                queue, which, limit=limit, cursor=cursor, mask=mask, convert=convert, stop=stop
+            )
         )
 
     async def queue_names(self) -> list[str]:
-        """See :meth:`Insights.queue_names`."""
+        """Return the names of all queues with tasks or dead letters, and of the given queue."""
         return await self._core.run(self._operations.queue_names())
 
     async def find(self, text: str) -> Document | None:
-        """See :meth:`Insights.find`."""
+        """Return a task by its id as text.
+
+        Args:
+            text: The id, as views and commands show it.
+
+        Returns:
+            The stored document, or ``None`` if there is none.
+        """
         return await self._core.run(self._operations.find(text))
+
+    if not TYPE_CHECKING:
+        __getattr__ = renamed_attributes({"letters": "dead_letters"})

@@ -1,4 +1,10 @@
-"""What a sweep consists of, and what it reports."""
+"""The sweeper: jobs that repair and clean up a collection, run once or periodically.
+
+Sweepers are safe anywhere, in any number: each write repeats the condition it was decided on. A
+lock keeps two sweepers from doing the same work, and expires soon after its holder died.
+
+:class:`SweeperCore` decides what a sweep does, for :class:`Sweeper` and :class:`AsyncSweeper`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from bson import ObjectId
@@ -20,6 +28,7 @@ from microqueue.arguments import check_names, check_several, refused
 from microqueue.async_queue import AsyncQueue
 from microqueue.core import QueueCore, core_of, worker_name
 from microqueue.durations import Duration, duration_argument
+from microqueue.effects import Effects, perform, perform_async
 from microqueue.errors import MicroqueueError, ServerUnavailable
 from microqueue.model import Model
 from microqueue.operations import dlq_collection, maintenance, workers
@@ -29,15 +38,17 @@ from microqueue.queue import Queue
 from microqueue.task import TaskId
 from microqueue.task_ids import reference
 
-JOBS = (
-    "reclaim_stuck",
-    "reclaim_orphaned",
-    "promote_due",
-    "bury_exhausted",
-    "expire_undelivered",
-    "purge_finished",
-    "move_dead_letters",
-)
+__all__ = [
+    "COUNTERS",
+    "JOBS",
+    "AsyncSweeper",
+    "BuriedTasks",
+    "SweepReport",
+    "Sweeper",
+    "check_every",
+    "describe_burials",
+]
+
 COUNTERS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved")
 """The fields of a report that count tasks."""
 
@@ -45,8 +56,6 @@ LONGEST_ID = 100
 """How many characters of an id are logged."""
 
 logger = logging.getLogger("microqueue.sweeper")
-
-Counts: TypeAlias = dict[str, int]
 
 
 class BuriedTasks(Model):
@@ -59,12 +68,13 @@ class BuriedTasks(Model):
 class SweepReport(Model):
     """What one sweep did.
 
-    ``skipped``: another sweeper was at it. ``taken_over``: another sweeper took the lock over
-    after this one had stalled, and does the rest. ``errors``: by job. ``buried_tasks``: by code.
+    The counters, such as ``reclaimed`` and ``promoted``, are numbers of tasks.
     """
 
     sweeper_id: str
+    """The sweeper, with host and process id."""
     at: datetime
+    """When the sweep began, by the server's clock."""
     took_sec: float = 0.0
     reclaimed: int = 0
     promoted: int = 0
@@ -73,23 +83,27 @@ class SweepReport(Model):
     purged: int = 0
     moved: int = 0
     skipped: bool = False
+    """Whether another sweeper had the lock, and nothing was done."""
     taken_over: bool = False
+    """Whether this sweeper stalled until another one took its lock and does the rest."""
     buried_tasks: Mapping[str, BuriedTasks] = Field(default_factory=dict)
+    """The tasks that became dead letters, by error code."""
     errors: Mapping[str, str] = Field(default_factory=dict)
+    """The messages of the jobs that failed, by job."""
 
     @property
     def active(self) -> bool:
-        """Whether it moved anything, or something went wrong."""
+        """Whether the sweep changed anything or a job failed."""
         return bool(self.errors) or any(getattr(self, name) for name in COUNTERS)
 
     @property
     def ok(self) -> bool:
-        """Whether every job went through."""
+        """Whether no job failed."""
         return not self.errors
 
 
 class Tally:
-    """Makes a report of the progress of one sweep."""
+    """Builds the report of one sweep from its progress."""
 
     def __init__(self, sweeper_id: str, at: datetime, progress: Progress) -> None:
         self._sweeper_id, self._at = sweeper_id, at
@@ -98,12 +112,12 @@ class Tally:
         self._started = time.monotonic()
 
     def failed(self, job: str, error: Exception) -> None:
-        """Note that a job failed, with a traceback if it should not have."""
+        """Record and log a failed job, with a traceback if the error is unexpected."""
         logger.error("sweep job %s failed: %s", job, error, exc_info=_if_unexpected(error))
         self._errors[job] = str(error) or repr(error)
 
     def report(self, *, skipped: bool = False) -> SweepReport:
-        """Report what was done so far."""
+        """Return the report of the sweep so far."""
         progress = self._progress
         return SweepReport(
             sweeper_id=self._sweeper_id,
@@ -127,7 +141,7 @@ def _plain_id(task_id: Any) -> TaskId:
 
 
 def describe_burials(burials: Mapping[str, Burial | BuriedTasks]) -> list[str]:
-    """Name buried tasks, a line per code, as commands take their ids."""
+    """Describe buried tasks in a line per code, with ids as the commands take them."""
     return [
         f"buried {one.count:,} as {code}: {_named(one)}" for code, one in sorted(burials.items())
     ]
@@ -145,24 +159,29 @@ def _one_line(text: str) -> str:
 
 
 def is_away(error: Exception) -> bool:
-    """Tell a server that is not there from one that takes too long for a job."""
+    """Return whether MongoDB is away, and not merely slow with one job."""
     late = isinstance(error.__cause__, ExecutionTimeout | NetworkTimeout | WTimeoutError)
     return isinstance(error, ServerUnavailable) and not late
 
 
 def log_failure(error: Exception, pause_sec: float) -> None:
-    """Say that a sweep failed, and when the next one is."""
-    event = "sweep failed; the next one is in %g s: %s"
-    logger.error(event, pause_sec, error, exc_info=_if_unexpected(error))
+    """Log that a sweep failed, and when the next one begins."""
+    logger.error(
+        "sweep failed; the next one begins in %g s: %s",
+        pause_sec,
+        error,
+        exc_info=_if_unexpected(error),
+        extra={"pause_sec": pause_sec},
+    )
 
 
 def _if_unexpected(error: Exception) -> Exception | None:
-    """Give an error whose traceback is worth a look."""
+    """Return an unexpected error, whose traceback is logged."""
     return None if isinstance(error, MicroqueueError) else error
 
 
 def check_jobs(jobs: Iterable[str]) -> tuple[str, ...]:
-    """Refuse unknown jobs; give the known ones in the order in which they run."""
+    """Reject unknown jobs; return the others in the order in which they run."""
     instead = f"give some of {', '.join(JOBS)}"
     chosen = list(check_several("jobs", jobs, instead))
     if unknown := [job for job in chosen if job not in JOBS]:
@@ -171,25 +190,33 @@ def check_jobs(jobs: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_every(every: Duration) -> float:
-    """Refuse a period that would sweep without a pause."""
+    """Reject a pause that is not positive; return it in seconds."""
     pause = duration_argument("every", every)
     if not pause:
         raise refused("every", every, "give more than 0 seconds")
     return pause.total_seconds()
 
 
-SIMPLE_JOBS: dict[str, tuple[str, Callable[..., Operation[None]]]] = {
-    "promote_due": ("promoted", maintenance.promote_due),
-    "bury_exhausted": ("buried", maintenance.bury_exhausted),
-    "expire_undelivered": ("expired", maintenance.expire_undelivered),
-    "purge_finished": ("purged", maintenance.purge_finished),
-}
 RENEWALS = 3
 """How often the lock is renewed within its lifetime."""
 
 
+class Job(NamedTuple):
+    """A job of the sweeper: the counters of the report that it adds to, and its operation."""
+
+    counters: tuple[str, ...]
+    run: Callable[[SweeperCore, datetime, Progress], Operation[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait before the next sweep, or until the sweeper is stopped."""
+
+    seconds: float
+
+
 class SweeperCore:
-    """The jobs as operations, and how their counts become a report."""
+    """Decides what a sweep does: a generator of operations to run, and of pauses."""
 
     def __init__(
         self,
@@ -200,49 +227,76 @@ class SweeperCore:
         on_report: Callable[[SweepReport], None] | None,
         lock_ttl: Duration | None,
     ) -> None:
-        self._core = core
+        self.core = core
         ttl = duration_argument("lock_ttl", lock_ttl)
         if ttl is not None and not ttl:
             raise refused("lock_ttl", lock_ttl, "give more than 0 seconds")
         self.lock_ttl: timedelta = core.settings.lock_ttl if ttl is None else ttl
-        self._queues = None if queues is None else check_names("queues", queues)
+        self.queues = None if queues is None else check_names("queues", queues)
         self.jobs = check_jobs(jobs)
         if on_report is not None and not callable(on_report):
             raise refused("on_report", on_report, "give a function of one report")
         self._on_report = on_report
         self.sweeper_id = worker_name()
-        self._lock_name = _lock_name(core.collections.name, self.jobs, self._queues)
+        self._lock_name = _lock_name(core.collections.name, self.jobs, self.queues)
 
-    def job(self, name: str, progress: Progress | None = None) -> Operation[Counts]:
-        """Run one job; return what it counted. ``progress`` has that even if it fails."""
-        progress = progress or Progress()
-        before = progress.counts.copy()
-        now = yield from self._core.begin()
-        settings, queues = self._core.settings, self._queues
-        counters: tuple[str, ...] = ("reclaimed", "buried")
-        if name == "reclaim_stuck":
-            yield from maintenance.reclaim_stuck(now, settings, queues, progress)
-        elif name == "reclaim_orphaned":
-            place = self._core.collections.name
-            yield from workers.reclaim_orphaned(place, now, settings, queues, progress)
-        elif name == "move_dead_letters":
-            counters = ("moved",)
-            yield from self._move_dead_letters(now, progress)
-        else:
-            counter, duty = SIMPLE_JOBS[name]
-            counters = (counter,)
-            yield from duty(now, settings, queues, progress)
-        return {one: progress.counts[one] - before[one] for one in counters}
+    def run_forever(
+        self, every: Duration, *, stopping: Callable[[], bool]
+    ) -> Effects[Operation[Any] | Pause, None]:
+        """Sweep again and again; a sweep that fails is logged."""
+        pause_sec = check_every(every)
+        while not stopping():
+            try:
+                yield from self.run_once()
+            except Exception as exc:  # noqa: BLE001 (it is logged, and the next sweep may succeed)
+                log_failure(exc, pause_sec)
+            yield Pause(pause_sec)
 
-    def _move_dead_letters(self, now: datetime, progress: Progress) -> Operation[None]:
-        if self._core.settings.separate_dlq:
-            yield from dlq_collection.finish_abandoned(now, self._queues, progress)
-            yield from dlq_collection.move_all_out(now, self._queues, progress)
+    def run_once(self) -> Effects[Operation[Any], SweepReport]:
+        """Take the lock, run the jobs, release the lock, and report."""
+        now, acquired = yield self.acquire()
+        progress = self._progress(now)
+        tally = Tally(self.sweeper_id, now, progress)
+        if not acquired:
+            return self._finish(tally.report(skipped=True))
+        away = False
+        try:
+            for job in self.jobs:
+                try:
+                    yield self.job(job, progress)
+                except Exception as exc:  # noqa: BLE001 (one job must not stop the others)
+                    tally.failed(job, exc)
+                    if away := is_away(exc):
+                        break
+                if progress.stopped:
+                    break
+        finally:
+            if not away:  # Otherwise the lock expires.
+                yield self.release()
+        report = tally.report()
+        if not away:
+            yield self._store(report)
+        return self._finish(report)
+
+    def count(self, name: str) -> Operation[int]:
+        """Run one job by itself, without the lock; return how many tasks it changed."""
+        progress = Progress()
+        yield from self.job(name, progress)
+        return sum(progress.counts[counter] for counter in JOB_TABLE[name].counters)
+
+    def job(self, name: str, progress: Progress) -> Operation[None]:
+        """Run one job. ``progress`` has what was done, even if the job fails."""
+        now = yield from self.core.begin()
+        yield from JOB_TABLE[name].run(self, now, progress)
 
     def acquire(self) -> Operation[tuple[datetime, bool]]:
         """Take the lock; return the time, and whether the lock was free."""
-        now = yield from self._core.begin()
+        now = yield from self.core.begin()
         return now, (yield from self._lock(now))
+
+    def release(self) -> Operation[None]:
+        """Release the lock."""
+        yield from maintenance.release_lock(self._lock_name, token=self.sweeper_id)
 
     def _lock(self, now: datetime) -> Operation[bool]:
         """Take or renew the lock."""
@@ -256,13 +310,13 @@ class SweeperCore:
             )
         )
 
-    def progress(self, acquired_at: datetime) -> Progress:
-        """Begin a sweep that renews its lock between batches, and stops once another has it."""
+    def _progress(self, acquired_at: datetime) -> Progress:
+        """Begin a sweep that renews its lock between batches, and stops if another has it."""
         renewed_at = acquired_at
 
         def keep_lock() -> Operation[bool]:
             nonlocal renewed_at
-            now = yield from self._core.begin()
+            now = yield from self.core.begin()
             if renewed_at <= now < renewed_at + self.lock_ttl / RENEWALS:
                 return True
             renewed_at = now
@@ -270,34 +324,66 @@ class SweeperCore:
 
         return Progress(keep_lock)
 
-    def release(self) -> Operation[None]:
-        """Release the lock."""
-        yield from maintenance.release_lock(self._lock_name, token=self.sweeper_id)
-
-    def store(self, report: SweepReport) -> Operation[None]:
-        """Keep the report for doctor, top and dashboard; a sweep that was skipped has none."""
+    def _store(self, report: SweepReport) -> Operation[None]:
+        """Store the report for doctor, top and dashboard; a skipped sweep stores none."""
         if not report.skipped:
             document = report.model_dump(exclude={"skipped", "buried_tasks"})
-            # Ids as text: what reads a report may decode those of some types in another way.
+            # Ids as text: readers may decode ids of some types differently.
             document |= report.model_dump(mode="json", include={"buried_tasks"})
-            place = self._core.collections.name
-            last = not report.taken_over
-            yield from maintenance.store_report(place, document, active=report.active, last=last)
+            collection, last = self.core.collections.name, not report.taken_over
+            yield from maintenance.store_report(
+                collection, document, active=report.active, last=last
+            )
 
-    def finish(self, report: SweepReport) -> SweepReport:
+    def _finish(self, report: SweepReport) -> SweepReport:
         """Log a report and pass it to ``on_report``."""
         hidden = {"sweeper_id", "at", "buried_tasks"}
-        moved = {name: value for name, value in report.model_dump(exclude=hidden).items() if value}
+        changes = {name: one for name, one in report.model_dump(exclude=hidden).items() if one}
         level = logging.INFO if report.ok else logging.ERROR
         buried = "".join(f"; {line}" for line in describe_burials(report.buried_tasks))
-        logger.log(level, "sweep finished: %s%s", moved, buried)
+        logger.log(level, "sweep finished: %s%s", changes, buried)
         if self._on_report is not None:
             self._on_report(report)
         return report
 
 
+def _on_queues(operation: Callable[..., Operation[None]]) -> Callable[..., Operation[None]]:
+    """Make a job of an operation that needs the settings and the queues."""
+
+    def run(sweeper: SweeperCore, now: datetime, progress: Progress) -> Operation[None]:
+        yield from operation(now, sweeper.core.settings, sweeper.queues, progress)
+
+    return run
+
+
+def _reclaim_orphaned(sweeper: SweeperCore, now: datetime, progress: Progress) -> Operation[None]:
+    collection = sweeper.core.collections.name
+    yield from workers.reclaim_orphaned(
+        collection, now, sweeper.core.settings, sweeper.queues, progress
+    )
+
+
+def _move_dead_letters(sweeper: SweeperCore, now: datetime, progress: Progress) -> Operation[None]:
+    if sweeper.core.settings.separate_dlq:
+        yield from dlq_collection.finish_abandoned(now, sweeper.queues, progress)
+        yield from dlq_collection.move_all_out(now, sweeper.queues, progress)
+
+
+JOB_TABLE: dict[str, Job] = {
+    "reclaim_stuck": Job(("reclaimed", "buried"), _on_queues(maintenance.reclaim_stuck)),
+    "reclaim_orphaned": Job(("reclaimed", "buried"), _reclaim_orphaned),
+    "promote_due": Job(("promoted",), _on_queues(maintenance.promote_due)),
+    "bury_exhausted": Job(("buried",), _on_queues(maintenance.bury_exhausted)),
+    "expire_undelivered": Job(("expired",), _on_queues(maintenance.expire_undelivered)),
+    "purge_finished": Job(("purged",), _on_queues(maintenance.purge_finished)),
+    "move_dead_letters": Job(("moved",), _move_dead_letters),
+}
+"""The jobs, in the order in which they run."""
+JOBS = tuple(JOB_TABLE)
+
+
 def _lock_name(collection: str, jobs: Sequence[str], queues: Sequence[str] | None) -> str:
-    """Name the lock after what a sweeper does, so that only those wait that do the same."""
+    """Name the lock after what a sweeper does, so that only sweepers of the same work wait."""
     whole = f"sweeper:{collection}"
     if queues is None and tuple(jobs) == JOBS:
         return whole
@@ -305,15 +391,20 @@ def _lock_name(collection: str, jobs: Sequence[str], queues: Sequence[str] | Non
 
 
 class Sweeper:
-    """Runs the jobs over a :class:`Queue`'s collection.
+    """Runs the sweeper's jobs on the collection of a :class:`Queue`.
+
+    :meth:`stop` may be called from any thread or a signal handler.
 
     Args:
-        queue: a queue of the collection; all its queues are swept.
-        queues: only these queues.
-        jobs: only these jobs.
-        on_report: called with each :class:`SweepReport`.
-        lock_ttl: how long the sweeper's lock lives without being renewed, and so how long a
-            sweeper that was killed delays the others; else the setting ``lock_ttl``.
+        queue: A queue of the collection. All queues of the collection are swept.
+        queues: Sweep only these queues.
+        jobs: Run only these jobs.
+        on_report: A function that is called with each :class:`SweepReport`.
+        lock_ttl: How long the sweeper's lock lives without being renewed, and so how long a
+            killed sweeper delays the others. Default: ``settings.lock_ttl``.
+
+    Raises:
+        InvalidArgument: An argument is not valid.
     """
 
     def __init__(
@@ -335,85 +426,115 @@ class Sweeper:
 
     @property
     def sweeper_id(self) -> str:
-        """The id that the sweeper's lock and reports carry."""
+        """The id in the sweeper's lock and reports."""
         return self._sweep.sweeper_id
 
     def reclaim_stuck(self) -> int:
-        """Take back tasks whose lease expired; give how many, the buried among them."""
-        return sum(self._core.run(self._sweep.job("reclaim_stuck")).values())
+        """Reclaim tasks whose lease expired.
+
+        Returns:
+            How many were reclaimed or buried.
+        """
+        return self._core.run(self._sweep.count("reclaim_stuck"))
 
     def reclaim_orphaned(self) -> int:
-        """Take back tasks whose worker's heartbeat ended; give how many, the buried included."""
-        return sum(self._core.run(self._sweep.job("reclaim_orphaned")).values())
+        """Reclaim tasks whose worker stopped its heartbeat.
+
+        Returns:
+            How many were reclaimed or buried.
+        """
+        return self._core.run(self._sweep.count("reclaim_orphaned"))
 
     def promote_due(self) -> int:
-        """Make delayed tasks ready whose time has come; give how many."""
-        return self._core.run(self._sweep.job("promote_due"))["promoted"]
+        """Make delayed tasks ready that are due.
+
+        Returns:
+            How many became ready.
+        """
+        return self._core.run(self._sweep.count("promote_due"))
 
     def bury_exhausted(self) -> int:
-        """Fail waiting tasks without attempts left; give how many."""
-        return self._core.run(self._sweep.job("bury_exhausted"))["buried"]
+        """Fail waiting tasks without attempts left.
+
+        Returns:
+            How many failed.
+        """
+        return self._core.run(self._sweep.count("bury_exhausted"))
 
     def expire_undelivered(self) -> int:
-        """Fail waiting tasks whose ``expires_at`` has passed; give how many."""
-        return self._core.run(self._sweep.job("expire_undelivered"))["expired"]
+        """Fail waiting tasks whose ``expires_at`` has passed.
+
+        Returns:
+            How many failed.
+        """
+        return self._core.run(self._sweep.count("expire_undelivered"))
 
     def purge_finished(self) -> int:
-        """Delete done tasks older than the retention; give how many."""
-        return self._core.run(self._sweep.job("purge_finished"))["purged"]
+        """Delete done tasks older than the retention.
+
+        Returns:
+            How many were deleted.
+        """
+        return self._core.run(self._sweep.count("purge_finished"))
 
     def move_dead_letters(self) -> int:
-        """Move failed tasks to ``tasks_dlq``, where the settings say so; give how many."""
-        return self._core.run(self._sweep.job("move_dead_letters"))["moved"]
+        """Move failed tasks to ``tasks_dlq``, if ``settings.separate_dlq``.
+
+        Returns:
+            How many were moved.
+        """
+        return self._core.run(self._sweep.count("move_dead_letters"))
 
     def run_once(self) -> SweepReport:
-        """Run the jobs one after the other; one that fails does not stop the others.
+        """Run the jobs one after the other.
 
-        A server that is away does, as it would fail them all. The lock is renewed between
-        batches; a sweeper that stalled until another took the lock over stops at the next batch.
+        A job that fails does not stop the others, unless MongoDB is away. The lock is renewed
+        between batches. A sweeper that stalled until another one took its lock stops.
+
+        Returns:
+            What was changed, and what failed.
         """
-        now, acquired = self._core.run(self._sweep.acquire())
-        progress = self._sweep.progress(now)
-        tally = Tally(self._sweep.sweeper_id, now, progress)
-        if not acquired:
-            return self._sweep.finish(tally.report(skipped=True))
-        away = False
-        try:
-            for job in self._sweep.jobs:
-                try:
-                    self._core.run(self._sweep.job(job, progress))
-                except Exception as exc:  # noqa: BLE001 (one job must not stop the others)
-                    tally.failed(job, exc)
-                    if away := is_away(exc):
-                        break
-                if progress.stopped:
-                    break
-        finally:
-            if not away:  # Else the lock ends by itself.
-                self._core.run(self._sweep.release())
-        report = tally.report()
-        if not away:
-            self._core.run(self._sweep.store(report))
-        return self._sweep.finish(report)
+        return perform(self._sweep.run_once(), self._do)
 
     def run_forever(self, every: Duration = 5) -> None:
-        """Sweep until :meth:`stop`; an error in one sweep never ends the loop."""
-        pause = check_every(every)
-        while not self._stopping.is_set():
-            try:
-                self.run_once()
-            except Exception as exc:  # noqa: BLE001 (it is logged, and the next sweep may do)
-                log_failure(exc, pause)
-            self._stopping.wait(pause)
-        self._stopping.clear()  # At the end: a stop that came before the start must count.
+        """Sweep until :meth:`stop`. A sweep that fails is logged and does not end the loop.
+
+        Args:
+            every: The pause between two sweeps.
+
+        Raises:
+            InvalidArgument: The pause is not a positive duration.
+        """
+        sweeps = self._sweep.run_forever(every, stopping=self._stopping.is_set)
+        perform(sweeps, self._do)
+        self._stopping.clear()  # At the end: a stop before the start must count.
 
     def stop(self) -> None:
-        """End :meth:`run_forever`, from any thread or a signal handler."""
+        """Stop :meth:`run_forever` after the current sweep."""
         self._stopping.set()
+
+    def _do(self, effect: Operation[Any] | Pause) -> Any:
+        if isinstance(effect, Pause):
+            return self._stopping.wait(effect.seconds)
+        return self._core.run(effect)
 
 
 class AsyncSweeper:
-    """Runs the jobs over an :class:`AsyncQueue`'s collection: as :class:`Sweeper`, awaited."""
+    """Runs the sweeper's jobs on the collection of an :class:`AsyncQueue`.
+
+    Cancelling :meth:`run_forever` ends it, too.
+
+    Args:
+        queue: A queue of the collection. All queues of the collection are swept.
+        queues: Sweep only these queues.
+        jobs: Run only these jobs.
+        on_report: A function that is called with each :class:`SweepReport`.
+        lock_ttl: How long the sweeper's lock lives without being renewed, and so how long a
+            killed sweeper delays the others. Default: ``settings.lock_ttl``.
+
+    Raises:
+        InvalidArgument: An argument is not valid.
+    """
 
     def __init__(
         self,
@@ -434,89 +555,96 @@ class AsyncSweeper:
 
     @property
     def sweeper_id(self) -> str:
-        """The id that the sweeper's lock and reports carry."""
+        """The id in the sweeper's lock and reports."""
         return self._sweep.sweeper_id
 
     async def reclaim_stuck(self) -> int:
-        """See :meth:`Sweeper.reclaim_stuck`."""
-        return sum((await self._core.run(self._sweep.job("reclaim_stuck"))).values())
+        """Reclaim tasks whose lease expired.
+
+        Returns:
+            How many were reclaimed or buried.
+        """
+        return await self._core.run(self._sweep.count("reclaim_stuck"))
 
     async def reclaim_orphaned(self) -> int:
-        """See :meth:`Sweeper.reclaim_orphaned`."""
-        return sum((await self._core.run(self._sweep.job("reclaim_orphaned"))).values())
+        """Reclaim tasks whose worker stopped its heartbeat.
+
+        Returns:
+            How many were reclaimed or buried.
+        """
+        return await self._core.run(self._sweep.count("reclaim_orphaned"))
 
     async def promote_due(self) -> int:
-        """See :meth:`Sweeper.promote_due`."""
-        return (await self._core.run(self._sweep.job("promote_due")))["promoted"]
+        """Make delayed tasks ready that are due.
+
+        Returns:
+            How many became ready.
+        """
+        return await self._core.run(self._sweep.count("promote_due"))
 
     async def bury_exhausted(self) -> int:
-        """See :meth:`Sweeper.bury_exhausted`."""
-        return (await self._core.run(self._sweep.job("bury_exhausted")))["buried"]
+        """Fail waiting tasks without attempts left.
+
+        Returns:
+            How many failed.
+        """
+        return await self._core.run(self._sweep.count("bury_exhausted"))
 
     async def expire_undelivered(self) -> int:
-        """See :meth:`Sweeper.expire_undelivered`."""
-        return (await self._core.run(self._sweep.job("expire_undelivered")))["expired"]
+        """Fail waiting tasks whose ``expires_at`` has passed.
+
+        Returns:
+            How many failed.
+        """
+        return await self._core.run(self._sweep.count("expire_undelivered"))
 
     async def purge_finished(self) -> int:
-        """See :meth:`Sweeper.purge_finished`."""
-        return (await self._core.run(self._sweep.job("purge_finished")))["purged"]
+        """Delete done tasks older than the retention.
+
+        Returns:
+            How many were deleted.
+        """
+        return await self._core.run(self._sweep.count("purge_finished"))
 
     async def move_dead_letters(self) -> int:
-        """See :meth:`Sweeper.move_dead_letters`."""
-        return (await self._core.run(self._sweep.job("move_dead_letters")))["moved"]
+        """Move failed tasks to ``tasks_dlq``, if ``settings.separate_dlq``.
+
+        Returns:
+            How many were moved.
+        """
+        return await self._core.run(self._sweep.count("move_dead_letters"))
 
     async def run_once(self) -> SweepReport:
-        """See :meth:`Sweeper.run_once`."""
-        now, acquired = await self._core.run(self._sweep.acquire())
-        progress = self._sweep.progress(now)
-        tally = Tally(self._sweep.sweeper_id, now, progress)
-        if not acquired:
-            return self._sweep.finish(tally.report(skipped=True))
-        away = False
-        try:
-            for job in self._sweep.jobs:
-                try:
-                    await self._core.run(self._sweep.job(job, progress))
-                except Exception as exc:  # noqa: BLE001 (one job must not stop the others)
-                    tally.failed(job, exc)
-                    if away := is_away(exc):
-                        break
-                if progress.stopped:
-                    break
-        finally:
-            if not away:  # Else the lock ends by itself.
-                await self._core.run(self._sweep.release())
-        report = tally.report()
-        if not away:
-            await self._core.run(self._sweep.store(report))
-        return self._sweep.finish(report)
+        """Run the jobs one after the other.
+
+        A job that fails does not stop the others, unless MongoDB is away. The lock is renewed
+        between batches. A sweeper that stalled until another one took its lock stops.
+
+        Returns:
+            What was changed, and what failed.
+        """
+        return await perform_async(self._sweep.run_once(), self._do)
 
     async def run_forever(self, every: Duration = 5) -> None:
-        """See :meth:`Sweeper.run_forever`; cancelling the coroutine ends it too."""
-        pause = check_every(every)
-        while not self._stopping.is_set():
-            try:
-                await self.run_once()
-            except Exception as exc:  # noqa: BLE001 (it is logged, and the next sweep may do)
-                log_failure(exc, pause)
-            try:
-                await asyncio.wait_for(self._stopping.wait(), pause)
-            except TimeoutError:
-                continue
-        self._stopping.clear()  # At the end: a stop that came before the start must count.
+        """Sweep until :meth:`stop`. A sweep that fails is logged and does not end the loop.
+
+        Args:
+            every: The pause between two sweeps.
+
+        Raises:
+            InvalidArgument: The pause is not a positive duration.
+        """
+        sweeps = self._sweep.run_forever(every, stopping=self._stopping.is_set)
+        await perform_async(sweeps, self._do)
+        self._stopping.clear()  # At the end: a stop before the start must count.
 
     def stop(self) -> None:
-        """End :meth:`run_forever`."""
+        """Stop :meth:`run_forever` after the current sweep."""
         self._stopping.set()
 
-
-__all__ = [
-    "COUNTERS",
-    "JOBS",
-    "AsyncSweeper",
-    "BuriedTasks",
-    "SweepReport",
-    "Sweeper",
-    "check_every",
-    "describe_burials",
-]
+    async def _do(self, effect: Operation[Any] | Pause) -> Any:
+        if not isinstance(effect, Pause):
+            return await self._core.run(effect)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), effect.seconds)
+        return None

@@ -267,8 +267,8 @@ async def tasks(
             which,
             limit=most,
             cursor=cursor,
-            shown=context.redactor.mask,
-            made=context.viewer.row,
+            mask=context.redactor.mask,
+            convert=context.viewer.row,
         )
         return _listed(found, queue)
 
@@ -294,7 +294,9 @@ async def dead_letters(
     most = min(limit, context.options.page_limit)
 
     async def read() -> TasksReply:
-        found = await _letters(context, query, limit=most, cursor=cursor, made=context.viewer.row)
+        found = await _letters(
+            context, query, limit=most, cursor=cursor, convert=context.viewer.row
+        )
         return _listed(found, query.queue)
 
     key = ("letters", query.queue, repr(query.which), most, cursor)
@@ -408,17 +410,17 @@ async def _lines(context: Context, query: LetterQuery, cursor: str | None) -> Ta
         query,
         limit=EXPORT_STEP,
         cursor=cursor,
-        made=line,
-        enough=lambda: size > EXPORT_BYTES,
+        convert=line,
+        stop=lambda: size > EXPORT_BYTES,
     )
 
 
 async def _letters(context: Context, query: LetterQuery, **options: Any) -> TaskPage:
     found: TaskPage = await context.access.call(
-        context.access.insights.letters,
+        context.access.insights.dead_letters,
         None if query.queue is None else context.access.queue(query.queue).name,
         query.which,
-        shown=context.redactor.text,
+        mask=context.redactor.text,
         **options,
     )
     return found

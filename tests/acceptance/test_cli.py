@@ -481,12 +481,12 @@ def test_sweep_skips_its_turn_while_another_one_sweeps(
 
 
 def test_sweep_fails_when_a_job_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Operation[int]:
+    def broken(*_: Any) -> Operation[None]:
         raise microqueue.OperationFailed("out of order")
         yield
 
-    jobs = {**sweeper_core.SIMPLE_JOBS, "promote_due": ("promoted", broken)}
-    monkeypatch.setattr(sweeper_core, "SIMPLE_JOBS", jobs)
+    jobs = {**sweeper_core.JOB_TABLE, "promote_due": sweeper_core.Job(("promoted",), broken)}
+    monkeypatch.setattr(sweeper_core, "JOB_TABLE", jobs)
     cli("sweep", status=1)
     assert "promote_due: out of order" in cli.stderr
 

@@ -153,12 +153,12 @@ def test_quiet_sweep_prints_only_what_it_did(cli: Cli, stuck: Queue[Any]) -> Non
 
 
 def test_quiet_sweep_tells_what_failed_on_stderr(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Operation[int]:
+    def broken(*_: Any) -> Operation[None]:
         raise microqueue.OperationFailed("out of order")
         yield
 
-    jobs = {**sweeper_core.SIMPLE_JOBS, "promote_due": ("promoted", broken)}
-    monkeypatch.setattr(sweeper_core, "SIMPLE_JOBS", jobs)
+    jobs = {**sweeper_core.JOB_TABLE, "promote_due": sweeper_core.Job(("promoted",), broken)}
+    monkeypatch.setattr(sweeper_core, "JOB_TABLE", jobs)
     cli("sweep", "--quiet", status=1)
     assert "Error: promote_due: out of order" in cli.stderr
     assert json.loads(cli("sweep", "--quiet", "--json", status=1))["errors"]

@@ -298,7 +298,7 @@ def test_tasks_are_filtered(
         monkeypatch.setattr(paging, "STEP", 2)
         slow_server(monkeypatch, mail)
     shown = Redactor("password|token").mask
-    page = Insights(mail).tasks(TaskFilter(**which), limit=20, shown=shown)
+    page = Insights(mail).tasks(TaskFilter(**which), limit=20, mask=shown)
     assert sorted(names[one] for one in ids(page)) == sorted(expected)
     assert page.complete
 
@@ -588,8 +588,8 @@ async def test_async_insights_tell_the_same(
         assert await there.last_sweeps() == here.last_sweeps()
         assert await there.tasks(limit=2) == here.tasks(limit=2)
         assert await there.stats() == here.stats() == [mail.stats()]
-        page = await there.letters("mail", DeadLetterFilter())
-        assert page == here.letters("mail", DeadLetterFilter())
+        page = await there.dead_letters("mail", DeadLetterFilter())
+        assert page == here.dead_letters("mail", DeadLetterFilter())
         (letter,) = page.documents
         assert await there.find(str(letter["_id"])) == letter
         assert await queue.dead_letters.groups() == mail.dead_letters.groups()
@@ -642,7 +642,10 @@ VIEWS: dict[str, tuple[Callable[[Insights], Any], int]] = {
     "a page of all": (lambda insights: insights.tasks(limit=50), 120),
     "a page of a queue": (lambda insights: insights.tasks(TaskFilter(queue="mail")), 120),
     "a page of failed": (lambda insights: insights.tasks(TaskFilter(status="failed")), 120),
-    "a page of letters": (lambda insights: insights.letters("mail", DeadLetterFilter()), 60),
+    "a page of dead letters": (
+        lambda insights: insights.dead_letters("mail", DeadLetterFilter()),
+        60,
+    ),
     # Done and failed within the hour: none of the many.
     "overview but counts": (lambda insights: insights.overview().minutes, 3 * 2 * EACH + 100),
 }

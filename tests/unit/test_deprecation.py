@@ -6,11 +6,14 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from microqueue import InvalidArgument, QueueSettings
+from microqueue import DeadLetterFilter, InvalidArgument, QueueSettings, insights
 from microqueue.deprecation import renamed_names
+from microqueue.insights import Insights
+from microqueue.testing import memory_queue
 from microqueue.worker.options import WorkerOptions
 
 
@@ -52,3 +55,18 @@ def test_renamed_name_of_a_module(module: ModuleType) -> None:
     assert warned[0].filename == __file__
     with pytest.raises(AttributeError, match="Odd"):
         _ = module.Odd
+
+
+def test_insights_letters_is_dead_letters() -> None:
+    found: Any = Insights(memory_queue())
+    with pytest.warns(DeprecationWarning, match=r"Insights\.dead_letters") as warned:
+        page = found.letters(None, DeadLetterFilter())
+    assert warned[0].filename == __file__
+    assert page.documents == []
+    with pytest.raises(AttributeError, match="leters"):
+        _ = found.leters
+
+
+def test_insights_held_is_in_flight_task() -> None:
+    with pytest.warns(DeprecationWarning, match="InFlightTask"):
+        assert insights.Held is insights.InFlightTask  # type: ignore[attr-defined]

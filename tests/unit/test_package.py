@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -8,8 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 import microqueue
-from microqueue import AsyncQueue, AsyncSweeper, Queue, Sweeper, Task, TaskError
-from microqueue.dead_letters import AsyncDeadLetters, DeadLetters
+from microqueue import Task, TaskError
 from microqueue.masking import without_password
 
 
@@ -34,21 +32,6 @@ def test_import_loads_no_optional_dependency() -> None:
 def test_everything_exported_exists() -> None:
     for name in microqueue.__all__:
         assert hasattr(microqueue, name)
-
-
-@pytest.mark.parametrize(
-    ("blocking", "awaited"),
-    [(Queue, AsyncQueue), (Sweeper, AsyncSweeper), (DeadLetters, AsyncDeadLetters)],
-)
-def test_sync_and_async_have_the_same_methods_and_arguments(blocking: type, awaited: type) -> None:
-    def methods(kind: type) -> dict[str, str]:
-        return {
-            name: str(inspect.signature(method)).replace("Async", "")
-            for name, method in inspect.getmembers(kind, callable)
-            if not name.startswith("_")
-        }
-
-    assert methods(blocking) == methods(awaited)
 
 
 @pytest.mark.parametrize(
