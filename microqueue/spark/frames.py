@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +16,13 @@ from microqueue.extended_json import to_canonical_json
 from microqueue.model import Model
 from microqueue.operations import bulk_load
 from microqueue.spark.location import Location
-from microqueue.spark.options import SelectionOptions, SinkOptions, TimeField, resolve_uri
+from microqueue.spark.options import (
+    RowDefaults,
+    SelectionOptions,
+    SinkOptions,
+    TimeField,
+    resolve_uri,
+)
 
 FORMAT = "microqueue"
 
@@ -112,7 +118,7 @@ def write_tasks(
     hold: bool = False,
     model: str | None = None,
     batch_rows: int | None = None,
-    **task_options: Any,
+    **task_options: Unpack[RowDefaults],
 ) -> LoadReport:
     """Add one task per row, exactly once, even if Spark retries parts or you run it again.
 

@@ -11,14 +11,14 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, TypedDict, cast
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from microqueue.arguments import check_collection, check_name, check_status, check_uri
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.drivers.connection import URI_VARIABLE
-from microqueue.durations import NonNegativeDuration
+from microqueue.durations import Duration, NonNegativeDuration
 from microqueue.embedded import default_directory, running
 from microqueue.errors import InvalidArgument
 from microqueue.extended_json import from_json
@@ -92,6 +92,16 @@ class LocationOptions(Model):
         return collection
 
 
+class RowDefaults(TypedDict, total=False):
+    """The enqueue options of ``write_tasks``, for rows that do not set their own."""
+
+    priority: int | None
+    max_attempts: int | None
+    delay: Duration | None
+    expires_in: Duration | None
+    visibility_timeout: Duration | None
+
+
 class SinkOptions(LocationOptions):
     """How rows become tasks. Enqueue options apply to rows that do not set their own."""
 
@@ -135,9 +145,8 @@ class SinkOptions(LocationOptions):
     @property
     def task_options(self) -> EnqueueOptions:
         """The enqueue options for rows that do not set their own."""
-        names = ("priority", "max_attempts", "delay", "expires_in", "visibility_timeout")
-        given = {name: getattr(self, name) for name in names}
-        options = {name: value for name, value in given.items() if value is not None}
+        names = EnqueueOptions.__annotations__.keys() & type(self).model_fields.keys()
+        options = {name: value for name in names if (value := getattr(self, name)) is not None}
         return cast("EnqueueOptions", options)
 
 

@@ -29,10 +29,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from microqueue import InvalidArgument, InvalidPayload, Queue
+from microqueue import EnqueueOptions, InvalidArgument, InvalidPayload, Queue
 from microqueue.core import core_of
 from microqueue.spark import key_id
-from microqueue.spark.options import SinkOptions
+from microqueue.spark.options import RowDefaults, SinkOptions
 from microqueue.spark.write.sink import Sink, Written
 from tests.waiting import lasts
 
@@ -409,3 +409,8 @@ def test_aborting_does_not_delete_tasks_of_another_load(database_uri: str, make_
     other.abort()
     one.commit([written], name=None)
     assert len(queue.pop_many(100)) == 25
+
+
+def test_every_enqueue_option_of_the_sink_is_an_argument_of_write_tasks() -> None:
+    shared = EnqueueOptions.__annotations__.keys() & SinkOptions.model_fields.keys()
+    assert RowDefaults.__annotations__.keys() == shared
