@@ -7,24 +7,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from bson import json_util
-from bson.binary import UuidRepresentation
 from bson.errors import BSONError
 
 from microqueue.errors import InvalidArgument
+from microqueue.extended_json import RELAXED
 from microqueue.masking import MASK, Masker
 
-EXTENDED = json_util.JSONOptions(
-    json_mode=json_util.JSONMode.RELAXED,
-    uuid_representation=UuidRepresentation.STANDARD,
-    tz_aware=True,
-)
 LARGEST_EXACT = 2**53 - 1
 """Beyond it, a browser rounds integers."""
 
 
 def to_json(value: Any) -> Any:
     """Write a value as relaxed extended JSON: plain where JSON has the type."""
-    return json.loads(json_util.dumps(value, json_options=EXTENDED))
+    return json.loads(json_util.dumps(value, json_options=RELAXED))
 
 
 def to_exact_json(value: Any) -> Any:
@@ -39,7 +34,7 @@ def to_exact_json(value: Any) -> Any:
 def from_json(value: Any, *, name: str = "payload") -> Any:
     """Read extended JSON: ``{"$date": ...}`` becomes a date again."""
     try:
-        return json_util.loads(json.dumps(value), json_options=EXTENDED)
+        return json_util.loads(json.dumps(value), json_options=RELAXED)
     except (ValueError, TypeError, KeyError, BSONError, OverflowError, RecursionError) as exc:
         raise InvalidArgument(f"{name} is not valid extended JSON: {exc}", argument=name) from exc
 

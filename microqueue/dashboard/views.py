@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from microqueue.dashboard.payloads import EXTENDED, LARGEST_EXACT, Redactor, preview, to_exact_json
+from microqueue.dashboard.payloads import LARGEST_EXACT, Redactor, preview, to_exact_json
+from microqueue.extended_json import RELAXED
 from microqueue.operations.matching import state_of
 from microqueue.operations.stats import name_of
 from microqueue.task import Progress, Task, TaskId
@@ -161,7 +162,7 @@ class Viewer:
 
     def preview(self, payload: Any) -> str:
         """Show the beginning of a payload."""
-        return preview(payload, self._redactor, EXTENDED)
+        return preview(payload, self._redactor, RELAXED)
 
     def progress(self, progress: Progress | None) -> Progress | None:
         """Show how far a task is."""

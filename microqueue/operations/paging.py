@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from bson import json_util
-from bson.binary import UuidRepresentation
 from bson.errors import BSONError
 
 from microqueue.arguments import refused
+from microqueue.extended_json import CANONICAL
 from microqueue.operations import dead_letters, filters, id_order
 from microqueue.operations.call import ENOUGH, Call, Document, Each, Operation, Span, Target
 from microqueue.operations.matching import DeadLetterMatcher, TaskMatcher
@@ -74,22 +74,17 @@ def merge_replies(
 
 
 EPOCH = datetime.fromtimestamp(0, UTC)
-FORMAT = json_util.JSONOptions(
-    json_mode=json_util.JSONMode.CANONICAL,
-    uuid_representation=UuidRepresentation.STANDARD,
-    tz_aware=True,
-)
 
 
 def format_cursor(at: Any, last_id: Any) -> str:
     """Name the place of a document; one without an instant is at the end, as MongoDB sorts."""
-    return json_util.dumps({"at": at or EPOCH, "id": last_id}, json_options=FORMAT)
+    return json_util.dumps({"at": at or EPOCH, "id": last_id}, json_options=CANONICAL)
 
 
 def parse_cursor(cursor: str) -> tuple[datetime, Any]:
     """Read the instant and the id of a place; anything but an instant and a plain id is refused."""
     try:
-        place = json_util.loads(cursor, json_options=FORMAT)
+        place = json_util.loads(cursor, json_options=CANONICAL)
         at, last_id = place["at"].astimezone(UTC), place["id"]
         id_order.beyond(last_id, ascending=True)  # It tells what is no id.
     except (ValueError, TypeError, KeyError, AttributeError, BSONError) as exc:
