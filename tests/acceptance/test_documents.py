@@ -262,6 +262,20 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
         assert any((home / name).exists() for home in (ROOT, ROOT / "microqueue", DOCS)), name
 
 
+def test_names_in_the_instructions_are_in_the_files_beside_them() -> None:
+    text = read("docs/architecture.md").split("## How to add\n")[1]
+    for row in re.findall(r"^\| \d+\. .*$", text, flags=re.MULTILINE):
+        quoted = re.findall(r"`([^`]+)`", row)
+        places = [ROOT / one for one in quoted if "/" in one and (ROOT / one).exists()]
+        files = [
+            file for place in places for file in (place.rglob("*") if place.is_dir() else [place])
+        ]
+        found = "".join(file.read_text() for file in files if file.suffix in {".py", ".js", ".md"})
+        for name in [one for one in quoted if re.fullmatch(r"[\w.]+(\(\))?", one)]:
+            if not name.endswith((".py", ".js")):
+                assert name.rstrip("()") in found, f"{name} is not in a file of: {row}"
+
+
 def test_walk_of_a_task_is_the_one_that_the_architecture_shows(
     microqueue_server: EmbeddedServer, microqueue_client: Any
 ) -> None:
