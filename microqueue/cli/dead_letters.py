@@ -32,7 +32,7 @@ Until: TypeAlias = Annotated[
     Any, typer.Option(help="Only failures before this time, in the same formats.", **PAST)
 ]
 Ids: TypeAlias = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of dead letters.")
+    list[str] | None, typer.Argument(metavar="ID", help="Ids of dead letters.")
 ]
 All: TypeAlias = Annotated[
     bool, typer.Option("--all", help="All dead letters of the chosen queues.")
@@ -136,9 +136,7 @@ def replay(
     ] = None,
     spread: Annotated[
         timedelta | None,
-        typer.Option(
-            help="Spread the deliveries evenly over this period, to avoid a burst.", **DURATION
-        ),
+        typer.Option(help="Spread the deliveries over this period, to avoid a burst.", **DURATION),
     ] = None,
     limit: Limit = None,
     keep_attempts: Annotated[

@@ -41,14 +41,14 @@ def sweep(
         list[str] | None,
         typer.Option(
             metavar="JOB",
-            help=f"Run only this job; repeatable. One of {', '.join(JOBS)}. (default: all)",
+            help=f"Run only this job; repeatable. One of {', '.join(JOBS)}. \\[default: all]",
         ),
     ] = None,
     lock_ttl: Annotated[
         timedelta | None,
         typer.Option(
             help="Lifetime of the sweeper's lock. After a sweeper was killed, others wait this "
-            "long at most. (default: $MICROQUEUE_LOCK_TTL, or 5s)",
+            "long at most. \\[default: $MICROQUEUE_LOCK_TTL, or 5s]",
             **DURATION,
         ),
     ] = None,
@@ -130,7 +130,7 @@ def indexes(
     retention: Annotated[
         timedelta | None,
         typer.Option(
-            help="Change how long done tasks are kept: 30d, or forever. (default: unchanged)",
+            help="Change how long done tasks are kept: 30d, or forever. \\[default: unchanged]",
             parser=values.read_retention,
             metavar="DURATION",
         ),

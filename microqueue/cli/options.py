@@ -48,13 +48,13 @@ SHARED_PANEL = "Options of every command"
 class QueueScope(StrEnum):
     """Which queues a command uses; the value is the help text of its ``--queue``."""
 
-    DEFAULT = f"Queue to use. (default: {DEFAULT_QUEUE})"
-    ALL = "Use only this queue. (default: all queues)"
+    DEFAULT = f"Queue to use. \\[default: {DEFAULT_QUEUE}]"
+    ALL = "Use only this queue. \\[default: all queues]"
     REQUIRED = "Act on this queue only. Required, unless --all-queues is given."
     REQUIRED_UNLESS_IDS = (
         "Act on this queue only. Required, unless --all-queues or task ids are given."
     )
-    OF_TASK = "Queue that the task must be in. (default: any queue)"
+    OF_TASK = "Queue that the task must be in. \\[default: any queue]"
     SEVERAL = ""  # The command declares --queue itself.
     NONE = "This command takes no queue."
 
@@ -73,7 +73,7 @@ class SharedOptions:
             metavar="URI",
             help="MongoDB to connect to. The path names the database, as in mongodb://host/shop; "
             f"without a path, it is {DEFAULT_DATABASE}. "
-            f"(default: ${URI_VARIABLE}, or the embedded server)",
+            f"\\[default: ${URI_VARIABLE}, or the embedded server]",
             rich_help_panel=SHARED_PANEL,
         ),
     ] = None
@@ -82,7 +82,7 @@ class SharedOptions:
         typer.Option(
             "--collection",
             metavar="NAME",
-            help=f"Collection that holds the tasks. (default: {DEFAULT_COLLECTION})",
+            help=f"Collection that holds the tasks. \\[default: {DEFAULT_COLLECTION}]",
             rich_help_panel=SHARED_PANEL,
         ),
     ] = None
@@ -100,7 +100,7 @@ class SharedOptions:
         LogLevel | None,
         typer.Option(
             "--log-level",
-            help="Lowest level to log to stderr. (default: info for worker, else warning)",
+            help="Lowest level to log to stderr. \\[default: info for worker, else warning]",
             rich_help_panel=SHARED_PANEL,
         ),
     ] = None
@@ -108,7 +108,7 @@ class SharedOptions:
         LogFormat | None,
         typer.Option(
             "--log-format",
-            help="Format of log lines. (default: text)",
+            help="Format of log lines. \\[default: text]",
             rich_help_panel=SHARED_PANEL,
         ),
     ] = None

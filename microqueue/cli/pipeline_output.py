@@ -27,7 +27,7 @@ KIB = 1024
 def show(
     session: Session, summary: Any, view: Callable[[Session, Any], None], *, document: Any = None
 ) -> None:
-    """Print a summary: as JSON, or as sentences and tables; say which queues it is of."""
+    """Print a summary as JSON, or as text with the queues that it covers."""
     if session.out.as_json:
         written = formats.jsonable(summary if document is None else document)
         named = session.options.queue
@@ -40,7 +40,7 @@ def show(
 
 
 def archive(session: Session, summary: ArchiveSummary) -> None:
-    """Tell what was archived."""
+    """Print what was archived."""
     out = session.out
     before = f"that finished before {_instant(summary.cutoff)}"
     if summary.dry_run:
@@ -52,13 +52,13 @@ def archive(session: Session, summary: ArchiveSummary) -> None:
     if summary.recovered:
         out.print(f"Finished an earlier run: deleted {formats.count(summary.recovered, 'task')}.")
     if not summary.archived:
-        out.print(f"There were no tasks {before}.")
+        out.print(f"No tasks {before}.")
     else:
         speed = summary.archived / max(summary.write_sec, 0.001)
         out.print(
             f"Archived {formats.count(summary.archived, 'task')} in "
             f"{formats.seconds(summary.write_sec)} ({speed:,.0f}/s): "
-            f"{formats.count(summary.files, 'file')}, {_size(summary.size)}, read back and right."
+            f"{formats.count(summary.files, 'file')}, {_size(summary.size)}, verified."
         )
         out.print(
             f"Deleted {formats.count(summary.deleted, 'task')} from MongoDB in "
@@ -71,59 +71,61 @@ def archive(session: Session, summary: ArchiveSummary) -> None:
 
 
 def ingest(session: Session, summary: IngestSummary) -> None:
-    """Tell what was added."""
+    """Print what was enqueued."""
     out = session.out
     if summary.repeated:
         would = "would be" if summary.dry_run else "was"
         out.print(
             f"Run {summary.run} is finished already: nothing {would} added now. "
-            "Give another name with --run to ingest the source again. It was:"
+            "Give another name with --run to ingest the source again. The result was:"
         )
     verb = "would be added" if summary.dry_run and not summary.repeated else "added"
     out.print(
         f"{formats.count(summary.added, 'task')} {verb} to queue {summary.queue!r}, "
-        f"{summary.duplicates:,} were there, {summary.rejected:,} rejected."
+        f"{summary.duplicates:,} existed already, {summary.rejected:,} rejected."
     )
     if summary.rejects:
-        out.print(f"The rejects, with reasons: {summary.rejects}")
+        out.print(f"Rejected rows, with reasons: {summary.rejects}")
 
 
 def replay(session: Session, summary: ReplaySummary) -> None:
-    """Tell what was sent back."""
+    """Print what was replayed."""
     out = session.out
     if summary.dry_run:
-        out.print(f"{formats.count(summary.matched, 'task')} would be sent back.")
+        out.print(f"{formats.count(summary.matched, 'task')} would be replayed.")
         if summary.matched_by:
             rows: list[list[str | int | Text]] = [
                 [*key.rsplit("/", 1), count] for key, count in summary.matched_by.items()
             ]
             out.table(["from", "status", "tasks"], rows)
-        _say_left_out(session, summary)
+        _print_done_left_out(session, summary)
         return
     if summary.repeated:
-        out.print(f"Run {summary.run} is over since it was first made: nothing was sent now.")
+        out.print(
+            f"Run {summary.run} is finished already: nothing was replayed now. The result was:"
+        )
     out.print(
         f"Run {summary.run}: {formats.count(summary.letters, 'dead letter')} and "
-        f"{formats.count(summary.archived, 'archived task')} are back, due until "
+        f"{formats.count(summary.archived, 'archived task')} replayed, due until "
         f"{_instant(summary.until)}; {summary.skipped:,} skipped."
     )
-    _say_left_out(session, summary)
+    _print_done_left_out(session, summary)
 
 
-def _say_left_out(session: Session, summary: ReplaySummary) -> None:
+def _print_done_left_out(session: Session, summary: ReplaySummary) -> None:
     if summary.done_left_out:
         tasks = formats.count(summary.done_left_out, "done task")
         session.out.print(
-            f"Left out: {tasks} of the archive that the condition matches. "
-            "They succeeded; --include-done runs them again."
+            f"Left out: {tasks} of the archive that match the condition. "
+            "--include-done runs them again."
         )
 
 
 def report(session: Session, made: Report) -> None:
-    """Show the figures of each queue."""
+    """Print the figures of each queue."""
     out = session.out
     out.print(f"{_instant(made.since)} to {_instant(made.until)}, by {made.bucket}\n")
-    columns = ["queue", "enqueued", "done", "failed", "succeeded", "repeated"]
+    columns = ["queue", "enqueued", "done", "failed", "success", "retried"]
     columns += ["wait p50", "p95", "p99", "run p50", "p95", "p99"]
     timed = made.target_wait_sec is not None
     if made.target_wait_sec is not None:
@@ -143,10 +145,10 @@ def _figures(row: ReportRow, *, timed: bool) -> list[str | int | Text]:
 
 
 def triage(session: Session, found: Triage) -> None:
-    """Show the kinds of dead letters, and how to replay each."""
+    """Print the kinds of dead letters, with the commands that replay them."""
     out = session.out
     if not found.total:
-        out.print("No dead letters. Nice.")
+        out.print("No dead letters.")
         return
     kinds = formats.count(found.kinds, "kind")
     out.print(f"{formats.count(found.total, 'dead letter')} of {kinds}, {found.new:,} of them new.")
@@ -170,7 +172,7 @@ def triage(session: Session, found: Triage) -> None:
 
 
 def storms(session: Session, found: Storms) -> None:
-    """Show storms, what made them, and what would have been better."""
+    """Print storms with their causes, and a better policy."""
     out = session.out
     if not found.storms:
         out.print(f"No retry storms from {_instant(found.since)} to {_instant(found.until)}.")
@@ -179,7 +181,7 @@ def storms(session: Session, found: Storms) -> None:
         out.facts(_facts(storm))
     for coming in found.coming:
         out.print(
-            f"Coming: {formats.count(coming.tasks, 'retry').replace('retrys', 'retries')} of queue "
+            f"Upcoming: {formats.count(coming.tasks, 'retry', 'retries')} of queue "
             f"{coming.queue!r} are due in the same second, {_instant(coming.at, seconds=True)}.",
             "yellow",
         )
@@ -189,12 +191,12 @@ def _facts(storm: Storm) -> list[tuple[str, str | int | Text | None]]:
     return [
         (
             "retries",
-            f"{storm.retries:,}; {storm.peak_per_min:,} in the worst minute, where "
-            f"{storm.baseline_per_min:,.0f} are usual",
+            f"{storm.retries:,}; {storm.peak_per_min:,} in the peak minute; usual are "
+            f"{storm.baseline_per_min:,.0f}",
         ),
         (
-            "at once",
-            f"{storm.peak_per_sec:,} in the worst second, {storm.synchrony:.0%} of its minute",
+            "peak",
+            f"{storm.peak_per_sec:,} in the peak second, {storm.synchrony:.0%} of its minute",
         ),
         (
             "error",
@@ -206,7 +208,7 @@ def _facts(storm: Storm) -> list[tuple[str, str | int | Text | None]]:
 
 
 def _better(storm: Storm) -> str | None:
-    """Say which policy would have been better, or why none is named."""
+    """Describe a better policy, or why there is none."""
     better, known = storm.suggestion, storm.reproduction
     if better is not None:
         return (
@@ -224,14 +226,14 @@ def _better(storm: Storm) -> str | None:
     return (
         "no recommendation, because the policy does not explain this storm: it makes "
         f"{known.simulated_retries:,.0f} retries, a peak of {known.simulated_peak_per_sec:,.0f}/s "
-        f"and {known.simulated_peak_per_min:,.0f} in the worst minute, {by}; observed were "
+        f"and {known.simulated_peak_per_min:,.0f} in the peak minute, {by}; observed were "
         f"{known.retries:,} retries, a peak of {known.peak_per_sec:,}/s and "
-        f"{known.peak_per_min:,} in the worst minute"
+        f"{known.peak_per_min:,} in the peak minute"
     )
 
 
 def simulate(session: Session, made: Simulation) -> None:
-    """Show scenarios side by side, the calmest first."""
+    """Print the scenarios in a table, the lowest peak first."""
     out = session.out
     outages = formats.count(len(made.outages), "outage")
     tasks = _sampled(made.tasks, made.tasks_total)
@@ -264,14 +266,14 @@ def simulate(session: Session, made: Simulation) -> None:
 
 
 def _sampled(tasks: int, total: int) -> str:
-    """Say how many tasks were looked at, and if not all, of how many."""
+    """Describe how many tasks were examined, and of how many."""
     if tasks == total:
         return formats.count(tasks, "task")
     return f"a sample of {tasks:,} of {formats.count(total, 'task')}"
 
 
 def describe(policy: BackoffPolicy) -> str:
-    """Say a policy in a few words."""
+    """Describe a policy in a few words."""
     return (
         f"base {policy.base_sec:g}s, factor {policy.factor:g}, at most {policy.max_sec:g}s, "
         f"jitter {policy.jitter}"

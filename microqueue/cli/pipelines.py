@@ -1,4 +1,8 @@
-"""Commands that run the Spark pipelines."""
+"""The ``pipeline`` commands, which run the Spark pipelines.
+
+``archive``, ``ingest`` and ``replay`` move tasks; ``report``, ``triage``, ``storms`` and
+``simulate`` only read.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from microqueue.cli import pipeline_output as views
 from microqueue.cli import values
 from microqueue.cli.dlq_detection import with_detected_dlq
 from microqueue.cli.loading import load
-from microqueue.cli.options import DURATION, PAST, AllQueues
+from microqueue.cli.options import DURATION, PAST, AllQueues, renamed
 from microqueue.cli.session import Session
 from microqueue.cli.spark_runner import running
 from microqueue.settings import QueueSettings
@@ -22,38 +26,49 @@ from microqueue.worker.handlers import load_model
 
 Master: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="Spark's master: local[4], spark://host:7077; else all cores here."),
+    typer.Option(
+        metavar="URL",
+        help="Spark master, such as local\\[4] or spark://host:7077. \\[default: all local cores]",
+    ),
 ]
 Archive: TypeAlias = Annotated[
-    str | None, typer.Option(help="The archive to read, too: a directory, or any path of Spark's.")
+    str | None,
+    typer.Option(
+        metavar="PATH", help="Archive to read: a directory, or any path that Spark reads."
+    ),
 ]
-Live: TypeAlias = Annotated[
-    bool, typer.Option("--live/--no-live", help="Read the tasks in MongoDB.")
-]
-# Any: a duration ago, or an instant; the parser gives either.
+Live: TypeAlias = Annotated[bool, typer.Option("--live/--no-live", help="Read tasks from MongoDB.")]
+# Any, because the parser returns an instant, or how long ago it was.
 Since: TypeAlias = Annotated[
-    Any, typer.Option(help="From then on: 2026-05-01T12:00:00Z, or 7d ago.", **PAST)
+    Any, typer.Option(help="Start of the period: 2026-05-01T12:00:00Z, or 7d ago.", **PAST)
 ]
-Until: TypeAlias = Annotated[Any, typer.Option(help="Up to then, likewise.", **PAST)]
+Until: TypeAlias = Annotated[
+    Any, typer.Option(help="End of the period, in the same formats. \\[default: now]", **PAST)
+]
 RunName: TypeAlias = Annotated[
-    str | None, typer.Option("--run", help="The run's name: what has its name is done once.")
+    str | None,
+    typer.Option(
+        "--run",
+        metavar="NAME",
+        help="Name of the run. Running it again under the same name adds nothing twice.",
+    ),
 ]
 
 
-def dry_run_option(what: str) -> Any:
-    """Make the option that only looks; say what it looks at."""
-    return typer.Option("--dry-run", help=f"Only look: {what}.")
+def dry_run_option(effect: str) -> Any:
+    """Declare ``--dry-run``; ``effect`` describes what it does instead."""
+    return typer.Option("--dry-run", help=f"{effect}.")
 
 
 def named_queues(session: Session) -> list[str] | None:
-    """Give the queue that was named; without a name, pipelines take all of them."""
+    """Return the queue given with ``--queue``, or None for all queues."""
     return None if session.options.queue is None else [session.options.queue]
 
 
 def settings_of(session: Session, *, live: bool = True) -> QueueSettings:
-    """Give the environment's settings, with dead letters where the collection has them.
+    """Return the settings of the environment, with a separate DLQ if one is detected.
 
-    Where the collection is not read, nobody is asked.
+    The collection is not contacted unless ``live``.
     """
     settings = QueueSettings.from_environment()
     if not live:
@@ -65,37 +80,46 @@ def settings_of(session: Session, *, live: bool = True) -> QueueSettings:
     )
 
     session.note_embedded_server()
-    place = location_of(primary(locate(session.options.uri, collection=session.collection)))
-    return with_detected_dlq(settings, place.run, session.collection)
+    location = location_of(primary(locate(session.options.uri, collection=session.collection)))
+    return with_detected_dlq(settings, location.run, session.collection)
 
 
 def instant(past: timedelta | datetime | None) -> datetime | None:
-    """Give the instant that is meant by one, or by so long ago."""
+    """Return an instant, computed from now if it was given as a duration."""
     return values.before(datetime.now().astimezone(), past)
 
 
 def archive(
     session: Session,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Where the archive is, or will be.")],
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="Directory of the archive; created if missing.")
+    ],
     *,
     older_than: Annotated[
         timedelta,
-        typer.Option(help="Tasks that finished longer ago than that: 1d.", **DURATION),
+        typer.Option(
+            help="Only tasks that finished longer ago than this. \\[default: 1d]",
+            show_default=False,
+            **DURATION,
+        ),
     ] = timedelta(days=1),
     status: Annotated[
-        list[str] | None, typer.Option(help="done or failed; repeatable. Else both.")
+        list[str] | None,
+        typer.Option(
+            metavar="STATUS",
+            help="Only tasks with this status, done or failed; repeatable. \\[default: both]",
+        ),
     ] = None,
     compact: Annotated[
-        bool, typer.Option("--compact/--no-compact", help="Merge small files afterwards.")
+        bool, typer.Option("--compact/--no-compact", help="Merge small files after archiving.")
     ] = True,
     all_queues: AllQueues = False,
-    dry_run: Annotated[bool, dry_run_option("count what would be archived")] = False,
+    dry_run: Annotated[bool, dry_run_option("Count the matching tasks, and archive none")] = False,
     master: Master = None,
 ) -> None:
-    """Move finished tasks to Parquet: written, read back, and only then deleted.
+    """Move finished tasks to Parquet files: write, verify, then delete.
 
-    Needs --queue or --all-queues. Safe to kill at any point: run it again, and it finishes what
-    was begun.
+    Needs --queue or --all-queues. It may be killed at any time; the next run completes it.
     """
     session.check_scope(all_queues=all_queues)
     with running(session, master) as runner:
@@ -112,7 +136,7 @@ def archive(
             older_than=older_than,
             compact=compact,
             dry_run=dry_run,
-            progress=runner.tell,
+            progress=runner.show_step,
         )
     views.show(session, summary, views.archive)
 
@@ -120,31 +144,41 @@ def archive(
 def ingest(
     session: Session,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A file, a directory, or a table's name.")
+        str, typer.Argument(metavar="SOURCE", help="File, directory, or name of a table.")
     ],
     *,
     source_format: Annotated[
-        str | None, typer.Option("--format", help="csv, json (lines), parquet or table.")
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="csv, json (JSON lines), parquet or table. \\[default: by the name of SOURCE]",
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODULE:MODEL", help="The pydantic model of a row.")
+        str | None,
+        typer.Option(metavar="MODULE:MODEL", help="Pydantic model that validates each row."),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="The column that tells rows apart.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column that identifies a row.")
+    ] = None,
     rejects: Annotated[
-        str | None, typer.Option(help="The file for rows that are refused, with reasons.")
+        str | None,
+        typer.Option(metavar="PATH", help="File to write rejected rows to, with reasons."),
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="name=value for Spark's reader; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Option of Spark's reader; repeatable."),
     ] = None,
-    priority: Annotated[int, typer.Option(help="0 to 255, higher first.")] = 0,
+    priority: Annotated[int, typer.Option(help="0 to 255; higher runs first.")] = 0,
     run_name: RunName = None,
-    dry_run: Annotated[bool, dry_run_option("validate all rows, and add none")] = False,
+    dry_run: Annotated[bool, dry_run_option("Validate all rows, and add none")] = False,
     master: Master = None,
 ) -> None:
-    """Add a task to the queue for each row of CSV, JSON lines, Parquet or a table."""
+    """Enqueue a task for each row of a CSV, JSON lines or Parquet source, or of a table."""
     options = {name: str(value) for name, value in values.read_headers(option or ()).items()}
     if model is not None:
-        load(model, by=load_model)  # A wrong one is told before Spark starts.
+        load(model, by=load_model)  # A wrong model is reported before Spark starts.
     with running(session, master) as runner:
         from microqueue.spark.ingest.job import ingest as run  # noqa: PLC0415 (slow)
 
@@ -163,7 +197,7 @@ def ingest(
             collection=session.collection,
             settings=settings_of(session),
             dry_run=dry_run,
-            progress=runner.tell,
+            progress=runner.show_step,
         )
     views.show(session, summary, views.ingest)
 
@@ -173,30 +207,46 @@ def replay(
     *,
     where: Annotated[
         str,
-        typer.Option(help="A SQL condition: \"error.code = 'timeout' and priority > 3\"."),
+        typer.Option(
+            metavar="CONDITION",
+            help="SQL condition, as in \"error.code = 'timeout' and priority > 3\".",
+        ),
     ],
     archive: Archive = None,
-    letters: Annotated[
-        bool, typer.Option("--letters/--no-letters", help="Dead letters in MongoDB, too.")
+    dead_letters: Annotated[
+        bool,
+        typer.Option("--dead-letters/--no-dead-letters", help="Replay dead letters in MongoDB."),
     ] = True,
+    letters: Annotated[
+        bool | None,
+        renamed("--letters/--no-letters", "--dead-letters or --no-dead-letters"),
+    ] = None,
     include_done: Annotated[
         bool,
-        typer.Option("--include-done", help="Archived tasks that succeeded, too: they run again."),
+        typer.Option("--include-done", help="Also run archived tasks again that succeeded."),
     ] = False,
-    to: Annotated[str | None, typer.Option(help="The queue they go to; else their own.")] = None,
-    over: Annotated[
-        timedelta, typer.Option(help="Spread them over so long: 30m.", **DURATION)
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Queue to replay into. \\[default: each task's own]"),
+    ] = None,
+    spread: Annotated[
+        timedelta,
+        typer.Option(
+            help="Spread the deliveries over this period: 30m. \\[default: 0s]",
+            show_default=False,
+            **DURATION,
+        ),
     ] = timedelta(0),
+    over: Annotated[timedelta | None, renamed("--over", "--spread", **DURATION)] = None,
     run_name: RunName = None,
     all_queues: AllQueues = False,
-    dry_run: Annotated[bool, dry_run_option("count what would be sent back")] = False,
+    dry_run: Annotated[bool, dry_run_option("Count the matching tasks, and replay none")] = False,
     master: Master = None,
 ) -> None:
-    """Send chosen dead letters back, those of an archive, too, once per run.
+    """Replay dead letters that match a condition, from MongoDB and from an archive.
 
-    Needs --queue or --all-queues: the queues that the tasks are of. Done tasks of an archive are
-    left out, unless --include-done is given. The condition may use the columns of a task, payload
-    (JSON text), fingerprint and archived.
+    Needs --queue or --all-queues, which select the tasks by their original queue. The condition
+    may use all columns of a task, and payload (JSON text), fingerprint and archived.
     """
     session.check_scope(all_queues=all_queues)
     if session.options.queue is not None:
@@ -209,16 +259,16 @@ def replay(
             runner.spark,
             where=where,
             archive=archive,
-            dead_letters=letters,
+            dead_letters=dead_letters if letters is None else letters,
             include_done=include_done,
             to=to,
-            over=over,
+            over=spread if over is None else over,
             run=run_name,
             uri=session.options.uri,
             collection=session.collection,
             settings=settings_of(session),
             dry_run=dry_run,
-            progress=runner.tell,
+            progress=runner.show_step,
         )
     views.show(session, summary, views.replay)
 
@@ -226,7 +276,7 @@ def replay(
 def report(
     session: Session,
     output: Annotated[
-        Path, typer.Argument(metavar="DIRECTORY", help="Where the report's files go.")
+        Path, typer.Argument(metavar="DIRECTORY", help="Directory for the files of the report.")
     ] = Path("report"),
     *,
     archive: Archive = None,
@@ -234,18 +284,22 @@ def report(
     since: Since = None,
     until: Until = None,
     bucket: Annotated[
-        str | None, typer.Option(help="minute, hour or day; else what fits the period.")
+        str | None,
+        typer.Option(help="minute, hour or day. \\[default: chosen by the length of the period]"),
     ] = None,
     target_wait: Annotated[
         timedelta | None,
-        typer.Option(help="The longest that a task should wait: 30s.", **DURATION),
+        typer.Option(
+            help="Target wait: report the share of tasks that started within it.", **DURATION
+        ),
     ] = None,
-    dry_run: Annotated[bool, dry_run_option("print the figures, and write no files")] = False,
+    dry_run: Annotated[bool, dry_run_option("Print the figures, and write no files")] = False,
     master: Master = None,
 ) -> None:
-    """Measure throughput, waits, run times and rates, over archive and live tasks together.
+    """Report throughput, wait times, run times, and success and retry rates.
 
-    Writes report.html, which needs nothing else, report.parquet and report.csv.
+    Covers MongoDB and an archive. Writes report.html (self-contained), report.parquet and
+    report.csv.
     """
     with running(session, master) as runner:
         from microqueue.spark.analytics.report import as_document  # noqa: PLC0415 (slow)
@@ -264,7 +318,7 @@ def report(
             until=instant(until),
             bucket=bucket,  # type: ignore[arg-type]  # It is checked there.
             target_wait=target_wait,
-            progress=runner.tell,
+            progress=runner.show_step,
         )
     views.show(session, made, views.report, document=as_document(made))
 
@@ -275,15 +329,16 @@ def triage(
     archive: Archive = None,
     live: Live = True,
     since: Since = None,
-    top: Annotated[int, typer.Option(help="How many kinds to show.")] = 10,
-    samples: Annotated[int, typer.Option(help="How many letters to show of each.")] = 2,
+    top: Annotated[int, typer.Option(help="Number of kinds to show.")] = 10,
+    samples: Annotated[int, typer.Option(help="Number of dead letters to show per kind.")] = 2,
     state: Annotated[
-        Path | None, typer.Option(help="The file that remembers which kinds were seen.")
+        Path | None,
+        typer.Option(help="File that stores the known kinds; others are marked as new."),
     ] = None,
-    dry_run: Annotated[bool, dry_run_option("leave the state file as it is")] = False,
+    dry_run: Annotated[bool, dry_run_option("Do not change the state file")] = False,
     master: Master = None,
 ) -> None:
-    """Group dead letters by kind of error, with the command that replays each kind."""
+    """Group dead letters by kind of error, and print the command that replays each kind."""
     with running(session, master) as runner:
         from microqueue.spark.analytics.triage import triage as run  # noqa: PLC0415 (slow)
 
@@ -300,7 +355,7 @@ def triage(
             samples=samples,
             state=state,
             dry_run=dry_run,
-            progress=runner.tell,
+            progress=runner.show_step,
         )
     views.show(session, found, views.triage)
 
@@ -312,13 +367,18 @@ def storms(
     live: Live = True,
     since: Since = None,
     until: Until = None,
-    factor: Annotated[float, typer.Option(help="How many times the usual is a storm.")] = 5.0,
-    least: Annotated[int, typer.Option(help="Fewer retries per minute are none.")] = 30,
-    top: Annotated[int, typer.Option(help="How many to explain.")] = 5,
-    dry_run: Annotated[bool, dry_run_option("detect, and simulate nothing")] = False,
+    factor: Annotated[
+        float, typer.Option(help="Retries per minute, relative to the usual rate, of a storm.")
+    ] = 5.0,
+    min_retries: Annotated[
+        int, typer.Option(help="Minimum number of retries per minute of a storm.")
+    ] = 30,
+    least: Annotated[int | None, renamed("--least", "--min-retries")] = None,
+    top: Annotated[int, typer.Option(help="Number of storms to explain.")] = 5,
+    dry_run: Annotated[bool, dry_run_option("Detect storms, and simulate nothing")] = False,
     master: Master = None,
 ) -> None:
-    """Detect retry storms, and find the backoff that would have smoothed them."""
+    """Detect retry storms, and recommend a backoff policy that avoids them."""
     with running(session, master) as runner:
         from microqueue.spark.analytics.storms import storms as run  # noqa: PLC0415 (slow)
 
@@ -333,10 +393,10 @@ def storms(
             since=instant(since),
             until=instant(until),
             factor=factor,
-            least=least,
+            least=min_retries if least is None else least,
             top=top,
             dry_run=dry_run,
-            progress=runner.tell,
+            progress=runner.show_step,
         )
     views.show(session, found, views.storms)
 
@@ -346,26 +406,35 @@ def simulate(
     *,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="base=5,factor=2,max=1800,jitter=full, or a part; repeatable."),
+        typer.Option(
+            metavar="POLICY",
+            help="Backoff policy to simulate, as in base=5,factor=2,max=1800,jitter=full; parts "
+            "may be left out; repeatable.",
+        ),
     ] = None,
     workers: Annotated[
-        list[int] | None, typer.Option(help="Attempts at the same time; repeatable.")
+        list[int] | None,
+        typer.Option(metavar="NUMBER", help="Number of attempts that run at once; repeatable."),
     ] = None,
     visibility_timeout: Annotated[
-        list[str] | None, typer.Option(help="How long leases last: 60s; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="DURATION", help="Visibility timeout to simulate; repeatable."),
     ] = None,
-    repeat: Annotated[int, typer.Option(help="How many seeds each scenario gets.")] = 3,
-    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    repeat: Annotated[
+        int, typer.Option(help="Number of runs per scenario, each with its own seed.")
+    ] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
     archive: Archive = None,
     live: Live = True,
     since: Since = None,
     output: Annotated[
-        Path | None, typer.Option(help="A directory for a page with a chart per policy.")
+        Path | None,
+        typer.Option(metavar="DIRECTORY", help="Directory for a page with a chart per policy."),
     ] = None,
-    dry_run: Annotated[bool, dry_run_option("record, and count the scenarios")] = False,
+    dry_run: Annotated[bool, dry_run_option("Count the scenarios, and simulate none")] = False,
     master: Master = None,
 ) -> None:
-    """Replay recorded arrivals and failures under other policies, workers and timeouts."""
+    """Simulate recorded tasks with other backoff policies, concurrency and timeouts."""
     timeouts = [values.read_duration(text) for text in visibility_timeout or ()]
     policies = [read_policy(text) for text in policy or ()]
     with running(session, master) as runner:
@@ -387,13 +456,13 @@ def simulate(
             since=instant(since),
             output=output,
             dry_run=dry_run,
-            progress=runner.tell,
+            progress=runner.show_step,
         )
     views.show(session, made, views.simulate)
 
 
 def read_policy(text: str) -> BackoffPolicy:
-    """Read ``base=5,jitter=full``; what is not named is as by default."""
+    """Parse ``base=5,jitter=full``; the rest is as in the default policy."""
     names = {"base": "base_sec", "factor": "factor", "max": "max_sec", "jitter": "jitter"}
     found: dict[str, Any] = {}
     for part in text.split(","):

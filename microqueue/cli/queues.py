@@ -76,7 +76,7 @@ def stats(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     every: Annotated[
         timedelta | None,
-        typer.Option(help="With --watch: time between two refreshes. (default: 1s)", **DURATION),
+        typer.Option(help="With --watch: time between two refreshes. \\[default: 1s]", **DURATION),
     ] = None,
     exact: Exact = False,
 ) -> None:

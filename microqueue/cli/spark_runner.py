@@ -34,15 +34,15 @@ OWN_ERROR = re.compile(r"microqueue\.[\w.]*\.(\w+): ([^\n]+)")
 
 
 class Runner:
-    """A Spark session, and who tells a person what goes on in it."""
+    """A Spark session with a progress display."""
 
     def __init__(self, session: Session, spark: SparkSession, status: Status | None) -> None:
         self.spark = spark
         self._session, self._status = session, status
         self._text = ""
 
-    def tell(self, step: Step) -> None:
-        """Show a step: in place at a terminal, else as a line of its own beside the result."""
+    def show_step(self, step: Step) -> None:
+        """Show a step: in place at a terminal, otherwise as a line on stderr."""
         self._text = step.text
         if self._status is not None:
             self._status.update(step.text)
@@ -50,19 +50,19 @@ class Runner:
             self._session.out.errors.print(step.text, soft_wrap=True)
 
     def refresh(self) -> None:
-        """Show how many parts of the current work are done."""
+        """Show how many Spark tasks of the active stages are completed."""
         tracker = self.spark.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
         known = [stage for stage in stages if stage is not None]
         whole = sum(stage.numTasks for stage in known)
         if self._status is not None and whole:
             done = sum(stage.numCompletedTasks for stage in known)
-            self._status.update(f"{self._text}: {done} of {whole} parts")
+            self._status.update(f"{self._text}: {done} of {whole} Spark tasks")
 
 
 @contextmanager
 def running(session: Session, master: str | None) -> Iterator[Runner]:
-    """Start Spark, or join it, show progress, and tell Spark's errors in one sentence."""
+    """Start Spark or reuse its session, show progress, and turn Spark's errors into one line."""
     check_master(master)
     try:
         from microqueue.spark import session as spark_session  # noqa: PLC0415 (optional, slow)
@@ -72,7 +72,7 @@ def running(session: Session, master: str | None) -> Iterator[Runner]:
     from pyspark.errors import PySparkException  # noqa: PLC0415 (as above)
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 (as above)
 
-    # It would print every error that is told below, as a page of JSON.
+    # It would print each error as a page of JSON, before the one line below.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     at_terminal = session.out.errors.is_terminal and not session.out.as_json
     status = Status("Starting Spark", console=session.out.errors) if at_terminal else None
@@ -91,7 +91,7 @@ def running(session: Session, master: str | None) -> Iterator[Runner]:
             yield runner
     except (PySparkException, Py4JError) as exc:
         raise MicroqueueError(explain(exc)) from exc
-    except OSError as exc:  # A path that cannot be written, for one.
+    except OSError as exc:  # For example, a path that cannot be written.
         raise MicroqueueError(explain_system(exc)) from exc
     finally:
         stop.set()
@@ -105,7 +105,7 @@ def _refresh(runner: Runner, stop: threading.Event) -> None:
 
 
 def explain(error: Any) -> str:
-    """Find our own error in what Spark tells of an executor, or give the first line of Java's."""
+    """Return microqueue's own error from a Spark failure, or the first line of Java's."""
     text = str(error)
     own = OWN_ERROR.findall(text)
     if own:
@@ -118,7 +118,7 @@ def explain(error: Any) -> str:
 
 
 def explain_system(error: OSError) -> str:
-    """Say what the system refused, and where."""
+    """Return what the operating system refused, and the file."""
     if error.strerror is None or error.filename is None:
         return str(error)
     return f"{error.strerror}: {error.filename}"
@@ -143,13 +143,13 @@ INSTEAD = (
 
 
 def check_master(master: str | None) -> None:
-    """Refuse an address of a form that Spark does not know; none is for Spark to choose."""
+    """Reject a master URL that Spark would not accept; None is Spark's default."""
     if master is not None and not any(form.fullmatch(master) for form in FORMS):
         raise refused("master", master, INSTEAD)
 
 
 class Interrupts:
-    """Hears Ctrl-C in place of Spark, which would ask Java something amid another question."""
+    """Handles Ctrl-C instead of Spark, whose handler would call Java amid another call."""
 
     def __init__(self) -> None:
         self._received = 0
@@ -159,7 +159,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        logging.getLogger().addFilter(_is_not_of_py4j)  # It logs there, too.
+        logging.getLogger().addFilter(_is_not_of_py4j)  # It also logs to the root logger.
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -167,31 +167,31 @@ class Interrupts:
         if error is None or not self._received:
             return
         if self._spark is not None:
-            with suppress(Exception):  # Java may be gone already.
-                # Its tasks fail when this process ends, which nobody wants to read about.
+            with suppress(Exception):  # Java may have exited already.
+                # Its tasks fail when this process exits; hide those errors.
                 self._spark.sparkContext.setLogLevel("OFF")
-        # The error may be one that followed: the interrupt has cut an answer of Java's off.
+        # The error may be a consequence: the interrupt has cut off a reply from Java.
         raise KeyboardInterrupt from error
 
     @contextmanager
     def postponed(self) -> Iterator[None]:
-        """Hear the first Ctrl-C only afterwards: a start that is cut off leaves Java behind."""
+        """Delay the first Ctrl-C: interrupting the start of Spark would leave Java running."""
         self._starting = True
         self._listen()
         try:
             yield
         finally:
             self._starting = False
-            self._listen()  # Spark has put a handler of its own there.
+            self._listen()  # Spark has installed its own handler.
         if self._received:
             raise KeyboardInterrupt
 
     def silence_at_end(self, spark: SparkSession) -> None:
-        """Know the session whose Java is to be silent after an interrupt."""
+        """Set the session whose log is turned off after an interrupt."""
         self._spark = spark
 
     def _listen(self) -> None:
-        listens = callable(self._former)  # Else it is ignored, or ends the process.
+        listens = callable(self._former)  # Otherwise SIGINT is ignored, or kills the process.
         signal.signal(signal.SIGINT, self._handle if listens else self._former)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:

@@ -51,7 +51,7 @@ def enqueue(
         int | None,
         typer.Option(
             help="Deliveries before the task becomes a dead letter. "
-            f"(default: $MICROQUEUE_MAX_ATTEMPTS, or {DEFAULT_MAX_ATTEMPTS})"
+            f"\\[default: $MICROQUEUE_MAX_ATTEMPTS, or {DEFAULT_MAX_ATTEMPTS}]"
         ),
     ] = None,
     dedupe_key: Annotated[
@@ -64,7 +64,7 @@ def enqueue(
     ] = None,
     task_id: Annotated[
         str | None,
-        typer.Option("--id", metavar="ID", help="Id of the task. (default: a new ObjectId)"),
+        typer.Option("--id", metavar="ID", help="Id of the task. \\[default: a new ObjectId]"),
     ] = None,
     header: Annotated[
         list[str] | None,
@@ -179,7 +179,7 @@ def peek(
     *,
     status: Annotated[
         TaskStatus | None,
-        typer.Option("--status", help="Only tasks with this status. (default: all)"),
+        typer.Option("--status", help="Only tasks with this status. \\[default: all]"),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Number of tasks to show.")] = 10,
     reveal: Reveal = False,

@@ -43,7 +43,9 @@ def top(
     ] = False,
     every: Annotated[
         timedelta,
-        typer.Option(help="Time between two refreshes.", show_default="2s", **DURATION),
+        typer.Option(
+            help="Time between two refreshes. \\[default: 2s]", show_default=False, **DURATION
+        ),
     ] = timedelta(seconds=2),
     interval: Annotated[timedelta | None, renamed("--interval", "--every", **DURATION)] = None,
     exact: Exact = False,

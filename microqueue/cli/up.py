@@ -49,19 +49,23 @@ def up(
         Path | None,
         typer.Option(
             help="Data directory of MongoDB. "
-            "(default: $MICROQUEUE_HOME, or a directory in your home)"
+            "\\[default: $MICROQUEUE_HOME, or a directory in your home]"
         ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="Port of MongoDB. (default: any free port)")
+        int | None, typer.Option(help="Port of MongoDB. \\[default: any free port]")
     ] = None,
     every: Annotated[
         timedelta,
-        typer.Option(help="Time between two sweeps.", show_default="5s", **DURATION),
+        typer.Option(
+            help="Time between two sweeps. \\[default: 5s]", show_default=False, **DURATION
+        ),
     ] = timedelta(seconds=5),
     dashboard_port: Annotated[
         int | None,
-        typer.Option(help=f"Port of the dashboard. (default: {DASHBOARD_PORT}, or any free port)"),
+        typer.Option(
+            help=f"Port of the dashboard. \\[default: {DASHBOARD_PORT}, or any free port]"
+        ),
     ] = None,
     with_dashboard: Annotated[
         bool, typer.Option("--dashboard/--no-dashboard", help="Serve the dashboard.")

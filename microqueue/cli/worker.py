@@ -111,14 +111,14 @@ def worker(
             "-q",
             metavar="NAME",
             help="Queue to process; repeatable. Earlier queues have precedence. "
-            f"(default: {DEFAULT_QUEUE})",
+            f"\\[default: {DEFAULT_QUEUE}]",
         ),
     ] = None,
     weight: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=NUMBER",
-            help="Weight of a queue, one for each: share the work instead of precedence.",
+            help="Weight of a queue; give one for each. Queues then share the worker by weight.",
         ),
     ] = None,
     concurrency: Annotated[
@@ -132,13 +132,13 @@ def worker(
     ] = 500,
     timeout: Annotated[
         timedelta | None,
-        typer.Option(help="Maximum run time of a handler: 30s, 5m. (default: none)", **DURATION),
+        typer.Option(help="Maximum run time of a handler: 30s, 5m. \\[default: none]", **DURATION),
     ] = None,
     grace: Annotated[
         timedelta,
         typer.Option(
-            help="Time for running handlers to finish after a signal.",
-            show_default="30s",
+            help="Time for running handlers to finish after a signal. \\[default: 30s]",
+            show_default=False,
             **DURATION,
         ),
     ] = timedelta(seconds=30),
@@ -153,7 +153,7 @@ def worker(
         int | None,
         typer.Option(
             metavar="PORT",
-            help="Serve Prometheus metrics on this port; each process uses the next one.",
+            help="Serve Prometheus metrics on this port; further processes use the next ports.",
         ),
     ] = None,
     metrics_host: MetricsHost = metrics.LOCAL,
@@ -162,7 +162,7 @@ def worker(
         typer.Option(
             metavar="NAME",
             help="Name of the worker; a random suffix and the process number are appended. "
-            "(default: host and process id)",
+            "\\[default: host and process id]",
         ),
     ] = None,
 ) -> None:

@@ -131,4 +131,4 @@ def test_help_tells_which_database_and_collection_are_used(
         "path names the database, as in mongodb://host/shop; without a path, it is microqueue."
         in (shown)
     )
-    assert "Collection that holds the tasks. (default: tasks)" in shown
+    assert "Collection that holds the tasks. [default: tasks]" in shown

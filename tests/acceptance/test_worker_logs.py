@@ -81,7 +81,7 @@ def test_worker_logs_from_info_on_unless_told_otherwise(
 
 def test_help_names_the_default_level(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert "Lowest level to log to stderr. (default: info for worker, else warning)" in cli(
+    assert "Lowest level to log to stderr. [default: info for worker, else warning]" in cli(
         "peek", "--help"
     )
 

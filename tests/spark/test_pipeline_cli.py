@@ -75,7 +75,7 @@ def test_each_pipeline_has_a_dry_run(
         "ingest": "1 task would be added to queue 'rows'",
         "report": "in 30 s",
         "triage": "2 x order <n> not found",
-        "replay": "2 tasks would be sent back",
+        "replay": "2 tasks would be replayed",
         "storms": "gateway <n> is down (95% of failures)",
         "simulate": "45 tasks and 1 outage recorded; 3 runs to simulate",
     }
@@ -111,6 +111,47 @@ def test_each_pipeline_prints_one_json_document(shell: Shell, past: Past, tmp_pa
     assert shell.run("archive", str(tmp_path / "kept"), *ALL).exit_code == 0
     kept = ["--archive", str(tmp_path / "kept"), "--where", "status = 'failed'"]
     assert shell.json("replay", *ALL, *kept)["archived"] == 2
+
+
+@pytest.mark.parametrize(("option", "warned"), [("--min-retries", False), ("--least", True)])
+def test_least_is_a_deprecated_name_of_min_retries(
+    shell: Shell, past: Past, option: str, *, warned: bool
+) -> None:
+    result = shell.run("storms", option, "1000", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["storms"] == []
+    warning = "Warning: --least is deprecated; use --min-retries.\n"
+    assert result.stderr == (warning if warned else "")
+
+
+@pytest.mark.parametrize(("option", "warned"), [("--spread", False), ("--over", True)])
+def test_over_is_a_deprecated_name_of_spread(
+    shell: Shell, past: Past, option: str, *, warned: bool
+) -> None:
+    before = datetime.now(UTC)
+    result = shell.run("replay", *ALL, "--where", "status = 'failed'", option, "5h", "--json")
+    assert result.exit_code == 0, result.output
+    until = datetime.fromisoformat(json.loads(result.stdout)["until"])
+    assert timedelta(hours=4) < until - before < timedelta(hours=6)
+    warning = "Warning: --over is deprecated; use --spread.\n"
+    assert result.stderr == (warning if warned else "")
+
+
+@pytest.mark.parametrize(
+    ("option", "warned"), [("--no-dead-letters", False), ("--no-letters", True)]
+)
+def test_letters_is_a_deprecated_name_of_dead_letters(
+    shell: Shell, past: Past, tmp_path: Path, option: str, *, warned: bool
+) -> None:
+    shell.json("archive", str(tmp_path), *ALL, "--older-than", "1h")
+    past.fail(["order 3 not found"], code="NotFound")
+    where = ("--archive", str(tmp_path), "--where", "status = 'failed'")
+    assert shell.json("replay", *ALL, *where, "--dry-run")["matched"] == 3
+    result = shell.run("replay", *ALL, *where, option, "--dry-run", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["matched"] == 2
+    warning = "Warning: --letters/--no-letters is deprecated; use --dead-letters or "
+    assert result.stderr.startswith(warning) is warned
 
 
 def test_done_tasks_are_replayed_only_on_request(

@@ -198,7 +198,7 @@ def test_commands_have_the_address_without_the_password(
     scope = pipeline.TriageScope(uri=uri, database=database)
     command = pipeline.replay_archived("/kept", kind, scope)
     where = ["--where", "fingerprint = 'f' and archived"]
-    start = ["microqueue", "pipeline", "replay", "--archive", "/kept", "--no-letters"]
+    start = ["microqueue", "pipeline", "replay", "--archive", "/kept", "--no-dead-letters"]
     start.append("--all-queues")
     assert shlex.split(command.line) == [*start, *where, *said]
     assert (command.note is not None) == hidden

@@ -405,4 +405,4 @@ def _arguments(queue: str, which: DeadLetterFilter) -> Sequence[str]:
 def replay_archived(archive: str | Path, kind: Any, scope: TriageScope) -> Command:
     """Return the command that replays the archived dead letters of a kind."""
     condition = f"fingerprint = '{kind.fingerprint}' and archived"
-    return scope.replay(condition, "finished_at", "--archive", str(archive), "--no-letters")
+    return scope.replay(condition, "finished_at", "--archive", str(archive), "--no-dead-letters")
