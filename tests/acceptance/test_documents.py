@@ -262,6 +262,21 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
         assert any((home / name).exists() for home in (ROOT, ROOT / "microqueue", DOCS)), name
 
 
+def test_changelog_names_every_deprecated_name() -> None:
+    source = "".join(file.read_text() for file in (ROOT / "microqueue").rglob("*.py"))
+    source = source.replace((ROOT / "microqueue" / "deprecation.py").read_text(), "")
+    old = re.findall(r"warn_renamed\(\s*\"([\w.]+)", source)
+    for names in re.findall(
+        r"renamed_(?:fields|names|attributes|options)\b[^{}\n]*{([^}]*)}", source
+    ):
+        old += re.findall(r'"(\w+)":', names)
+    for names in re.findall(r"@renamed_arguments\(([^)]*)\)", source):
+        old += re.findall(r"(\w+)=", names)
+    assert len(old) >= 5
+    section = read("CHANGELOG.md").split("### Deprecated\n")[1].split("\n### ")[0]
+    assert [name for name in old if name.rpartition(".")[2] not in section] == []
+
+
 def test_names_in_the_instructions_are_in_the_files_beside_them() -> None:
     text = read("docs/architecture.md").split("## How to add\n")[1]
     for row in re.findall(r"^\| \d+\. .*$", text, flags=re.MULTILINE):
