@@ -1,4 +1,8 @@
-"""Administer: what an operator does to waiting and finished tasks."""
+"""Administration: manual actions on tasks (cancel, purge, claim one by id, run now).
+
+Each write matches the status that the action needs, so that a task that a worker or a sweeper
+changed in between is left alone.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,9 @@ ONCE: Document = {"return_document": ReturnDocument.AFTER, "repeatable": False}
 def cancel(task_id: Any, now: datetime, settings: QueueSettings) -> Operation[Document]:
     """Fail a waiting or running task with code ``cancelled``; it can be replayed like any other.
 
-    A task that runs is taken from its worker by the same write: the token is gone, so what
-    its handler still returns is discarded, and the worker tells the handler.
-    Not repeated after a lost reply: the second try would find its own work as a wrong status.
-    The driver's own retry of this single write is exact.
+    The same write revokes the lease of a running task: the result of its handler is discarded, and
+    the worker notifies the handler. Not repeated after a lost reply: the repeat would report its
+    own write as a wrong status. PyMongo's retry of this single write is exact.
     """
     wanted = {"_id": {"$eq": task_id}}
     while True:
@@ -54,7 +57,7 @@ def cancel(task_id: Any, now: datetime, settings: QueueSettings) -> Operation[Do
             raise WrongStatus(task_id=task_id, status=str(status), needed=needed)
         if cancelled is not None:
             return cancelled
-        # It was popped, settled or reclaimed in between: look again.
+        # It was popped, settled or reclaimed in between: read it again.
 
 
 def _cancel_waiting(now: datetime) -> Document:
@@ -79,7 +82,7 @@ def purge(
 ) -> Operation[int]:
     """Delete tasks of one status, optionally only those last changed before an instant.
 
-    With ``dry_run``, only count them.
+    With ``dry_run``, only count them. Safe to repeat: each delete repeats the selection.
     """
     selection: Document = {"queue": queue, "status": status.value}
     if before is not None:
@@ -90,15 +93,15 @@ def purge(
         return int((yield Call("count_documents", selection)))
     if status is TaskStatus.FAILED and settings.separate_dlq:
         return (yield from replay.discard([selection], now=now, limit=None, settings=settings))
-    if before is None:  # Producers and workers may go on meanwhile, and this must end.
+    if before is None:  # Producers and workers may add more, and this must end.
         selection |= not_after("updated_at", now)
     return (yield from delete_all(selection, settings.batch_size))
 
 
 def claim_one(task_id: Any, lease: Lease) -> Operation[Document]:
-    """Claim one waiting task by its id, also before its time, as a pop would.
+    """Claim one waiting task by its id, even if it is delayed.
 
-    Not repeated after a lost reply: the second try would find its own work as a wrong status.
+    Not repeated after a lost reply: the repeat would report its own write as a wrong status.
     """
     update = claim_update(lease)
     update["$set"] = {**update["$set"], "next_retry_at": None}

@@ -1,4 +1,7 @@
-"""Archive: take tasks out that are safe elsewhere, and find those that lived on meanwhile."""
+"""Archive: delete tasks that are archived, and find those that changed since.
+
+Each delete matches only the version that was archived.
+"""
 
 from __future__ import annotations
 
@@ -17,37 +20,37 @@ from microqueue.operations.call import Call, Document, Operation, Target
 
 FINISHED_STATUSES = (filters.DONE, filters.FAILED)
 PLACES = (Target.TASKS, Target.DEAD_LETTERS, Target.TASKS)
-"""Where a task may live on, in an order that misses none which moves meanwhile."""
+"""Where a task may be, in an order that misses none that moves in between."""
 
 LIFE_CODEC = CodecOptions[Any](uuid_representation=UuidRepresentation.STANDARD)
 
 
 @dataclass(frozen=True)
 class Purged:
-    """How many tasks were deleted, and the archived documents whose tasks live on."""
+    """How many tasks were deleted, and the archived documents whose tasks still exist."""
 
     deleted: int = 0
     superseded: list[Document] = field(default_factory=list)
 
 
 def purge(archived: Sequence[Document], *, now: datetime) -> Operation[Purged]:
-    """Delete tasks that are archived, each only as the very version that was archived.
+    """Delete tasks that are archived, each only in the version that was archived.
 
-    A letter of ``tasks_dlq`` says so by its ``version``, and is deleted there. A task that was
-    replayed since has another status, and when it is finished again, another ``updated_at``:
-    it stays. Safe to repeat: what is gone is no longer matched.
+    A dead letter of ``tasks_dlq`` has a ``version``, and is deleted there. A task that was replayed
+    since has another status or, finished again, another ``updated_at``: it stays. Safe to repeat:
+    what is deleted no longer matches.
     """
     deleted = 0
-    for document in filter(_is_apart, archived):
+    for document in filter(_is_in_dlq, archived):
         deleted += yield from dlq_collection.discard(document, now)
-    others = sorted(filterfalse(_is_apart, archived), key=_status)
+    others = sorted(filterfalse(_is_in_dlq, archived), key=_status)
     for status, group in groupby(others, key=_status):
         result = yield Call("delete_many", _versions(list(group), status))
         deleted += result.deleted_count
     return Purged(deleted, (yield from _superseded(archived)))
 
 
-def _is_apart(document: Document) -> bool:
+def _is_in_dlq(document: Document) -> bool:
     return _status(document) == filters.FAILED and "version" in document
 
 
@@ -58,9 +61,9 @@ def _status(document: Document) -> str:
 def _versions(documents: Sequence[Document], status: str) -> Document:
     """Match tasks as they were archived.
 
-    The stamps are listed apart from the ids, because one delete of a thousand is three times
-    as fast as a thousand deletes. They all lie before the archive was read, so that a task
-    which changed since has none of them.
+    Ids and stamps are two lists, because one delete of a thousand tasks is three times as fast as
+    a thousand deletes. All stamps are older than the archive, so a task that changed since has
+    none of them.
     """
     stamps = {document.get("updated_at") for document in documents}
     ids = filters.any_of(document["_id"] for document in documents)
@@ -68,10 +71,10 @@ def _versions(documents: Sequence[Document], status: str) -> Document:
 
 
 def _superseded(archived: Sequence[Document]) -> Operation[list[Document]]:
-    """Find the archived documents whose tasks are still there, in a later version.
+    """Return the archived documents whose tasks still exist, in a later version.
 
-    A task that was added later under the same id is another one, and does not count. Both that
-    it is there and that it is not are what a majority has: the log keeps it for good.
+    A later task with the same id is another one, and does not count. A majority has either
+    answer, because the archive's log is final.
     """
     alive: set[Any] = set()
     for target in PLACES:
@@ -105,7 +108,7 @@ def count_finished(
     before: datetime,
     target: Target = Target.TASKS,
 ) -> Operation[list[Document]]:
-    """Count the tasks that finished before an instant, by queue and status."""
+    """Count tasks that finished before an instant, by queue and status."""
     matching: Document = {"status": {"$in": list(statuses)}, "finished_at": {"$lt": before}}
     if queues is not None:
         matching["queue"] = {"$in": list(queues)}
@@ -116,7 +119,7 @@ def count_finished(
 
 
 def identify_collection(name: str) -> Operation[str | None]:
-    """Give what tells this collection from all others, on any server; nothing if there is none."""
+    """Return the UUID of a collection, or None if it does not exist."""
     request = {"listCollections": 1, "filter": {"name": name}, "authorizedCollections": True}
     reply = yield Call("command", request, target=Target.DATABASE)
     found = reply["cursor"]["firstBatch"]

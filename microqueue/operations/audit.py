@@ -1,4 +1,4 @@
-"""Audit: who did what by hand, when, and to how many tasks."""
+"""Audit: the log of manual actions: the user, the action, the time, and how many tasks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from microqueue.reports import AuditEntry, AuditPage
 
 
 def prepare(retention: timedelta, *, adjust: bool) -> Operation[list[str]]:
-    """Create the index that ends entries after the retention, or adjust it. Safe to repeat.
+    """Create the index that deletes entries after the retention, or adjust it. Safe to repeat.
 
-    Without ``adjust``, an index that is there stays as it is.
+    Without ``adjust``, an existing index stays as it is.
     """
     kept_sec = min(int(retention.total_seconds()), NEVER_SEC)
     index = IndexModel([("at", 1)], name="kept", expireAfterSeconds=kept_sec)
@@ -26,14 +26,14 @@ def prepare(retention: timedelta, *, adjust: bool) -> Operation[list[str]]:
 
 
 def record(entry: AuditEntry, collection: str) -> Operation[None]:
-    """Write an entry. Safe to repeat: the id is fixed before."""
+    """Store an entry. Safe to repeat: its id is fixed before."""
     document = {**entry.model_dump(exclude={"id"}), "collection": collection}
     chosen = {"_id": ObjectId(entry.id)}
     yield Call("update_one", chosen, {"$set": document}, upsert=True, target=Target.AUDIT)
 
 
 def page(collection: str, *, now: datetime, limit: int, cursor: str | None) -> Operation[AuditPage]:
-    """Read entries, newest first, on the index of their ids."""
+    """Return one page of entries, newest first, by the index of their ids."""
     query: Document = {"collection": collection}
     if cursor is not None:
         if not ObjectId.is_valid(cursor):
@@ -46,7 +46,7 @@ def page(collection: str, *, now: datetime, limit: int, cursor: str | None) -> O
 
 
 def newest(collection: str) -> Operation[str | None]:
-    """Name the newest entry, to see whether there is another one."""
+    """Return the id of the newest entry, to notice a new one."""
     chosen = {"collection": collection}
     order = [("_id", -1)]
     found = yield Call("find", chosen, {"_id": 1}, sort=order, limit=1, target=Target.AUDIT)

@@ -1,8 +1,7 @@
-"""Batches: change all that matches, a batch at a time, and keep account of it.
+"""Batches: change all that matches, a batch at a time, and count what was done.
 
-A batch is shared with others: workers claim, other sweepers promote. So fewer documents may be
-changed than were read, which says nothing about how many are left. A loop ends when nothing is
-left to read.
+Workers and other sweepers change the same documents. So a batch may change fewer documents than
+it read, which says nothing about how many are left. A loop ends when nothing is left to read.
 """
 
 from __future__ import annotations
@@ -18,62 +17,62 @@ from microqueue.operations import id_order
 from microqueue.operations.call import Call, Document, Operation, Span, Target
 
 MOST_NAMED = 10
-"""How many buried tasks are named per code; all are counted."""
+"""How many new dead letters are named per code; all are counted."""
 
 Read: TypeAlias = Callable[[Sequence[Any], int], Operation[list[Document]]]
-"""Reads the next documents: without those of the given ids, and at most so many."""
+"""Reads the next documents: without the given ids, up to a limit."""
 
 
 @dataclass
 class Burial:
-    """How many tasks were buried with one code, and the ids of the first ones."""
+    """How many tasks became dead letters with one code, and the ids of the first ones."""
 
     count: int = 0
     ids: list[Any] = field(default_factory=list)
 
 
 class Progress:
-    """What a sweep has done so far, and whether it may go on.
+    """What a sweep has done so far, and whether it may continue.
 
-    ``may_proceed`` is asked before each batch. Once it says no, every duty ends where it is.
+    ``may_proceed`` is asked before each batch. Once it returns false, every job stops.
     """
 
     def __init__(self, may_proceed: Callable[[], Operation[bool]] | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self.burials: dict[str, Burial] = {}
         self.stopped = False
-        self.refused: Exception | None = None
+        self.rejection: Exception | None = None
         self._may_proceed = may_proceed
 
     def proceed(self) -> Operation[bool]:
-        """Ask whether to go on."""
+        """Return whether to continue."""
         if not self.stopped and self._may_proceed is not None:
             self.stopped = not (yield from self._may_proceed())
         return not self.stopped
 
     def bury(self, code: str, ids: Iterable[Any], count: int) -> None:
-        """Note tasks that were buried."""
+        """Note tasks that became dead letters."""
         if count:
             burial = self.burials.setdefault(code, Burial())
             burial.count += count
             burial.ids += list(ids)[: MOST_NAMED - len(burial.ids)]
 
-    def check_refused(self) -> None:
-        """Raise what MongoDB said of the first task that could not be changed at all."""
-        refused, self.refused = self.refused, None
-        if refused is not None:
-            raise refused
+    def raise_rejection(self) -> None:
+        """Raise the error of the first task that could not be changed at all."""
+        rejection, self.rejection = self.rejection, None
+        if rejection is not None:
+            raise rejection
 
     def wants_names(self, code: str) -> bool:
-        """Return whether fewer tasks than may be are named so far."""
+        """Return whether the report has room for more ids of this code."""
         return code not in self.burials or len(self.burials[code].ids) < MOST_NAMED
 
 
 class Batches:
-    """Reads batches of what is to be changed, until nothing is left.
+    """Reads batches of documents to change, until nothing is left.
 
-    What is met again after a batch came back short cannot be changed: it is passed over, or the
-    loop would read it for ever.
+    A document that is read again after a batch changed fewer than it read cannot be changed. It is
+    skipped, or the loop would never end.
     """
 
     def __init__(self, read: Read, progress: Progress | None = None) -> None:
@@ -81,7 +80,7 @@ class Batches:
         self._progress = progress or Progress()
         self._passed: dict[Hashable, Any] = {}
         self._batch: frozenset[Hashable] = frozenset()
-        self._suspects: frozenset[Hashable] = frozenset()
+        self._unchanged: frozenset[Hashable] = frozenset()
 
     @classmethod
     def of(
@@ -94,7 +93,7 @@ class Batches:
         target: Target = Target.TASKS,
         span: Span | None = None,
     ) -> Batches:
-        """Read what a filter matches; ``span`` says how long that may take."""
+        """Read what a filter matches; ``span`` is how long that may take."""
         order: Document = {} if sort is None else {"sort": list(sort)}
 
         def read(passed: Sequence[Any], limit: int) -> Operation[list[Document]]:
@@ -111,7 +110,7 @@ class Batches:
         while (yield from self._progress.proceed()):
             found = yield from self._read(list(self._passed.values()), limit)
             keys = {id_order.key(document["_id"]): document for document in found}
-            stuck = [key for key in keys if key in self._suspects and key not in self._passed]
+            stuck = [key for key in keys if key in self._unchanged and key not in self._passed]
             self.pass_over(keys[key]["_id"] for key in stuck)
             fresh = [document for key, document in keys.items() if key not in self._passed]
             if fresh or not stuck:
@@ -120,22 +119,22 @@ class Batches:
         return []
 
     def wrote(self, count: int) -> None:
-        """Learn how many of the batch were changed."""
-        self._suspects = self._batch if count < len(self._batch) else frozenset()
+        """Note how many of the batch were changed."""
+        self._unchanged = self._batch if count < len(self._batch) else frozenset()
 
     def pass_over(self, ids: Iterable[Any]) -> None:
-        """Leave these out from now on."""
+        """Skip these ids from now on."""
         self._passed.update((id_order.key(one), one) for one in ids)
 
 
 def without(selection: Document, ids: Sequence[Any]) -> Document:
-    """Match the same, but not these ids."""
+    """Match the same selection without these ids."""
     return {"$and": [selection, {"_id": {"$nin": list(ids)}}]} if ids else selection
 
 
 def not_after(name: str, now: datetime) -> Document:
-    """Match what has no later instant than now in a field, or none at all.
+    """Match documents whose instant in a field is not after now, or missing.
 
-    A loop over what others keep adding ends by it. Clocks may differ a little.
+    It ends a loop over what others keep adding. Clocks may differ by ``LARGEST_SKEW``.
     """
     return {"$nor": [{name: {"$gt": later(now, LARGEST_SKEW)}}]}

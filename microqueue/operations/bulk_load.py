@@ -1,8 +1,9 @@
-"""Load: add tasks in bulk so that a part that is written again changes nothing.
+"""Bulk load: add many tasks so that a part that is written again changes nothing.
 
-A held load is written with a far ``next_retry_at``, so that nobody claims it, and released in
-one step. What it will have then is in ``held``, with the loads that hold it: a load that met
-tasks of one that died takes part in holding them, and releases them with its own.
+A held load is written with a ``next_retry_at`` in the far future, so that no task of it is
+claimed, and released in one step. The field ``held`` has the values that a task gets at its
+release, and the loads that hold it. A load that meets tasks of a load that died joins in holding
+them, and releases them with its own.
 """
 
 from __future__ import annotations
@@ -29,12 +30,17 @@ def insert_chunk(
     stored: Sequence[Any] | None = None,
     ids: Sequence[Any] | None = None,
 ) -> Operation[tuple[int, int]]:
-    """Insert tasks whose ids and tokens are fixed; give how many are new, and how many not.
+    """Insert tasks whose ids and tokens are fixed; return how many are new, and how many are not.
 
-    ``stored`` are the documents as they are encoded, if they are already, and ``ids`` what tells
-    them apart, if it is at hand: documents are then looked at only where one is refused. What
-    this load wrote itself, before it was interrupted, counts as new: the token tells. Of several
-    rows with one id, the first counts.
+    Safe to repeat: what this load wrote before it was interrupted has its token, and counts as
+    new. Of several rows with one id, the first counts.
+
+    Args:
+        documents: The tasks.
+        settings: The settings of the queue.
+        hold: The name of the load that holds the tasks, or None if they are claimable at once.
+        stored: The encoded documents, if there are any.
+        ids: The ids, if they are at hand, so that documents need not be decoded for them.
     """
     chosen: Sequence[Document] = documents
     encoded: Sequence[Any] = documents if stored is None else stored
@@ -52,23 +58,23 @@ def insert_chunk(
         if hold is None or not left_out:
             break
         met = [chosen[place] for place in left_out]
-        gone = yield from _take_part(met, hold=hold, settings=settings)
+        gone = yield from _join_hold(met, hold=hold, settings=settings)
         places = [place for place in sorted(left_out) if chosen[place]["_id"] in gone]
         chosen, encoded = [chosen[one] for one in places], [encoded[one] for one in places]
     return inserted, len(documents) - inserted
 
 
-def _take_part(
+def _join_hold(
     documents: Sequence[Document], *, hold: str, settings: QueueSettings
 ) -> Operation[set[Any]]:
-    """Hold what stands in the way of tasks; give the ids for which nothing is left to hold.
+    """Hold the tasks that block these; return the ids of those that nothing blocks any more.
 
-    A load that is given up takes away what it alone holds, at any time before this.
+    A load that is abandoned deletes what it alone holds, at any time before this.
     """
-    met = enqueue.in_the_way(documents)
+    met = enqueue.blocking(documents)
     ours = {"$addToSet": {"held.by": hold}}
     yield Call("update_many", {**met, **HELD, "held": {"$exists": True}}, ours)
-    # What another load has put there since then is not ours yet: it counts as gone.
+    # What another load inserted since then is not held by this one: it counts as gone.
     theirs = {**HELD, "held": {"$exists": True}, "held.by": {"$ne": hold}}
     found = yield from confirm.some({**met, "$nor": [theirs]}, {"queue": 1, "dedupe_key": 1})
     known = yield from enqueue.find_dead_letters(documents, settings)
@@ -83,7 +89,7 @@ def _take_part(
 
 
 def held(document: Document, load: str) -> Document:
-    """Hold a task back until its load is released."""
+    """Return the document of a task that is held until its load is released."""
     later = {"by": [load], "next_retry_at": document["next_retry_at"]}
     if "expires_at" in document:
         later["expires_at"] = document.pop("expires_at")
@@ -91,7 +97,10 @@ def held(document: Document, load: str) -> Document:
 
 
 def release(queues: Sequence[str] | None, load: str, now: datetime) -> Operation[int]:
-    """Make every task of a load claimable, as it would have been without being held."""
+    """Make every task of a load claimable, as it would be without the hold; return how many.
+
+    Safe to repeat: a released task no longer matches.
+    """
     restored = {
         "next_retry_at": "$held.next_retry_at",
         "expires_at": {"$ifNull": ["$held.expires_at", "$$REMOVE"]},
@@ -103,7 +112,10 @@ def release(queues: Sequence[str] | None, load: str, now: datetime) -> Operation
 
 
 def abandon(queues: Sequence[str] | None, load: str) -> Operation[int]:
-    """Delete what only this load holds, and let go of the rest."""
+    """Delete the tasks that only this load holds, and stop holding the others.
+
+    Safe to repeat: the writes match only what this load still holds.
+    """
     alone = {**_held_by(queues, load), "held.by": [load]}
     result = yield Call("delete_many", alone, span=Span.LONGEST)
     update = {"$pull": {"held.by": load}}
@@ -118,10 +130,10 @@ def _held_by(queues: Sequence[str] | None, load: str) -> Document:
 
 
 def save_report(load: str, report: Document) -> Operation[None]:
-    """Write down what a load did; a second time changes nothing."""
+    """Store the report of a load. Safe to repeat: it writes the same again."""
     yield Call("replace_one", {"_id": load}, report, upsert=True, target=Target.LOADS)
 
 
 def take_report(load: str) -> Operation[Any]:
-    """Read what a load did, and forget it."""
+    """Return the report of a load, and delete it."""
     return (yield Call("find_one_and_delete", {"_id": load}, target=Target.LOADS, repeatable=False))

@@ -1,8 +1,8 @@
-"""An operation says what to ask of MongoDB; a driver asks it.
+"""An operation describes calls to MongoDB; a driver performs them.
 
-An operation is a generator. It yields calls, receives each one's reply, and returns a
-typed result. It performs no I/O, so the same code serves pymongo, Motor, PyMongo's async
-client and mongomock, and can be tested as the list of calls that it makes.
+An operation is a generator. It yields calls, receives the reply to each, and returns a typed
+result. It performs no I/O, so the same code serves pymongo, Motor, PyMongo's async client and
+mongomock, and can be tested as the list of calls that it makes.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Target(StrEnum):
 
 
 PAUSES_COLLECTION = "microqueue_pauses"
-"""Named here and not by the driver alone: one pipeline reads it together with the tasks."""
+"""Defined here because a pipeline of an operation reads it together with the tasks."""
 
 
 def dlq_collection_name(tasks: str) -> str:
-    """Name the collection for the dead letters of a collection of tasks."""
+    """Return the name of the dead-letter collection of a collection of tasks."""
     return f"{tasks}_dlq"
 
 
 class Span(IntEnum):
-    """How long a call may take without anything being wrong."""
+    """How long a call may take."""
 
     BRIEF = auto()
-    """It finds what it needs by an index, or by its id."""
+    """It reads by an index, or by id."""
     LONG = auto()
     """It may have to read the whole collection."""
     LONGEST = auto()
@@ -58,7 +58,7 @@ SPANS = {
 
 
 class Timed(NamedTuple):
-    """A reply, and when it was asked for and arrived by this machine's monotonic clock."""
+    """A reply, and when it was sent for and received by this machine's monotonic clock."""
 
     reply: Any
     sent: float
@@ -71,11 +71,11 @@ class Timed(NamedTuple):
 
 
 class RepeatDue(Exception):
-    """A call with ``recheck`` failed for a passing reason, and there is time to repeat it.
+    """A call with ``recheck`` failed with a transient error, and there is time to repeat it.
 
-    A driver throws it into the operation. The operation checks what has become of the first
-    attempt, and yields a call with ``after`` set to this, which continues the same deadline.
-    ``budget`` is the driver's.
+    A driver throws it into the operation. The operation checks whether the first attempt was
+    performed. To repeat the call, it yields a new one with ``after`` set to this error, which
+    continues the same deadline. ``budget`` belongs to the driver.
     """
 
     def __init__(self, budget: Any) -> None:
@@ -86,20 +86,23 @@ class RepeatDue(Exception):
 class Call:
     """One method of a collection or database, with its arguments.
 
-    ``repeatable`` says that performing it twice leaves the same state as once, so that a
-    driver may repeat it after a connection was lost without a reply. A call inside a
-    caller's transaction is never repeated alone: the whole transaction is.
-
-    ``recheck`` says that this holds only if the operation checks something before each repeat:
-    the driver then throws :class:`RepeatDue` instead of repeating the call. The repeat is a new
-    call, with that error as ``after``.
-
-    ``each`` begins what is done with each document of a cursor as it arrives, so that few are
-    held at a time; the reply is the list of what that gave. What gives ``ENOUGH`` ends it.
-
-    ``span`` says how long it may take without anything being wrong. Left out, the method tells.
-
-    ``timed`` asks for a :class:`Timed` reply, which tells when the attempt that succeeded was made.
+    Args:
+        method: The name of the method.
+        *arguments: Its positional arguments.
+        target: The collection or database.
+        repeatable: Performing it twice leaves the same state as once, so a driver may repeat it
+            after a reply was lost. A call inside a caller's transaction is never repeated alone:
+            the whole transaction is.
+        recheck: It is repeatable only after the operation has checked something, so the driver
+            throws :class:`RepeatDue` instead of repeating it.
+        after: The :class:`RepeatDue` that this call is the repeat for.
+        session: The caller's session, for a transaction.
+        each: Returns a function that is called with each document of a cursor as it arrives, so
+            that few documents are in memory at a time. The reply is the list of its results.
+            A result of ``ENOUGH`` ends the reading.
+        timed: Reply with :class:`Timed`, the times of the attempt that succeeded.
+        span: How long it may take. By default, that of the method.
+        **options: Its keyword arguments.
     """
 
     __slots__ = (
@@ -134,13 +137,13 @@ class Call:
 
     @property
     def own_limit_sec(self) -> float | None:
-        """How long the operation itself lets the server take, if it says so."""
+        """The time limit that the operation sets for the server, if any."""
         limit_ms = self.options.get("maxTimeMS") or self.options.get("max_time_ms")
         return None if limit_ms is None else limit_ms / 1000
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the call belongs to a session of the caller."""
+        """Whether the call belongs to the caller's session."""
         return "session" in self.options
 
     def __repr__(self) -> str:
@@ -152,6 +155,6 @@ class Call:
 Operation: TypeAlias = Generator[Call, Any, T]
 
 ENOUGH = object()
-"""What ends the reading of a cursor, and the list of what was made of it."""
+"""A result of ``each`` that ends the reading of a cursor; it is the last of the reply."""
 CURSORS = frozenset({"find", "aggregate"})
-"""The methods that give a cursor; a driver replies with the list of all that it holds."""
+"""The methods that return a cursor; a driver replies with the list of its documents."""

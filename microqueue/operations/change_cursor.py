@@ -1,8 +1,8 @@
-"""Follow: read tasks in the order in which they changed, from one mark to the next.
+"""Change cursor: read tasks in the order in which they changed, from one cursor to the next.
 
-A mark is the place of a task in that order: when it last changed, and its id. Ids of several
-types are compared as MongoDB orders them, which only expressions do; a plain comparison would
-pass over the other types.
+A cursor is the place of a task in that order: when it last changed, and its id. Ids of different
+types are compared by expressions, which order them as MongoDB sorts. A plain comparison would skip
+ids of other types. Everything here is read-only.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class ChangeCursor:
-    """A place in the order of changes; without an id, before everything of that instant."""
+    """A place in the order of changes; without an id, before all tasks of that instant."""
 
     at: datetime
     id: Any = MinKey()  # noqa: RUF009 (it has no state)
 
     @classmethod
     def behind(cls, instant: datetime) -> ChangeCursor:
-        """Give the place behind everything of an instant."""
+        """Return the place behind all tasks of an instant."""
         return cls(instant, MaxKey())
 
 
 @dataclass(frozen=True)
 class ChangeRange:
-    """The changes behind one mark, up to another, which is among them."""
+    """The changes after one cursor, up to another, which is included."""
 
     start: ChangeCursor
     end: ChangeCursor
@@ -48,43 +48,43 @@ class ChangeRange:
 
 @dataclass(frozen=True)
 class ChangeQuery:
-    """Which tasks are followed; ``None`` means all."""
+    """Which tasks to read; ``None`` means all."""
 
     queues: Sequence[str] | None
     statuses: Sequence[str] | None
     query: Document
 
 
-def between(followed: ChangeQuery, changes: ChangeRange) -> Document:
-    """Match followed tasks whose last change lies between two marks."""
+def between(query: ChangeQuery, changes: ChangeRange) -> Document:
+    """Match tasks whose last change is in a range."""
     start, end = changes.start, changes.end
     bounds = {"$gte": start.at, "$lte": end.at}
-    names: Any = {"$gt": ""} if followed.queues is None else {"$in": list(followed.queues)}
+    names: Any = {"$gt": ""} if query.queues is None else {"$in": list(query.queues)}
     conditions: list[Document] = [
         {"$or": [{"updated_at": {"$gt": start.at}}, _id_is("$gt", start)]},
         {"$or": [{"updated_at": {"$lt": end.at}}, _id_is("$lte", end)]},
     ]
-    if followed.statuses is not None:
-        kinds = [_changed(status, bounds) for status in followed.statuses]
+    if query.statuses is not None:
+        kinds = [_changed(status, bounds) for status in query.statuses]
         conditions.append({"$or": [{"queue": names, **kind} for kind in kinds]})
-    if followed.query:
-        conditions.append(followed.query)
+    if query.query:
+        conditions.append(query.query)
     return {"queue": names, "updated_at": bounds, "$and": conditions}
 
 
 def _changed(status: str, bounds: Document) -> Document:
-    # A done task changes no more: when it finished says the same, and has an index.
+    # A done task no longer changes, so ``finished_at`` is the same, and has an index.
     field = "finished_at" if status == filters.DONE else "updated_at"
     return {"status": status, field: bounds}
 
 
 def find_end(
-    followed: ChangeQuery, start: ChangeCursor, *, horizon: datetime, rows: int | None
+    query: ChangeQuery, start: ChangeCursor, *, horizon: datetime, rows: int | None
 ) -> Operation[ChangeCursor | None]:
-    """Find the mark of the last task up to the horizon, at most so many rows further on."""
+    """Return the cursor of the last task up to the horizon, at most ``rows`` further."""
     if horizon < start.at:
         return None
-    reachable = between(followed, ChangeRange(start, ChangeCursor.behind(horizon)))
+    reachable = between(query, ChangeRange(start, ChangeCursor.behind(horizon)))
     found = []
     if rows is not None:
         found = yield Call(
@@ -95,14 +95,14 @@ def find_end(
     return ChangeCursor(found[0]["updated_at"], found[0]["_id"]) if found else None
 
 
-def split(followed: ChangeQuery, changes: ChangeRange, parts: int) -> Operation[list[ChangeRange]]:
-    """Split many changes into about equal parts, by a sample that is taken first."""
+def split(query: ChangeQuery, changes: ChangeRange, parts: int) -> Operation[list[ChangeRange]]:
+    """Split a range into about equal parts, by a random sample."""
     size = yield from export.sample_size(parts)
     if parts == 1 or size < parts:
         return [changes]
     pipeline: list[Document] = [
         {"$sample": {"size": size}},
-        {"$match": between(followed, changes)},
+        {"$match": between(query, changes)},
         {"$project": FIELDS},
         {"$sort": dict(CHANGE_ORDER)},
     ]
@@ -110,18 +110,18 @@ def split(followed: ChangeQuery, changes: ChangeRange, parts: int) -> Operation[
     inner = export.boundaries(
         [ChangeCursor(one["updated_at"], one["_id"]) for one in sample], parts
     )
-    marks = [changes.start, *(mark for mark in inner if mark != changes.end), changes.end]
-    return [ChangeRange(start, end) for start, end in pairwise(marks)]
+    cursors = [changes.start, *(cursor for cursor in inner if cursor != changes.end), changes.end]
+    return [ChangeRange(start, end) for start, end in pairwise(cursors)]
 
 
 def read_changes(
-    followed: ChangeQuery, fields: Iterable[str], changes: ChangeRange, *, batch_rows: int
+    query: ChangeQuery, fields: Iterable[str], changes: ChangeRange, *, batch_rows: int
 ) -> Operation[Any]:
-    """Open a cursor over the tasks between two marks; it gives batches of raw BSON."""
-    matching = between(followed, changes)
+    """Open a MongoDB cursor over the tasks of a range; it returns batches of raw BSON."""
+    matching = between(query, changes)
     wanted = dict.fromkeys(fields, 1)
     return (yield Call("find_raw_batches", matching, wanted, batch_size=batch_rows))
 
 
-def _id_is(operator: str, mark: ChangeCursor) -> Document:
-    return {"updated_at": mark.at, "$expr": {operator: ["$_id", {"$literal": mark.id}]}}
+def _id_is(operator: str, cursor: ChangeCursor) -> Document:
+    return {"updated_at": cursor.at, "$expr": {operator: ["$_id", {"$literal": cursor.id}]}}

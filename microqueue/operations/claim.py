@@ -1,4 +1,8 @@
-"""Claim: promote what is due, then take the head of the line under a lease."""
+"""Claim: promote due tasks, then claim the head of the line under a lease.
+
+A claim is one guarded write that sets the lease and counts the attempt. It is never repeated
+blindly. After a lost reply, the lease token shows which tasks the claim holds.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ _random = random.Random()  # noqa: S311 (it only spreads workers)
 
 
 def promote_due(queue: str, now: datetime, *, limit: int) -> Operation[int]:
-    """Make delayed tasks ready whose time has come. Safe to repeat: each is guarded.
+    """Make due tasks ready. Safe to repeat: the write matches only tasks that are still due.
 
     The ids are read first because an update of many cannot be limited.
     """
@@ -41,7 +45,7 @@ def promote_due(queue: str, now: datetime, *, limit: int) -> Operation[int]:
 
 
 def promote(found: Iterable[Document], selection: Document, now: datetime) -> Operation[int]:
-    """Make these tasks ready, as far as they still match; return how many."""
+    """Make these tasks ready if they still match; return how many did."""
     result = yield Call(
         "update_many",
         {**filters.any_of(document["_id"] for document in found), **selection},
@@ -53,10 +57,9 @@ def promote(found: Iterable[Document], selection: Document, now: datetime) -> Op
 def pop(queue: str, lease: Lease) -> Operation[Document | None]:
     """Claim the first ready task with one atomic write.
 
-    Not safe to repeat blindly: a claim whose reply was lost would stay leased to nobody.
-    So after a lost connection, or a step-down, the token tells whether a majority has the claim;
-    if it cannot be told, the error surfaces, and a claim that did go through comes back by its
-    lease.
+    Not safe to repeat blindly: a claim whose reply was lost would stay leased without a worker.
+    So after a lost connection or a step-down, the token shows whether a majority has the claim. If
+    that is unknown, the error is raised, and a claim that was made ends with its lease.
     """
     return (yield from _claim_one({"queue": queue, **filters.READY}, lease))
 
@@ -85,12 +88,12 @@ def _claim_one(selection: Document, lease: Lease) -> Operation[Document | None]:
 
 
 class Spread:
-    """How far workers keep apart when several claim from the same line.
+    """Keeps workers apart that claim from the same line.
 
-    Each reads a window of the line at random, among as many as there seem to be workers:
-    more after a window that others had taken from, fewer after some that nobody had. Where a
-    window starts is judged by the positions read last, and found by the index; skipping
-    would read all that is skipped.
+    Each worker reads a random window of the line. The number of windows grows after a window from
+    which other workers had claimed, and shrinks after several without a collision. The start of a
+    window is estimated from the positions read last, and found by the index: a skip would read
+    everything before it.
     """
 
     CALM = 8
@@ -101,7 +104,7 @@ class Spread:
         self._last: tuple[Any, int, int] | None = None
 
     def start(self) -> Document:
-        """Draw where to read next: a filter, empty for the head of the line."""
+        """Return a filter for the next window, empty for the head of the line."""
         window = _random.randrange(self._windows)
         if window == 0 or self._last is None:
             return {}
@@ -109,7 +112,7 @@ class Spread:
         return {"priority": priority, "position": {"$gt": position + (window - 1) * span}}
 
     def read(self, window: list[Document], claimed: int) -> None:
-        """Learn from a window, and from how much of it was still there."""
+        """Adapt to a window, and to how many of its tasks could be claimed."""
         first, last = window[0].get("position"), window[-1].get("position")
         if isinstance(first, int) and isinstance(last, int):
             self._last = window[-1].get("priority"), last, max(last - first, 0) + 1
@@ -133,10 +136,10 @@ def pop_many(
 ) -> Operation[list[Document]]:
     """Claim up to ``limit`` ready tasks under one token, with two or three round trips.
 
-    Reads a window of the line, then claims it by a guarded update. When other workers won
-    all of it, the next window starts further back, instead of fighting for the head. A
-    single task is claimed with one write, and nothing is read before. ``one_reply`` claims no
-    more than MongoDB puts into one reply: 16 MB.
+    Reads a window of the line, then claims it by a guarded update. If other workers claimed all
+    of it, the next window starts further back. A single task is claimed with one write, without
+    a read before it. ``one_reply`` claims no more than fits into one reply of MongoDB: 16 MB.
+    Never repeated blindly: after a lost reply, the token shows what was claimed.
     """
     if limit == 1:
         document = yield from pop(queue, lease)
@@ -177,9 +180,9 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
     if len(window) == 1:  # The reply to one write is the task, so nothing is read again.
         document = yield from _claim_one({**_these(window), **filters.READY}, lease)
         return [] if document is None else [document]
-    # A task that went round since it was read has a newer stamp, and is not what we read.
-    # Stamps of the last second do not tell, as clocks differ: then it is read once more.
-    # Nor does a window with a stamp that is no date, or a count that is no whole number.
+    # A task that was claimed and came back since it was read has a newer stamp. Stamps of the
+    # last second prove nothing, as clocks differ: then the tasks are read again after the claim.
+    # The same goes for a window with a stamp that is no date, or a count that is no integer.
     newest = _newest_stamp(window)
     guard = {} if newest is None else {"updated_at": {"$lte": newest}}
     as_read = newest is not None and newest < lease.started_at - LARGEST_SKEW
@@ -195,7 +198,7 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
     except PyMongoError as exc:
         if not mongo_errors.is_uncertain(exc):
             raise
-        all_ours, read = False, confirm.some  # Perhaps it claimed, and no majority has it.
+        all_ours, read = False, confirm.some  # A majority may not have the claim.
     if not as_read:
         return (yield from _read_back(window, lease, read))
     ours = window if all_ours else (yield from _won(window, lease, read))
@@ -207,7 +210,7 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
 
 
 def _newest_stamp(window: list[Document]) -> datetime | None:
-    """Tell when the last of a window was changed; nothing, if one of them is out of the usual."""
+    """Return the latest stamp of a window, or None if a stamp or count has another type."""
     stamps: list[Any] = [document.get("updated_at") for document in window]
     counts = [document.get("attempts") for document in window]
     if {*map(type, stamps)} != {datetime} or not {*map(type, counts)} <= {int, Int64}:
@@ -220,13 +223,13 @@ Read: TypeAlias = Callable[..., Operation[list[Document]]]
 
 
 def _read(*query: Any, **options: Any) -> Operation[list[Document]]:
-    """Read what a write matched that was acknowledged: a majority has it."""
+    """Read what an acknowledged write matched: a majority has it."""
     found: list[Document] = yield Call("find", *query, **options)
     return found
 
 
 def _won(window: list[Document], lease: Lease, read: Read) -> Operation[list[Document]]:
-    """Find out which of a window are ours; their ids tell, where nothing else has changed."""
+    """Return the tasks of a window that this lease holds, by their ids."""
     held = {**_these(window), **claimed_under(lease)}
     found = yield from read(held, {"_id": 1}, batch_size=len(window) + 1)
     ids = {document["_id"] for document in found}
@@ -236,7 +239,7 @@ def _won(window: list[Document], lease: Lease, read: Read) -> Operation[list[Doc
 def _read_back(
     window: list[Document], lease: Lease, read: Read = confirm.some
 ) -> Operation[list[Document]]:
-    """Read what of a window is ours, in the order of the line."""
+    """Read the tasks of a window that this lease holds, in the order of the line."""
     held = {**_these(window), **claimed_under(lease)}
     found = yield from read(held, batch_size=len(window) + 1)
     stored = {document["_id"]: document for document in found}
@@ -248,7 +251,7 @@ def _these(window: list[Document]) -> Document:
 
 
 def _bury_malformed(selection: Document, now: datetime) -> Operation[None]:
-    """Fail ready tasks that nobody can claim: they would block the line."""
+    """Fail ready tasks that cannot be claimed: they would block the line. Safe to repeat."""
     for message, fault in MALFORMED.items():
         error = {"message": message, "code": INVALID_TASK, "at": now}
         changes = {"status": filters.FAILED, "attempts": 0, "error": error}
@@ -260,7 +263,7 @@ def _bury_malformed(selection: Document, now: datetime) -> Operation[None]:
 
 
 def claim_update(lease: Lease) -> Document:
-    """Write the lease into a task, and count the delivery that starts with it."""
+    """Return the update of a claim: it sets the lease and counts the delivery."""
     return {"$set": _claim_fields(lease), "$inc": {"attempts": 1}}
 
 
@@ -276,7 +279,7 @@ def _claim_fields(lease: Lease) -> Document:
 
 
 def claimed_under(lease: Lease) -> Document:
-    """Match what a claim took; the expiry makes it a look at a single key of ``lease``."""
+    """Match the tasks of a claim; the expiry makes that one key of the index ``lease``."""
     return {
         "status": filters.PROCESSING,
         "lease_expires_at": lease.expires_at,
@@ -298,10 +301,10 @@ def recover_claim(token: str, expires_at: datetime) -> Operation[list[Document]]
 def apply_own_timeouts(
     documents: Iterable[Document], lease: Lease, granted_at: datetime
 ) -> Operation[None]:
-    """Give tasks with a visibility timeout of their own the lease that they asked for.
+    """Set the leases of tasks that have their own visibility timeout.
 
-    A claim is written before the task is known, so it carries the queue's timeout. Leases are
-    counted from ``granted_at``, the latest that the time of the claim can be.
+    A claim is written before the task is known, so it has the queue's timeout. Leases count from
+    ``granted_at``, the latest possible time of the claim. Fenced by the token; safe to repeat.
     """
     by_timeout: dict[float, list[Document]] = {}
     for document in documents:

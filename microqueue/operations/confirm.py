@@ -1,13 +1,14 @@
-"""Confirm: what a majority has, for whoever is about to say that something is stored, or gone.
+"""Confirm: find out what a majority has, before a call reports that something is stored or gone.
 
-A read shows what the primary has. After a failover that may never have been: the next primary
-rolls back what no majority had. So a read never confirms a write, and neither does an error such
-as a duplicate key, which speaks of the primary's own data, too.
+A read shows what the primary has, and a failover may undo that: the next primary rolls back what
+no majority had. So a read never confirms a write. Neither does an error such as a duplicate key,
+which also reflects the primary's own data.
 
-A write that changes nothing does. MongoDB acknowledges it when a majority has everything that
-came before it on that primary, and so the state that its filter was compared with, whether it
-matched or not. It honours the caller's write concern, and needs no replica set. If it cannot be
-acknowledged, the driver raises, and nothing was confirmed.
+A write that changes nothing does confirm. MongoDB acknowledges it when a majority has everything
+that came before it on that primary. That includes the state that its filter was compared with,
+whether it matched or not. It honours the caller's write concern, and needs no replica set. If it
+cannot be acknowledged, the driver raises, and nothing is confirmed. Every operation here is safe
+to repeat.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ NOTHING: Document = {"$setOnInsert": {"confirmed": True}}
 """An update that changes nothing, as it is never an upsert."""
 
 ROUNDS = 5
-"""How often something is read again that was different when it was to be confirmed."""
+"""How often documents are read again that changed before they were confirmed."""
 
 
 def holds(selection: Document, *, target: Target = Target.TASKS) -> Operation[bool]:
-    """Tell whether a document matches; either answer is what a majority has."""
+    """Return whether a document matches; a majority has either answer."""
     result = yield Call("update_one", selection, NOTHING, target=target)
     return bool(result.matched_count)
 
 
 def one(selection: Document, *, target: Target = Target.TASKS) -> Operation[Document | None]:
-    """Read a document, or that there is none, as a majority has it."""
+    """Return a document as a majority has it, or None if a majority has none."""
     # Without a projection, which a repeated findAndModify would drop.
     found: Document | None = yield Call(
         "find_one_and_update",
@@ -54,7 +55,7 @@ def some(
     target: Target = Target.TASKS,
     **options: Any,
 ) -> Operation[list[Document]]:
-    """Read documents that match as a majority has them; of what is absent it says nothing."""
+    """Return the documents that match as a majority has them; absence is not confirmed."""
     for _ in range(ROUNDS):
         read = (selection,) if fields is None else (selection, fields)
         found: list[Document] = yield Call("find", *read, target=target, **options)
@@ -68,18 +69,18 @@ def some(
 
 
 def all_hold(fences: Sequence[Document], *, target: Target = Target.TASKS) -> Operation[bool]:
-    """Tell whether each fence matches a document that a majority has, with one write.
+    """Return whether every fence matches a document that a majority has, with one write.
 
-    Each names its id as ``{"_id": {"$eq": ...}}``.
+    A fence has its id as ``{"_id": {"$eq": ...}}``.
     """
     return (yield from _count(fences, target)) == len(fences)
 
 
 def which(fences: Sequence[Document], *, target: Target = Target.TASKS) -> Operation[list[bool]]:
-    """Tell of each fence whether it matches; either answer is what a majority has.
+    """Return for each fence whether it matches; a majority has either answer.
 
-    What a read expects is confirmed with one write for those that match, and one for those that
-    do not; only where it was wrong, halves of them are asked about.
+    A read predicts the answers. One write confirms those that match, and one those that do not.
+    Where the prediction was wrong, the fences are split in halves and confirmed again.
     """
     found = yield Call("find", {"$or": list(fences)}, {"_id": 1}, target=target)
     seen = {id_order.key(document["_id"]) for document in found}
@@ -112,7 +113,7 @@ def _count(fences: Sequence[Document], target: Target) -> Operation[int]:
     if len(ids) == len(fences) > 1 and all(
         {**one, "_id": 0} == {**fences[0], "_id": 0} for one in fences
     ):
-        # One condition for all, as for the rows of a load: a third of the work.
+        # All have the same condition, as the rows of a load do: this is a third of the work.
         result = yield Call(
             "update_many", {**fences[0], **filters.any_of(ids.values())}, NOTHING, target=target
         )
@@ -123,7 +124,7 @@ def _count(fences: Sequence[Document], target: Target) -> Operation[int]:
 
 
 def keeps_changing() -> ServerUnavailable:
-    """Say that what is stored was different each time it was to be confirmed."""
+    """Return the error for documents that changed each time before they were confirmed."""
     return ServerUnavailable(
-        f"what is stored changed {ROUNDS} times while it was confirmed; try again"
+        f"the stored tasks changed {ROUNDS} times while they were confirmed; try again"
     )

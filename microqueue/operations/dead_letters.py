@@ -1,8 +1,7 @@
-"""Dead letters: find failed tasks, page by page, and count them.
+"""Dead letters: list, count and group failed tasks. Everything here is read-only.
 
-By default a dead letter is simply a task whose status is ``failed``. Where dead letters
-have a collection of their own, a letter may for a moment be in both: it is then the same
-letter, and every view counts it once.
+By default a dead letter is a task whose status is ``failed``. With a separate DLQ collection, a
+dead letter may be in both collections for a moment: it is the same one, and counts once.
 """
 
 from __future__ import annotations
@@ -17,21 +16,24 @@ from pymongo.errors import ExecutionTimeout
 
 from microqueue.dlq import DeadLetterFilter, DeadLetterStats, LetterGroup, LetterGroups
 from microqueue.operations import filters, id_order, paging, search
-from microqueue.operations.call import Call, Document, Operation, Span, Target
+from microqueue.operations.call import Call, Document, Operation, Span
 from microqueue.operations.matching import DeadLetterMatcher, literal_prefix, normalise
-from microqueue.positions import microseconds
+from microqueue.operations.paging import (
+    BY_FAILURE,
+    Cursor,
+    dead_letter_targets,
+    failure_key,
+)
 from microqueue.settings import QueueSettings
 
 ORDER = [("updated_at", -1), ("_id", 1)]
 
 
 def selection(queue: filters.Queues, which: DeadLetterFilter | Sequence[Any]) -> Document:
-    """Write the filter for chosen ids, or for everything that a filter describes.
+    """Return the query for chosen ids, or for a filter, in one queue or in several.
 
-    ``queue`` is one, or several: each is then read on its part of the index.
-
-    Of a group it matches all that begin like it, and of what is masked the server is not
-    asked: :mod:`microqueue.operations.dead_letters` looks at the messages.
+    For a group it matches all messages with the same prefix. What is masked is not in the query.
+    The messages are matched afterwards, see :func:`queries`.
     """
     query: Document = {**filters.of(queue), **filters.DEAD}
     if not isinstance(which, DeadLetterFilter):
@@ -53,42 +55,20 @@ def selection(queue: filters.Queues, which: DeadLetterFilter | Sequence[Any]) ->
 def page(
     query: Document, *, limit: int, cursor: str | None, settings: QueueSettings
 ) -> Operation[tuple[list[Document], str | None]]:
-    """Read one page, newest first, and the cursor of the next."""
-    after = read_cursor(cursor)
-    bounded = query if after is None else {"$and": [query, after]}
-    pages = []
-    for target in targets(settings):
-        options: Document = {"sort": ORDER, "limit": limit + 1, "target": target, "span": Span.LONG}
-        pages.append((yield Call("find", bounded, **options)))
-    letters, _ = paging.merge_replies(pages, place)
+    """Return one page, newest first, and the cursor of the next."""
+    if cursor is not None:
+        query = {"$and": [query, {"$or": BY_FAILURE.after(Cursor.parse(cursor))}]}
+    replies = []
+    for target in dead_letter_targets(settings):
+        options: Document = {"sort": BY_FAILURE.order, "limit": limit + 1, "span": Span.LONG}
+        replies.append((yield Call("find", query, target=target, **options)))
+    letters, _ = paging.merge_replies(replies, failure_key)
     shown = letters[:limit]
-    return shown, write_cursor(shown[-1]) if len(letters) > limit else None
-
-
-def place(document: Document) -> tuple[Any, ...]:
-    """Order letters as MongoDB does, newest first, ids of different types included."""
-    failed_at = document.get("updated_at")
-    newest_first = -microseconds(failed_at) if isinstance(failed_at, datetime) else 0
-    return newest_first, *id_order.place(document["_id"])
-
-
-def write_cursor(document: Document) -> str:
-    """Name the place after a letter."""
-    at = document.get("updated_at")
-    return paging.format_cursor(at if isinstance(at, datetime) else None, document["_id"])
-
-
-def read_cursor(cursor: str | None) -> Document | None:
-    """Write the filter for what comes after a cursor."""
-    if cursor is None:
-        return None
-    at, last_id = paging.parse_cursor(cursor)
-    later = id_order.beyond(last_id, ascending=True)
-    return {"$or": [{"updated_at": {"$lt": at}}, {"updated_at": at, "$or": later}]}
+    return shown, str(BY_FAILURE.cursor(shown[-1])) if len(letters) > limit else None
 
 
 def stats(queue: filters.Queues, settings: QueueSettings) -> Operation[DeadLetterStats]:
-    """Count the letters by error code."""
+    """Count the dead letters by error code."""
     query = {**filters.of(queue), **filters.DEAD}
     if settings.separate_dlq:
         letters = yield from each_once(query, {"error.code": 1, "updated_at": 1}, settings)
@@ -120,7 +100,7 @@ def stats(queue: filters.Queues, settings: QueueSettings) -> Operation[DeadLette
 
 
 def count(query: Document, settings: QueueSettings) -> Operation[int]:
-    """Count the letters that a filter matches, each once."""
+    """Count the dead letters that a query matches, each once."""
     if settings.separate_dlq:
         return len((yield from each_once(query, {"_id": 1}, settings)))
     total: int = yield Call("count_documents", query)
@@ -128,7 +108,7 @@ def count(query: Document, settings: QueueSettings) -> Operation[int]:
 
 
 def count_all(queries: Sequence[Document], settings: QueueSettings) -> Operation[int]:
-    """Count the letters of several filters that have none in common."""
+    """Count the dead letters of several queries that have none in common."""
     total = 0
     for query in queries:
         total += yield from count(query, settings)
@@ -138,19 +118,12 @@ def count_all(queries: Sequence[Document], settings: QueueSettings) -> Operation
 def each_once(
     query: Document, fields: Document, settings: QueueSettings
 ) -> Operation[dict[Any, Document]]:
-    """Read some fields of the letters in both places, by id."""
+    """Return some fields of the dead letters in both collections, by the key of their id."""
     letters: dict[Any, Document] = {}
-    for target in targets(settings):
+    for target in dead_letter_targets(settings):
         for document in (yield Call("find", query, fields, target=target, span=Span.LONG)):
             letters[id_order.key(document["_id"])] = document
     return letters
-
-
-def targets(settings: QueueSettings) -> list[Target]:
-    """Say where to look, and in which order: a letter that moves meanwhile is not missed."""
-    if settings.separate_dlq:
-        return [Target.TASKS, Target.DEAD_LETTERS, Target.TASKS]
-    return [Target.TASKS]
 
 
 IDS_AT_ONCE = 5000
@@ -164,8 +137,11 @@ def search_page(
     cursor: str | None,
     settings: QueueSettings,
 ) -> Operation[tuple[list[Document], str | None]]:
-    """Read one page, newest first, and the cursor of the next; search until there is one."""
-    if not _must_look(which):
+    """Return one page of what a filter matches, newest first, and the cursor of the next.
+
+    It searches until the page is full, however long that takes.
+    """
+    if not _must_scan(which):
         query = selection(queue, which)
         return (yield from page(query, limit=limit, cursor=cursor, settings=settings))
     found: list[Document] = []
@@ -181,7 +157,7 @@ def search_page(
         found += part.documents
         cursor = part.next_cursor
         if len(found) > limit:
-            return found[:limit], write_cursor(found[limit - 1])
+            return found[:limit], str(BY_FAILURE.cursor(found[limit - 1]))
         if cursor is None:
             return found, None
 
@@ -189,9 +165,9 @@ def search_page(
 def queries(
     queue: filters.Queues, which: DeadLetterFilter, settings: QueueSettings
 ) -> Operation[list[Document]]:
-    """Write the filters of the letters that match and of no others, the oldest letters first."""
+    """Return queries that match exactly what a filter does, the oldest dead letters first."""
     query = selection(queue, which)
-    if not _must_look(which):
+    if not _must_scan(which):
         return [query]
     matcher = DeadLetterMatcher(which, which.shown or str)
     found = yield from search.all_dead_letters(query, matcher, settings)
@@ -202,25 +178,25 @@ def queries(
     ]
 
 
-def _must_look(which: DeadLetterFilter) -> bool:
+def _must_scan(which: DeadLetterFilter) -> bool:
     return which.group is not None or (which.shown is not None and bool(which.text))
 
 
 def _those(letters: list[Document]) -> Document:
-    """Match these letters, but none that was replayed and failed again since it was looked at."""
+    """Match these dead letters, but none that was replayed and failed again since."""
     first, last = letters[0].get("updated_at"), letters[-1].get("updated_at")
-    # A letter of another hand may lack the instant; such ones are the oldest.
+    # A manually inserted dead letter may lack the instant; those sort as the oldest.
     since = {} if first is None else {"$gte": first}
     until = {} if last is None else {"$lte": last}
     seen = {"updated_at": {**since, **until}} if since or until else {}
     return {**filters.any_of(letter["_id"] for letter in letters), **seen}
 
 
-MOST_LETTERS = 50_000
-"""Groups are made of the newest letters; older ones are not looked at."""
+MOST_GROUPED = 50_000
+"""Only the newest dead letters are grouped."""
 LONGEST_MS = 5000
 QUICK_MS = 1000
-NEWEST: list[Document] = [{"$sort": dict(ORDER)}, {"$limit": MOST_LETTERS}]
+NEWEST: list[Document] = [{"$sort": dict(BY_FAILURE.order)}, {"$limit": MOST_GROUPED}]
 COUNT: Document = {
     "$group": {
         "_id": {"code": "$error.code", "message": "$error.message"},
@@ -239,9 +215,10 @@ def groups(
     *,
     shown: Callable[[str], str] = str,
 ) -> Operation[LetterGroups]:
-    """Count equal messages on the server, then join those that normalise to the same.
+    """Group dead letters by code and message, where numbers, ids and quoted texts do not count.
 
-    ``shown`` masks what must not be told of a message.
+    The server counts equal messages; those that normalise to the same text are joined here.
+    ``shown`` masks messages.
     """
     found, all_seen = yield from _equal_messages(queue, which, settings)
     matcher = DeadLetterMatcher(which, shown)
@@ -257,10 +234,10 @@ def groups(
 def _equal_messages(
     queue: filters.Queues, which: DeadLetterFilter, settings: QueueSettings
 ) -> Operation[tuple[list[Document], bool]]:
-    """Count the newest letters by code and message, and tell whether those were all.
+    """Count the newest dead letters by code and message; also return whether those were all.
 
-    A code is in no index. If it takes long to find the newest letters that have it, those
-    of them that are among the newest of all have to do.
+    No index has the code. If the server does not find the newest dead letters with a code in
+    time, those with it among the newest of all are counted.
     """
     here = selection(queue, which.model_copy(update={"code": None, "text": None, "group": None}))
     code = {} if which.code is None else {"error.code": which.code or None}
@@ -272,14 +249,14 @@ def _equal_messages(
             raise
         pipeline = [{"$match": here}, *NEWEST, {"$match": code}, COUNT]
         return (yield from _aggregate(pipeline, settings, LONGEST_MS)), False
-    return found, sum(one["count"] for one in found) < MOST_LETTERS
+    return found, sum(one["count"] for one in found) < MOST_GROUPED
 
 
 def _aggregate(
     pipeline: list[Document], settings: QueueSettings, most_ms: int
 ) -> Operation[list[Document]]:
     found: list[Document] = []
-    for target in dict.fromkeys(targets(settings)):
+    for target in dict.fromkeys(dead_letter_targets(settings)):
         found += yield Call("aggregate", pipeline, target=target, maxTimeMS=most_ms)
     return found
 
@@ -320,10 +297,10 @@ def _earlier(one: datetime | None, other: datetime | None) -> bool:
 def read_errors(
     queue: str, which: DeadLetterFilter, *, limit: int, settings: QueueSettings
 ) -> Operation[list[Document]]:
-    """Read the queue and the error of the letters that a filter matches, each once."""
+    """Return the queue and the error of the dead letters that a filter matches, each once."""
     query = selection(queue, which)
     letters: dict[Any, Document] = {}
-    for target in targets(settings):
+    for target in dead_letter_targets(settings):
         fields = {"queue": 1, "error": 1}
         found = yield Call("find", query, fields, limit=limit, target=target, span=Span.LONG)
         for letter in found:

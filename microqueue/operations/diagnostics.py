@@ -1,4 +1,4 @@
-"""Examine: what a server and its collections are like. Nothing here writes."""
+"""Diagnostics: the state of a server, its collections and indexes. Everything is read-only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from microqueue.task import Lease
 
 @dataclass(frozen=True)
 class IndexFindings:
-    """How the indexes of a collection compare with those that it should have."""
+    """How the indexes of a collection differ from those that it should have."""
 
     existing: Mapping[str, Document]
     missing: Sequence[str] = ()
@@ -30,19 +30,19 @@ class IndexFindings:
 
 
 def server_version() -> Operation[str]:
-    """Read the server's version, such as ``6.0.5``."""
+    """Return the server's version, such as ``6.0.5``."""
     reply = yield Call("command", "buildInfo", target=Target.DATABASE)
     return str(reply["version"])
 
 
 def hello() -> Operation[Document]:
-    """Ask the server what it is, and what time it has."""
+    """Return the server's role and time."""
     reply: Document = yield Call("command", "hello", target=Target.DATABASE)
     return reply
 
 
 def list_indexes(*, target: Target = Target.TASKS) -> Operation[dict[str, Document]]:
-    """Read the indexes of a collection by name; none if the collection does not exist."""
+    """Return the indexes of a collection by name; none if the collection does not exist."""
     found: dict[str, Document] = (yield Call("index_information", target=target)) or {}
     return found
 
@@ -50,7 +50,7 @@ def list_indexes(*, target: Target = Target.TASKS) -> Operation[dict[str, Docume
 def compare_indexes(
     wanted: Sequence[IndexModel], collection: str, *, target: Target = Target.TASKS
 ) -> Operation[IndexFindings]:
-    """Find out what ``ensure_indexes`` would do, by letting it try without the database."""
+    """Return what ``ensure_indexes`` would do, by running it without performing its calls."""
     existing = yield from list_indexes(target=target)
     expiry = {
         model.document["name"]: model.document["expireAfterSeconds"]
@@ -78,7 +78,7 @@ def compare_indexes(
 
 
 def explain_pop(queue: str, collection: str) -> Operation[list[str]]:
-    """Ask which indexes a pop would use; a scan of everything is ``COLLSCAN``."""
+    """Return which indexes a pop uses; a full scan is ``COLLSCAN``."""
     never = datetime(1970, 1, 1, tzinfo=UTC)
     lease = Lease(token="explain", worker_id="explain", started_at=never, expires_at=never)  # noqa: S106 (it is not written)
     command = {
@@ -93,7 +93,7 @@ def explain_pop(queue: str, collection: str) -> Operation[list[str]]:
 
 
 def winning_plan(reply: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Take the plan out of an explanation; of a sharded collection, all shards' plans."""
+    """Return the plan of an explanation; of a sharded collection, the plans of all shards."""
     plan: Mapping[str, Any] = reply["queryPlanner"]["winningPlan"]
     if "shards" not in plan:
         return plan
@@ -101,25 +101,25 @@ def winning_plan(reply: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def count_overdue(now: datetime, *, most: int) -> Operation[int]:
-    """Count tasks whose lease has expired, and which nobody has taken back; but not too many."""
+    """Count tasks whose lease has expired and that are not reclaimed yet, up to ``most``."""
     count: int = yield Call("count_documents", filters.lease_expired(now), limit=most)
     return count
 
 
 def has_separate_dlq(collection: str) -> Operation[bool]:
-    """Tell whether ``tasks_dlq`` is there: somebody keeps dead letters apart, or has done so."""
+    """Return whether ``tasks_dlq`` exists: a queue keeps or kept its dead letters there."""
     name = dlq_collection_name(collection)
     names = yield Call(
         "list_collection_names",
         filter={"name": name},
-        authorizedCollections=True,  # Without the right to list them, at least one's own.
+        authorizedCollections=True,  # Without the right to list all, list those that are readable.
         target=Target.DATABASE,
     )
     return name in names
 
 
 def every_queue(settings: QueueSettings) -> Operation[list[str]]:
-    """List the queues that have tasks, or dead letters in their own collection."""
+    """Return the queues that have tasks, or dead letters in the DLQ collection."""
     names = set((yield from queue_names()))
     if settings.separate_dlq:
         names.update((yield from other_dlq_queues(names)))
@@ -127,15 +127,15 @@ def every_queue(settings: QueueSettings) -> Operation[list[str]]:
 
 
 def queue_names() -> Operation[list[str]]:
-    """List the queues that have tasks, by one key of ``browse`` each."""
+    """Return the queues that have tasks, by one key of the index ``browse`` each."""
     names: list[str] = yield Call("distinct", "queue")
     return sorted(str(name) for name in names)
 
 
 def other_dlq_queues(known: Collection[str]) -> Operation[list[str]]:
-    """List the queues that have letters in ``tasks_dlq`` and are not known, by one key each.
+    """Return other queues that have dead letters in ``tasks_dlq``, by one key each.
 
-    ``distinct`` would read all letters: it cannot skip in a partial index.
+    ``distinct`` would read all of them: it cannot skip in a partial index.
     """
     found: list[str] = []
     while True:

@@ -1,17 +1,17 @@
-"""Relocate: keep dead letters in ``tasks_dlq``, without ever losing or doubling one.
+"""The DLQ collection: keep dead letters in ``tasks_dlq``, without losing or doubling one.
 
-A letter moves in several writes, and the process may die or stall between any two. Four
-rules keep that safe, without a transaction; and what decides about the next write is what a
-majority has, or a failover between the two could take both away:
+A dead letter moves in several writes, and the process may die or stall between any two. Four
+rules keep that safe without a transaction. Each write is decided by what a majority has, or a
+failover between two writes could undo both:
 
-1. Moving out copies first and deletes second, so there is always a letter.
-2. The copy in ``tasks_dlq`` decides. Whoever replays or discards a letter first changes the
-   copy, by one write that only one of them can win.
-3. A replay brings the task back as failed, then puts a tombstone in the copy's place, then
-   makes the task pending. Whatever is in both places meanwhile is one and the same letter,
-   and the sweeper finishes what a killed process began.
-4. Versions only grow, and tombstones stay for a day: a process that stalled with an old
-   letter in its hands can neither bring it back nor take a newer one away.
+1. Moving out copies first and deletes second, so the dead letter always exists.
+2. The copy in ``tasks_dlq`` decides. A replay or a discard changes the copy first, by one write
+   that only one of them can win.
+3. A replay inserts the task as failed, then replaces the copy by a tombstone, then makes the task
+   pending. While it is in both collections, it is one and the same dead letter. The sweeper
+   finishes what a killed process began.
+4. Versions only grow, and tombstones are kept for a day: a process that stalled with an old dead
+   letter can neither bring it back nor delete a newer one.
 """
 
 from __future__ import annotations
@@ -27,20 +27,24 @@ from microqueue.operations.call import Call, Document, Operation, Target
 
 ABANDONED_AFTER = timedelta(minutes=1)
 STEP = 50
-"""How many letters are read at a time, whole: each may have 15 MB."""
+"""How many dead letters are read at a time, as whole documents of up to 15 MB each."""
 
 TRIES = 5
-"""How often a letter is brought back while the task in its way comes and goes."""
+"""How often the insert of a replayed task is tried while another task blocks it."""
 
 UNTOUCHED: Document = {**filters.DEAD, "replaying": None}
 
 
 def move_out(document: Document) -> Operation[bool]:
-    """Move one failed task to ``tasks_dlq``; tell whether its letter is there now."""
+    """Move one failed task to ``tasks_dlq``; return whether its dead letter is there now.
+
+    Each write matches only the version that was read. Safe to repeat: the same version is copied
+    again, and the delete matches nothing.
+    """
     version = _version(document)
     here = {"_id": document["_id"]}
     if not (yield from confirm.holds(_unchanged(document))):
-        # It changed since it was read; perhaps another has moved it.
+        # It changed since it was read; another process may have moved it.
         return (yield from _is_there(_copy({**document, "version": version})))
     older = [
         {**_life(document), "version": {"$lt": version}},
@@ -62,7 +66,9 @@ def move_out(document: Document) -> Operation[bool]:
     except DuplicateKeyError:
         same_task = {**here, **_life(document)}
         if (yield from _is_there({**same_task, "version": version + 1})):
-            yield Call("delete_one", _unchanged(document))  # Discarded by one who died half way.
+            yield Call(
+                "delete_one", _unchanged(document)
+            )  # Discarded by a process that died half way.
             return False
         if not (yield from _is_there({**same_task, "version": version})):
             return False  # It was replayed or discarded while this process stalled.
@@ -71,7 +77,7 @@ def move_out(document: Document) -> Operation[bool]:
 
 
 def move_out_by_id(task_id: Any) -> Operation[None]:
-    """Move one task, if it is a dead letter that nobody is replaying."""
+    """Move one task, if it is a dead letter that is not being replayed."""
     document = yield Call("find_one", {"_id": task_id, **UNTOUCHED})
     if document:
         yield from move_out(document)
@@ -80,10 +86,10 @@ def move_out_by_id(task_id: Any) -> Operation[None]:
 def move_all_out(
     now: datetime, queues: list[str] | None = None, progress: Progress | None = None
 ) -> Operation[None]:
-    """Move every failed task that is still in ``tasks``."""
+    """Move every failed task that is still in ``tasks``. Safe to repeat."""
     progress = progress or Progress()
     # Tasks that fail from now on are moved by the next sweep.
-    selection = {**_letters(queues), "replaying": None, **not_after("updated_at", now)}
+    selection = {**_dead_letters(queues), "replaying": None, **not_after("updated_at", now)}
     batches = Batches.of(selection, progress=progress)
     while batch := (yield from batches.next(STEP)):
         moved = 0
@@ -97,7 +103,11 @@ def move_all_out(
 
 
 def move_back(document: Document, changes: Document, now: datetime) -> Operation[bool]:
-    """Replay one letter, as it was read; tell whether this call has brought it back."""
+    """Replay one dead letter as it was read; return whether this call did.
+
+    The first write marks the copy, if it is unchanged and not being replayed. Not repeated after a
+    lost reply: the sweeper finishes a replay that was marked.
+    """
     if "version" not in document and not (yield from move_out(document)):
         return False
     letter = {**document, "version": _version(document)}
@@ -115,13 +125,16 @@ def move_back(document: Document, changes: Document, now: datetime) -> Operation
 
 
 def discard(document: Document, now: datetime) -> Operation[bool]:
-    """Delete one letter, as it was read; tell whether this call did it."""
+    """Delete one dead letter as it was read; return whether this call did.
+
+    The first write replaces the copy by a tombstone, if it is unchanged and not being replayed.
+    """
     if "version" not in document and not (yield from move_out(document)):
         return False
     letter = {**document, "version": _version(document)}
-    buried = yield from _entomb(letter, {"replaying": None}, now)
-    if buried or (yield from _is_buried(letter)):  # Perhaps by one who died half way.
-        # A copy that a killed mover left behind in ``tasks``; stalled movers meet the tombstone.
+    buried = yield from _replace_by_tombstone(letter, {"replaying": None}, now)
+    if buried or (yield from _has_tombstone(letter)):  # Perhaps of a process that died half way.
+        # A task that a killed move left in ``tasks``; a stalled move meets the tombstone.
         yield Call("delete_one", _unchanged(document))
     return buried
 
@@ -130,7 +143,7 @@ def finish_abandoned(
     now: datetime, queues: list[str] | None = None, progress: Progress | None = None
 ) -> Operation[int]:
     """Finish the replays whose process died half way; return how many."""
-    abandoned = {**_letters(queues), "replaying.at": {"$lte": now - ABANDONED_AFTER}}
+    abandoned = {**_dead_letters(queues), "replaying.at": {"$lte": now - ABANDONED_AFTER}}
     finished = 0
     for target, finish in ((Target.DEAD_LETTERS, _bring_back), (Target.TASKS, _finish_returned)):
         batches = Batches.of(abandoned, progress=progress, target=target)
@@ -162,19 +175,19 @@ def _bring_back(letter: Document, now: datetime) -> Operation[bool]:
             if (yield from confirm.holds(here)):
                 return False
     else:
-        return False  # Another task stands in its way: one with the same dedupe key.
+        return False  # Another task blocks it: one with the same dedupe key.
     return (yield from _finish_returned(task, now))
 
 
 def _finish_returned(task: Document, now: datetime) -> Operation[bool]:
-    """Entomb the copy of a task that is back as failed, and make the task pending."""
+    """Replace the copy of a task that is back as failed by a tombstone, and make it pending."""
     replaying = task["replaying"]
     letter = {**task, "version": _version(task)}
     here = {"_id": task["_id"], **filters.DEAD, "replaying.at": replaying["at"]}
-    if not (yield from _entomb(letter, {"replaying.at": replaying["at"]}, now)):
-        grave = {"_id": task["_id"], "version": letter["version"] + 1, "completed": None}
-        if not (yield from _is_there(grave)):
-            # The replay was completed by another, long ago: this copy came too late.
+    if not (yield from _replace_by_tombstone(letter, {"replaying.at": replaying["at"]}, now)):
+        tombstone = {"_id": task["_id"], "version": letter["version"] + 1, "completed": None}
+        if not (yield from _is_there(tombstone)):
+            # Another process completed the replay before: this task was inserted too late.
             yield Call("delete_one", here)
             return False
     over = {"$unset": {"replaying": ""}}
@@ -182,7 +195,7 @@ def _finish_returned(task: Document, now: datetime) -> Operation[bool]:
     try:
         result = yield Call("update_one", here, back, repeatable=False)
     except DuplicateKeyError:
-        # A live task has its dedupe key: it stays a dead letter, and may be moved out again.
+        # A live task has its dedupe key. It stays a dead letter, and may be moved out again.
         stays = {**over, "$inc": {"moves": 1}}
         result = yield Call("update_one", here, stays, repeatable=False)
         yield from _complete(letter)
@@ -191,8 +204,8 @@ def _finish_returned(task: Document, now: datetime) -> Operation[bool]:
     return bool(result.modified_count)
 
 
-def _entomb(letter: Document, condition: Document, now: datetime) -> Operation[bool]:
-    """Put a tombstone in a copy's place, if the copy is still as the condition says."""
+def _replace_by_tombstone(letter: Document, condition: Document, now: datetime) -> Operation[bool]:
+    """Replace a copy by a tombstone, if the copy still matches the condition."""
     version = letter["version"]
     result = yield Call(
         "replace_one",
@@ -204,43 +217,43 @@ def _entomb(letter: Document, condition: Document, now: datetime) -> Operation[b
     return bool(result.matched_count)
 
 
-def _is_buried(letter: Document) -> Operation[bool]:
-    """Tell whether the tombstone of this very letter is in the copy's place."""
-    grave = {"_id": letter["_id"], **_life(letter), "version": letter["version"] + 1}
-    return (yield from _is_there(grave))
+def _has_tombstone(letter: Document) -> Operation[bool]:
+    """Return whether this very dead letter was replaced by its tombstone."""
+    tombstone = {"_id": letter["_id"], **_life(letter), "version": letter["version"] + 1}
+    return (yield from _is_there(tombstone))
 
 
 def _is_there(selection: Document) -> Operation[bool]:
-    """Tell whether a majority has this among the dead letters."""
+    """Return whether a majority has a match in ``tasks_dlq``."""
     return (yield from confirm.holds(selection, target=Target.DEAD_LETTERS))
 
 
 def _complete(letter: Document) -> Operation[None]:
-    """Note in the tombstone that the replay is through, for those who come too late."""
-    grave = {"_id": letter["_id"], "version": letter["version"] + 1}
+    """Note in the tombstone that the replay is complete, for a process that stalled in it."""
+    tombstone = {"_id": letter["_id"], "version": letter["version"] + 1}
     done = {"$set": {"completed": True}}
-    yield Call("update_one", grave, done, target=Target.DEAD_LETTERS)
+    yield Call("update_one", tombstone, done, target=Target.DEAD_LETTERS)
 
 
-def _letters(queues: list[str] | None) -> Document:
-    """Match the dead letters of some queues, or of all."""
+def _dead_letters(queues: list[str] | None) -> Document:
+    """Match the dead letters of some queues, or of all queues."""
     # A filter on the queue, true for all, lets the scan run on the index of dead letters.
     return {"queue": {"$gt": ""} if queues is None else {"$in": queues}, **filters.DEAD}
 
 
 def _unchanged(document: Document) -> Document:
-    """Match a letter in ``tasks`` that nobody has touched since it was read."""
+    """Match a dead letter in ``tasks`` that is unchanged since it was read."""
     seen = {"updated_at": document.get("updated_at"), "moves": document.get("moves")}
     return {"_id": document["_id"], **UNTOUCHED, **seen}
 
 
 def _copy(letter: Document) -> Document:
-    """Match the copy of this very letter."""
+    """Match the copy of this very dead letter."""
     return {"_id": letter["_id"], **filters.DEAD, **_life(letter), "version": letter["version"]}
 
 
 def _life(document: Document) -> Document:
-    """Tell tasks apart that had the same id one after the other."""
+    """Return the fields that distinguish tasks that had the same id one after the other."""
     return {
         "created_at": document.get("created_at"),
         "insert_token": document.get("insert_token"),
@@ -248,5 +261,5 @@ def _life(document: Document) -> Document:
 
 
 def _version(document: Document) -> int:
-    """Number the copies of a task: even for a letter, odd for its tombstone."""
+    """Return the version of a task's copy; its tombstone has the next one."""
     return 2 * int(document.get("moves", 0))

@@ -1,4 +1,9 @@
-"""Produce: add tasks to a queue."""
+"""Enqueue: build the documents of new tasks, and insert them once.
+
+An insert is identified by the task's id and, if the caller chose the id, an insert token. Both are
+fixed before the first attempt. So a repeated insert recognises its own task, and any other task
+with the id or the dedupe key is a duplicate.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +37,9 @@ def new_document(
     position: int,
     insert_token: str | None = None,
 ) -> Document:
-    """Write the document of a new task. What is not set is left out, or the queue's.
+    """Return the document of a new task. Options that are not set are the queue's, or left out.
 
-    ``insert_token`` is for who must know an insert again that another process made.
+    ``insert_token`` is given by a caller that must recognise an insert of another process.
     """
     document: Document = {
         "_id": ObjectId() if new.task_id is None else new.task_id,
@@ -52,11 +57,11 @@ def new_document(
         "history": [],
     }
     if new.task_id is not None:
-        # An id of the caller's own does not tell our insert from another's; this does.
+        # An id that the caller chose does not identify our insert; the token does.
         document["insert_token"] = insert_token or secrets.token_hex(8)
     policy = settings.backoff if new.backoff is None else new.backoff
     if new.backoff is not None or policy != DEFAULT_POLICY:
-        # The sweeper serves all queues of the collection, and has settings of its own.
+        # The sweeper serves all queues of the collection, with other settings.
         document["backoff_policy"] = policy.model_dump()
     if new.visibility_timeout is not None:
         document["visibility_timeout_sec"] = new.visibility_timeout.total_seconds()
@@ -70,12 +75,12 @@ def new_document(
 
 
 def like(document: Document, *, payload: Document, position: int) -> Document:
-    """Write the document of another new task with the same options, and an id of its own."""
+    """Return the document of another new task with the same options and a new id."""
     return {**document, "_id": ObjectId(), "payload": payload, "position": position}
 
 
 def not_before(new: NewTask[Any], now: datetime) -> datetime | None:
-    """Give the first instant at which the task may run, or nothing if that is now."""
+    """Return the first instant at which the task may run, or None if that is now."""
     if new.delay is not None:
         return later(now, new.delay) if new.delay else None
     return round_up(new.eta) if new.eta is not None and new.eta > now else None
@@ -84,11 +89,12 @@ def not_before(new: NewTask[Any], now: datetime) -> datetime | None:
 def enqueue(
     document: Document, *, stored: Any, settings: QueueSettings, session: Any = None
 ) -> Operation[None]:
-    """Insert one task, ``stored`` being the document as it is encoded.
+    """Insert one task, or raise :class:`DuplicateTask`. ``stored`` is the encoded document.
 
-    Safe to repeat: the id and the insert token are fixed before, and identify our own insert.
-    Where dead letters have their own collection, the task may fail and move there before a
-    repeat, so both collections are checked before each one.
+    Safe to repeat: the id and the insert token identify our own insert. With a separate DLQ
+    collection the task may fail and move there before a repeat, so both collections are checked
+    before each repeat. A duplicate is reported only if a majority has it: if what blocked the
+    insert was rolled back or has ended, the insert is tried again, up to ``confirm.ROUNDS`` times.
     """
     repeat: RepeatDue | None = None
     rounds = confirm.ROUNDS
@@ -106,10 +112,10 @@ def enqueue(
         except RepeatDue as exc:
             repeat = exc
         except DuplicateKeyError as exc:
-            # A duplicate aborts the caller's transaction, in which nothing can be read any more.
+            # A duplicate aborts the caller's transaction, so nothing more can be read in it.
             if session is not None:
                 raise _duplicate(document, dedupe_key=document.get("dedupe_key")) from exc
-            (found,) = yield from _find_in_the_way([document])
+            (found,) = yield from _find_blocking([document])
             if found is _OURS:
                 return
             if found is not None:
@@ -131,12 +137,10 @@ def enqueue_many(
     settings: QueueSettings,
     session: Any = None,
 ) -> Operation[set[int]]:
-    """Insert one chunk, ``stored`` being the documents as they are encoded.
+    """Insert one chunk; return the places of the duplicates, which are left out.
 
-    Returns the places of those left out as duplicates.
-
-    Safe to repeat for the same reason as :func:`enqueue`. Inside a transaction a duplicate
-    is an error, because it aborts the transaction.
+    ``stored`` are the encoded documents. Safe to repeat for the same reasons as :func:`enqueue`.
+    Inside a transaction a duplicate raises, because it aborts the transaction.
     """
     places: Sequence[int] = range(len(documents))
     left_out: set[int] = set()
@@ -172,14 +176,14 @@ def enqueue_many(
         except RepeatDue as exc:
             repeat = exc
         except BulkWriteError as exc:
-            refused = [places[place] for place in only_duplicates(exc)]
+            rejected = [places[place] for place in only_duplicates(exc)]
             if session is not None:
-                first = documents[refused[0]]
+                first = documents[rejected[0]]
                 raise _duplicate(first, dedupe_key=first.get("dedupe_key")) from exc
-            found = yield from _find_in_the_way([documents[place] for place in refused])
-            met = dict(zip(refused, found, strict=True))
-            left_out |= {place for place, one in met.items() if one is not _OURS and one}
-            places = [place for place, one in met.items() if one is None]
+            found = yield from _find_blocking([documents[place] for place in rejected])
+            blocked_by = dict(zip(rejected, found, strict=True))
+            left_out |= {place for place, one in blocked_by.items() if one is not _OURS and one}
+            places = [place for place, one in blocked_by.items() if one is None]
             rounds -= 1
             if places and not rounds:
                 raise
@@ -187,9 +191,9 @@ def enqueue_many(
 
 
 def only_duplicates(error: BulkWriteError) -> list[int]:
-    """Give the places of duplicates; raise the error if it says anything else.
+    """Return the places of the duplicates; raise the error if it has any other cause.
 
-    A write concern that failed speaks of all that was inserted, and nothing of it is sure.
+    A failed write concern concerns the whole chunk: no insert of it is certain.
     """
     details: Any = error.details or {}
     errors = details.get("writeErrors") or []
@@ -200,16 +204,16 @@ def only_duplicates(error: BulkWriteError) -> list[int]:
 
 
 _OURS: Document = {"ours": True}
-"""Stands for the very task that was to be inserted, and is."""
+"""Stands for the very task that was to be inserted: it is stored."""
 
 
-def _find_in_the_way(documents: Sequence[Document]) -> Operation[list[Document | None]]:
-    """Find what a majority has in place of each of these tasks, which were refused.
+def _find_blocking(documents: Sequence[Document]) -> Operation[list[Document | None]]:
+    """Return what blocks each of these tasks, as a majority has it.
 
-    The task itself, inserted just before the connection was lost, is ``_OURS``. None, if there is
-    nothing any more.
+    ``_OURS`` is the task itself, inserted just before the connection was lost. None means that
+    nothing blocks it any more.
     """
-    selection = in_the_way(documents)
+    selection = blocking(documents)
     for _ in range(confirm.ROUNDS):
         found = yield Call("find", selection, IDENTITY)
         by_id = {id_order.key(one["_id"]): one for one in found}
@@ -218,24 +222,26 @@ def _find_in_the_way(documents: Sequence[Document]) -> Operation[list[Document |
             for one in found
             if "dedupe_key" in one and one.get("finished_at") is None
         }
-        met: list[Document | None] = []
+        blocked_by: list[Document | None] = []
         fences: list[Document] = []
         for document in documents:
             same_id = by_id.get(id_order.key(document["_id"]))
             key = document.get("dedupe_key")
             holder = by_key.get((document["queue"], key)) if key is not None else None
             one = same_id or holder
-            met.append(_OURS if same_id and _identity(same_id) == _identity(document) else one)
+            blocked_by.append(
+                _OURS if same_id and _identity(same_id) == _identity(document) else one
+            )
             if one is not None:
                 fence = {"_id": {"$eq": one["_id"]}, "insert_token": one.get("insert_token")}
                 fences.append(fence if same_id else {**fence, **_live_with_key(document)})
         if (yield from confirm.all_hold(fences)):
-            return met
+            return blocked_by
     raise confirm.keeps_changing()
 
 
 def key_is_taken(queue: Any, dedupe_key: Any) -> Operation[bool]:
-    """Tell whether a majority has a live task with a dedupe key."""
+    """Return whether a majority has a live task with a dedupe key."""
     return (yield from confirm.holds(_live_with_keys(queue, {"$eq": dedupe_key})))
 
 
@@ -259,12 +265,12 @@ class Known(NamedTuple):
 def _find_known(
     documents: Sequence[Document], settings: QueueSettings, session: Any, *, untried: bool
 ) -> Operation[Known]:
-    """Find out which of these tasks need not, or must not, be inserted.
+    """Return which of these tasks need not, or must not, be inserted.
 
-    Only where dead letters have their own collection: otherwise the insert itself decides. Before
-    the first insert only ids that the caller chose can be stored. After it, our own task may be in
+    Without a separate DLQ collection the insert itself decides. Before the first insert
+    (``untried``), only ids that the caller chose can be stored. After it, our own task may be in
     ``tasks``, may have moved to ``tasks_dlq``, or may have left a tombstone there. ``tasks`` is
-    read first, so that a task that moves out meanwhile is seen in one of the two.
+    read first, so that a task that moves in between is seen in one of the two.
     """
     if not settings.separate_dlq:
         return Known()
@@ -283,9 +289,9 @@ def find_dead_letters(
     *,
     every_id: bool = False,
 ) -> Operation[Known]:
-    """Find the ids of new tasks in the collection of dead letters.
+    """Return which of these tasks are in the DLQ collection.
 
-    Ids that we made ourselves are looked for only with ``every_id``.
+    Ids that were generated here are looked for only with ``every_id``.
     """
     own = [document["_id"] for document in documents if every_id or "insert_token" in document]
     if not own or not settings.separate_dlq:
@@ -337,8 +343,8 @@ def _live_with_keys(queue: str, condition: Document) -> Document:
     return {"queue": queue, **filters.DEDUPED, "dedupe_key": key}
 
 
-def in_the_way(documents: Sequence[Document]) -> Document:
-    """Match the tasks for which the server refuses these: by their ids, or by dedupe keys."""
+def blocking(documents: Sequence[Document]) -> Document:
+    """Match the tasks that block the insert of these, by their ids or dedupe keys."""
     keys: dict[str, list[str]] = {}
     for document in documents:
         if "dedupe_key" in document:

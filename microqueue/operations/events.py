@@ -1,4 +1,7 @@
-"""Changes: what a change stream, or a look at what is new, says about the life of tasks."""
+"""Events: what happened to tasks, from a change stream, or from two snapshots without one.
+
+Everything here is read-only.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ MOST_NEW = 200
 LATEST_WRITE = timedelta(seconds=2)
 MOST_RUNNING = 1000
 REFRESH = "refresh"
-"""The type of a change of which it is not known what it was: everybody reads anew."""
+"""The type of an unknown change: every listener reads everything again."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that happened: ``type`` is as in ``task.done``; ``id`` a task or a worker.
+    """One event. ``type`` is for example ``task.done``, ``id`` that of a task or worker.
 
-    ``report`` is what a sweep did: the next one may have stored its own before it is read.
+    ``report`` is the report of a sweep: the next sweep may overwrite the stored one.
     """
 
     type: str
@@ -39,7 +42,7 @@ class Change:
 
 
 def pipeline(collections: Sequence[str]) -> list[Document]:
-    """Select the changes of some collections, and of each only what tells what happened."""
+    """Return the pipeline of a change stream: some collections, with the fields needed here."""
     fields = (
         *("status", "error.code", "finished_at", "next_retry_at", "lease_expires_at"),
         *("gone_at", "last"),
@@ -62,12 +65,12 @@ def pipeline(collections: Sequence[str]) -> list[Document]:
 
 
 def task_change(change: Mapping[str, Any]) -> Change:
-    """Tell what happened to a task."""
+    """Return the event for a change of ``tasks``."""
     task_id = change.get("documentKey", {}).get("_id")
     operation = change["operationType"]
     if operation == "insert":
         inserted = change.get("fullDocument") or {}
-        # A letter comes back from ``tasks_dlq`` as failed, and is replayed thereafter.
+        # A replay from ``tasks_dlq`` inserts the task as failed first.
         returned = inserted.get("status") == filters.FAILED
         kind = "task.changed" if returned else "task.enqueued"
         return Change(kind, task_id, inserted.get("queue"))
@@ -80,12 +83,12 @@ def task_change(change: Mapping[str, Any]) -> Change:
 
 
 def is_new_dead_letter(change: Mapping[str, Any]) -> bool:
-    """Tell whether a change of ``tasks_dlq`` is a failed task that was copied there."""
+    """Return whether a change of ``tasks_dlq`` is a failed task that moved there."""
     return (change.get("fullDocument") or {}).get("status") == filters.FAILED
 
 
 def sweep_report_in(change: Mapping[str, Any]) -> Document | None:
-    """Give the report of a sweep that a change has stored, see `sweep_report.store`."""
+    """Return the report that a sweep has stored, see :func:`maintenance.store_report`."""
     stored = change.get("fullDocument") or change.get("updateDescription", {}).get("updatedFields")
     report: Document | None = (stored or {}).get("last")
     return report
@@ -100,13 +103,13 @@ def _update_type(changed: Mapping[str, Any]) -> str:
         return "task.reclaimed" if code in RECLAIMS else "task.retried"
     if "finished_at" in changed:
         return "task.replayed"
-    # A snooze waits; what was released is ready at once.
+    # A snoozed task waits; a released one is ready at once.
     return "task.retried" if changed.get("next_retry_at") else "task.released"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What can be seen of a collection at one moment, to compare it with the next."""
+    """What is seen of a collection at one moment, to compare it with the next."""
 
     at: datetime
     running: Mapping[Any, Document]
@@ -115,7 +118,7 @@ class Snapshot:
 
 
 def snapshot(since: datetime, now: datetime, queues: Sequence[str]) -> Operation[Snapshot]:
-    """Look at what runs, and what was created or finished since an instant, on their indexes."""
+    """Return what runs, and what was created or finished since an instant, by indexes."""
     fields = {"queue": 1, "lease_expires_at": 1, "attempts": 1}
     running = yield Call(
         "find", filters.LEASED, fields, sort=[("lease_expires_at", 1)], limit=MOST_RUNNING
@@ -149,18 +152,18 @@ def snapshot(since: datetime, now: datetime, queues: Sequence[str]) -> Operation
 
 
 def compare(before: Snapshot, after: Snapshot, back: Sequence[Document]) -> list[Change]:
-    """Tell what happened between two glances; ``back`` are tasks that no longer run."""
-    told = {_key(one) for one in before.created}
-    told_finished = {_finish(one) for one in before.finished}
+    """Return the events between two snapshots; ``back`` are tasks that no longer run."""
+    known_created = {_key(one) for one in before.created}
+    known_finished = {_finish(one) for one in before.finished}
     changes = [
         Change("task.enqueued", one["_id"], one.get("queue"))
         for one in after.created
-        if _key(one) not in told
+        if _key(one) not in known_created
     ]
     changes += [
         Change(f"task.{one['status']}", one["_id"], one.get("queue"))
         for one in after.finished
-        if _finish(one) not in told_finished
+        if _finish(one) not in known_finished
     ]
     for key, held in after.running.items():
         known = before.running.get(key)
@@ -183,7 +186,7 @@ def compare(before: Snapshot, after: Snapshot, back: Sequence[Document]) -> list
 
 
 def _finish(document: Document) -> tuple[Any, Any]:
-    """Tell one end of a task from another: it may be replayed."""
+    """Identify one end of a task: it may be replayed and end again."""
     return _key(document), document.get("finished_at")
 
 
@@ -201,7 +204,7 @@ def _return_type(document: Document) -> str:
 
 
 def read_current(ids: Sequence[Any]) -> Operation[list[Document]]:
-    """Read what became of some tasks, also of those that moved to the dead letters."""
+    """Return the current state of tasks, also of those that moved to the dead letters."""
     if not ids:
         return []
     fields = {"queue": 1, "status": 1, "history": {"$slice": -1}, "headers.task": 1}

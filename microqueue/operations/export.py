@@ -1,6 +1,6 @@
-"""Export: read many tasks at once, split into parts that together are the whole.
+"""Export: read a whole collection in parts that do not overlap.
 
-Nothing here claims or changes a task. Replies are raw BSON, which pymongoarrow reads.
+Everything here is read-only. Replies are raw BSON, which pymongoarrow reads.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ COUNTING_MS = 2_000
 
 @dataclass(frozen=True)
 class IdRange:
-    """A part of a collection: from the first id on, up to the last one, which is not in it.
+    """A part of a collection: from the first id, up to the last one, which is excluded.
 
-    ``None`` is the start, or the end. Ids of different types are in MongoDB's own order.
+    ``None`` is the start, or the end. Ids of different types are in MongoDB's order.
     """
 
     first: Any = None
@@ -51,7 +51,7 @@ def selection(
     until: datetime | None = None,
     query: Document | None = None,
 ) -> Document:
-    """Match tasks by queue, status and time, and by an expert's query on top."""
+    """Match tasks by queue, status and time, and by an additional query."""
     matching: Document = {}
     if queues is not None:
         matching["queue"] = _one_of(queues)
@@ -65,17 +65,17 @@ def selection(
 
 
 def awaiting_first_start(due_by: datetime) -> Document:
-    """Match tasks that were never delivered, and were due by an instant or have no delay."""
+    """Match tasks that were never delivered, and were due by an instant or not delayed."""
     return {"attempts": 0, "$or": [{"next_retry_at": None}, {"next_retry_at": {"$lte": due_by}}]}
 
 
 def read_part(
     selection: Document, fields: Iterable[str], part: IdRange, *, batch_rows: int
 ) -> Operation[Any]:
-    """Open a cursor over the tasks of one part; it gives batches of raw BSON.
+    """Open a MongoDB cursor over the tasks of one part; it returns batches of raw BSON.
 
-    Bounds of the index, unlike comparisons, hold for ids of any type. An id never changes,
-    so a task that moves through its statuses meanwhile is in one part only, and once.
+    Bounds of the index, unlike comparisons, work for ids of any type. An id never changes, so a
+    task whose status changes while it is read is in one part only, and once.
     """
     options: Document = {"batch_size": batch_rows}
     if not part.whole:
@@ -88,7 +88,7 @@ def read_part(
 
 
 def count_up_to(selection: Document, limit: int) -> Operation[int]:
-    """Count the tasks that match, up to a limit; a count that takes too long is the limit."""
+    """Count the tasks that match, up to a limit; return the limit if that takes too long."""
     total = yield from count_all()
     if total <= limit or not selection:
         return min(total, limit)
@@ -100,12 +100,12 @@ def count_up_to(selection: Document, limit: int) -> Operation[int]:
 
 
 def count_all() -> Operation[int]:
-    """Estimate how many tasks there are, from the collection's own notes."""
+    """Return how many tasks there are, from the collection's metadata."""
     return int((yield Call("estimated_document_count")))
 
 
 def sample_size(parts: int) -> Operation[int]:
-    """Choose how many tasks to look at before a split."""
+    """Return how many tasks to sample for a split."""
     total = yield from count_all()
     return min(SAMPLES_PER_PART * parts, int(total * LARGEST_SAMPLED_SHARE))
 
@@ -113,8 +113,8 @@ def sample_size(parts: int) -> Operation[int]:
 def split_by_id(selection: Document, parts: int) -> Operation[list[IdRange]]:
     """Split a large collection into about equal parts of what matches.
 
-    The sample comes first, because that is quick, and then what does not match is left out,
-    so that the parts are about equal in what will be read.
+    The sample is taken first, because that is fast, and then filtered, so that the parts are about
+    equal in what will be read.
     """
     size = yield from sample_size(parts)
     if parts == 1 or size < parts:
@@ -128,7 +128,7 @@ def split_by_id(selection: Document, parts: int) -> Operation[list[IdRange]]:
 
 
 def boundaries(sample: Sequence[Any], parts: int) -> list[Any]:
-    """Choose the ids at which parts begin, out of a sorted sample."""
+    """Return the ids at which parts start, from a sorted sample."""
     step = len(sample) / parts
     if step < 1:
         return list(dict.fromkeys(sample))
@@ -136,7 +136,7 @@ def boundaries(sample: Sequence[Any], parts: int) -> list[Any]:
 
 
 def ranges(starts: Sequence[Any]) -> list[IdRange]:
-    """Give the ranges that lie between these ids, before the first and after the last."""
+    """Return the ranges before, between and after these ids."""
     edges = [None, *starts, None]
     return [IdRange(first, last) for first, last in pairwise(edges)]
 

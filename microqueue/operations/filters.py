@@ -1,7 +1,7 @@
-"""What each status means as a MongoDB filter, said once for queries and partial indexes.
+"""Filters: what each status means as a MongoDB filter, for queries and partial indexes.
 
-A query uses a partial index only if it contains the index's filter, so both are built from
-the same pieces here.
+A query uses a partial index only if it contains the filter of the index, so both are built from
+the filters here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def between(since: datetime | None, until: datetime | None) -> Document:
 
 
 def due(now: datetime) -> Document:
-    """Match delayed tasks whose time has come."""
+    """Match delayed tasks that are due."""
     return {"status": PENDING, "next_retry_at": {**IS_DATE, "$lte": now}}
 
 
@@ -64,20 +64,20 @@ def undelivered(now: datetime) -> Document:
 
 
 def claimed(task: Claim) -> Document:
-    """Match the task only while this very claim holds it: the fence of every settlement."""
+    """Match the task only while this claim holds it: the fence of every settlement."""
     token = task.lease.token if task.lease else None
     return {"_id": task.id, "status": PROCESSING, "lease_token": token}
 
 
 def claimed_together(tasks: Sequence[Claim]) -> Document:
-    """Match the tasks that these very claims still hold: no two claims share a token."""
+    """Match the tasks that these claims still hold: no two claims share a token."""
     tokens = {task.lease.token for task in tasks if task.lease}
     fence = {"status": PROCESSING, "lease_token": {"$in": sorted(tokens)}}
     return {**any_of(task.id for task in tasks), **fence}
 
 
 def claim_of(task: Claim) -> tuple[Any, str | None]:
-    """Tell one claim of a task from another."""
+    """Return what identifies one claim of a task."""
     return task.id, task.lease.token if task.lease else None
 
 

@@ -1,7 +1,7 @@
-"""Ids of tasks: in MongoDB's order, and as keys, whatever type somebody gave them.
+"""Ids of tasks: in MongoDB's order, and as dictionary keys, whatever their type.
 
-microqueue gives and takes ids of four types. A document that somebody else inserted may have
-any id that MongoDB takes, and must not hide the others.
+microqueue accepts ids of four types. A document that another program inserted may have any id
+that MongoDB stores, and must not hide the others.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ COMPARABLE = (ObjectId, UUID, str, int, float)
 
 
 def key(task_id: Any) -> Hashable:
-    """Give what stands for an id in a set or a dictionary: two ids have two keys."""
+    """Return a hashable key for an id: two ids have two keys."""
     if isinstance(task_id, COMPARABLE) and not isinstance(task_id, bool):
         return task_id
     return type(task_id).__name__, repr(task_id)
 
 
 def place(task_id: Any) -> tuple[Any, ...]:
-    """Order ids as MongoDB does: by type first."""
+    """Return a sort key that orders ids as MongoDB does: by type first."""
     rank = _rank(task_id)
     if isinstance(task_id, COMPARABLE):
         return rank, isinstance(task_id, UUID), task_id
@@ -44,9 +44,12 @@ def place(task_id: Any) -> tuple[Any, ...]:
 
 
 def beyond(last_id: Any, *, ascending: bool) -> list[Document]:
-    """Match the ids that sort after one, or before it. Raises ValueError for what is no id.
+    """Return filters for the ids that sort after one, or before it.
 
-    "Greater" compares ids of one type only; those of the types behind it come after.
+    MongoDB compares ids of one type only, so each type behind it has its own filter.
+
+    Raises:
+        ValueError: It is no id.
     """
     rank = _rank(last_id)
     operators = isinstance(last_id, Mapping) and any(name.startswith("$") for name in last_id)

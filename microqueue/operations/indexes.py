@@ -1,8 +1,7 @@
-"""The indexes: one small partial index per question that the queue asks.
+"""Indexes: one small partial index per query of the queue.
 
-A claim examines at most one key whatever the backlog of ready, delayed and done tasks,
-because ready tasks alone are in ``ready``. Finished tasks sit in no index that a claim or
-a sweep reads.
+A claim examines at most one key whatever the backlog of ready, delayed and done tasks, because
+``ready`` has ready tasks only. Finished tasks are in no index that a claim or a sweep reads.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from microqueue.operations.call import Call, Document, Operation, Span, Target
 from microqueue.operations.mongo_errors import DUPLICATE_KEY
 
 NEVER_SEC = 2**31 - 1
-"""The longest expiry that a TTL index takes, 68 years. An index without one could not get one."""
+"""The longest expiry of a TTL index, 68 years. An index without one could not get one later."""
 
 TOMBSTONE_SEC = 86_400
 CONFLICTS = {85, 86}  # IndexOptionsConflict, IndexKeySpecsConflict
 
 
 def task_indexes(retention: timedelta | None) -> list[IndexModel]:
-    """Describe the indexes of ``tasks``."""
+    """Return the indexes of ``tasks``."""
     keep_sec = NEVER_SEC if retention is None else min(int(retention.total_seconds()), NEVER_SEC)
     return [
         _partial("ready", {"queue": 1, "priority": -1, "position": 1, "_id": 1}, filters.READY),
@@ -38,7 +37,7 @@ def task_indexes(retention: timedelta | None) -> list[IndexModel]:
         _partial("finished", {"finished_at": 1}, filters.FINISHED, expireAfterSeconds=keep_sec),
         _partial("expiring", {"expires_at": 1}, filters.EXPIRING),
         _partial("exhausted", {"max_attempts": 1, "attempts": -1}, filters.RETRIED),
-        # Its keys never change, so that it costs something at the insert and nothing later.
+        # Its keys never change, so it costs time at the insert only.
         _index("browse", {"queue": 1, "created_at": -1, "_id": -1}),
     ]
 
@@ -46,7 +45,7 @@ def task_indexes(retention: timedelta | None) -> list[IndexModel]:
 def retention_of(
     existing: Mapping[str, Mapping[str, Any]], otherwise: timedelta | None
 ) -> timedelta | None:
-    """Read how long done tasks are kept from the index that says so."""
+    """Return how long done tasks are kept, from the expiry of the index ``finished``."""
     seconds = existing.get("finished", {}).get("expireAfterSeconds")
     if seconds is None:
         return otherwise
@@ -54,7 +53,7 @@ def retention_of(
 
 
 def dead_letter_indexes() -> list[IndexModel]:
-    """Describe the indexes of ``tasks_dlq``."""
+    """Return the indexes of ``tasks_dlq``."""
     return [
         _partial("failed", {"queue": 1, "updated_at": -1, "_id": 1}, filters.DEAD),
         _index("retired", {"retired_at": 1}, expireAfterSeconds=TOMBSTONE_SEC),
@@ -68,9 +67,9 @@ def ensure_indexes(
     target: Target = Target.TASKS,
     adjust: bool = True,
 ) -> Operation[list[str]]:
-    """Create what is missing, and adjust the retention if told to. Safe to repeat.
+    """Create missing indexes, and adjust the retention with ``adjust``.
 
-    Returns the names of the indexes that were created.
+    Returns the names of the created indexes. Safe to repeat: existing indexes are left alone.
     """
     existing: dict[str, Document] = (yield Call("index_information", target=target)) or {}
     missing = []
@@ -103,13 +102,13 @@ def ensure_indexes(
 
 
 def missing_indexes(wanted: Sequence[IndexModel]) -> Operation[set[str]]:
-    """Give the names of those that are not there."""
+    """Return the names of the indexes that do not exist."""
     existing = (yield Call("index_information")) or {}
     return {model.document["name"] for model in wanted} - set(existing)
 
 
 def index_names(plan: Mapping[str, Any]) -> list[str]:
-    """List the indexes that a query plan uses, outermost first; a full scan is ``COLLSCAN``."""
+    """Return the indexes that a query plan uses, outermost first; a full scan is ``COLLSCAN``."""
     names = [plan["indexName"]] if "indexName" in plan else []
     if plan.get("stage") == "COLLSCAN":
         names.append("COLLSCAN")
@@ -128,7 +127,7 @@ def _partial(name: str, keys: dict[str, int], only: Document, **options: Any) ->
 
 
 def _shape(index: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Give what makes two indexes the same, but for the expiry, which can be changed."""
+    """Return what makes two indexes equal, except the expiry, which can be changed."""
     key = index["key"]
     pairs = list(key.items()) if isinstance(key, Mapping) else [tuple(pair) for pair in key]
     partial = index.get("partialFilterExpression")
@@ -142,7 +141,7 @@ def _shape(index: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _direction(value: Any) -> Any:
-    """Read a direction, which comes as 1 or 1.0; text and hashed indexes have a name there."""
+    """Return a direction, stored as 1 or 1.0; text and hashed indexes have a name instead."""
     return value if isinstance(value, str) else int(value)
 
 

@@ -1,4 +1,7 @@
-"""Renew: move the end of many leases with one write, and see what was taken away."""
+"""Leases of tasks in flight: renew them, find out which were lost, and store progress.
+
+Every write is fenced by the lease tokens, so it changes only tasks that are still held.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,24 @@ from microqueue.task import Claim, Progress, Task
 
 
 class LeaseState(Enum):
-    """What became of a claim."""
+    """Whether a claim still holds its task."""
 
     HELD = auto()
-    """It holds."""
+    """It does."""
     LOST = auto()
-    """The task is somebody else's, or nobody's."""
+    """Another worker holds the task, or none."""
     CANCELLED = auto()
-    """Somebody cancelled the task."""
+    """The task was cancelled."""
 
 
 def renew(
     tasks: Sequence[Task[Any]], *, now: datetime, timeout: timedelta
 ) -> Operation[list[Task[Any]]]:
-    """Renew the leases of tasks in flight; give those that are no longer held.
+    """Renew the leases of tasks in flight; return the tasks that are no longer held.
 
-    One write renews all that have leases of the same length. Each is claimed under a token
-    that no other claim has, so any of the tokens proves that it is still ours. A lease that
-    ends later stays as it is. Safe to repeat: it sets the same instants again.
+    One write renews all leases of the same length. No two claims share a token, so any of the
+    tokens proves that a task is still held. A lease that ends later stays as it is. Safe to
+    repeat: it sets the same instants again.
     """
     groups: dict[float, list[Task[Any]]] = defaultdict(list)
     for task in tasks:
@@ -57,16 +60,16 @@ def renew(
 
 
 def lease_states(tasks: Sequence[Claim]) -> Operation[list[LeaseState]]:
-    """Tell of each task whether it is no longer held, and whether it was cancelled.
+    """Return for each task whether it is held, lost or cancelled.
 
-    A look by ``_id`` that writes nothing, for tasks that wait or run longer than a moment:
-    their handlers should not go on for a third of a lease after somebody cancelled them.
+    Read-only, by ``_id``. Without it, a handler would run for up to a third of a lease after its
+    task was cancelled.
     """
     ids = filters.any_of({task.id: None for task in tasks})
     found = yield Call("find", ids, {"status": 1, "lease_token": 1, "error.code": 1})
     stored = {document["_id"]: document for document in found}
     if missing := [task.id for task in tasks if task.id not in stored]:
-        # What was cancelled may have moved to the dead letters since.
+        # A cancelled task may have moved to the dead letters.
         moved = yield Call(
             "find",
             filters.any_of(missing),
@@ -74,10 +77,10 @@ def lease_states(tasks: Sequence[Claim]) -> Operation[list[LeaseState]]:
             target=Target.DEAD_LETTERS,
         )
         stored |= {document["_id"]: document for document in moved}
-    return [_how_taken(task, stored.get(task.id, {})) for task in tasks]
+    return [_state(task, stored.get(task.id, {})) for task in tasks]
 
 
-def _how_taken(task: Claim, document: Document) -> LeaseState:
+def _state(task: Claim, document: Document) -> LeaseState:
     if task.lease is None or document.get("lease_token") == task.lease.token:
         return LeaseState.HELD
     error = document.get("error")
@@ -87,7 +90,10 @@ def _how_taken(task: Claim, document: Document) -> LeaseState:
 
 
 def report_progress(reports: Iterable[tuple[Task[Any], Progress]]) -> Operation[None]:
-    """Store how far handlers are, each fenced by its lease. Safe to repeat."""
+    """Store the progress of handlers, each fenced by its lease token.
+
+    Safe to repeat: it sets the same values again.
+    """
     updates = [
         UpdateOne(filters.claimed(task), {"$set": {"progress": progress.model_dump()}})
         for task, progress in reports

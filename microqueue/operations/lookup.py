@@ -1,4 +1,4 @@
-"""Inspect: read-only views. Looking claims nothing and leaves no trace."""
+"""Lookup: find tasks by id, and list the newest ones. Everything here is read-only."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from microqueue.operations import dead_letters, filters, id_order
+from microqueue.operations import filters, id_order, paging
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, TaskStatus
 
 
 def get(task_id: Any, settings: QueueSettings) -> Operation[Document | None]:
-    """Find one task by its id, wherever dead letters are kept."""
+    """Return one task by its id, also from the DLQ collection."""
     document: Document | None = yield Call("find_one", {"_id": {"$eq": task_id}})
     if document is None and settings.separate_dlq:
         alive = {"_id": {"$eq": task_id}, "status": filters.FAILED}
@@ -22,7 +22,7 @@ def get(task_id: Any, settings: QueueSettings) -> Operation[Document | None]:
 
 
 def find_first(candidates: Sequence[Any], settings: QueueSettings) -> Operation[Document | None]:
-    """Find the task of the first of these ids that there is one of."""
+    """Return the task of the first of these ids that exists."""
     for task_id in candidates:
         document = yield from get(task_id, settings)
         if document is not None:
@@ -33,21 +33,21 @@ def find_first(candidates: Sequence[Any], settings: QueueSettings) -> Operation[
 def first_existing(
     candidates: Sequence[Sequence[Any]], settings: QueueSettings
 ) -> Operation[list[Any]]:
-    """Choose the first id of each that there is a task of; the first if there is none."""
+    """Return of each group of ids the first that exists, or the first if none does."""
     unclear = [one for several in candidates if len(several) > 1 for one in several]
     existing: set[Any] = set()
-    for target in dict.fromkeys(dead_letters.targets(settings)) if unclear else ():
+    for target in dict.fromkeys(paging.dead_letter_targets(settings)) if unclear else ():
         found = yield Call("find", filters.any_of(unclear), {"_id": 1}, target=target)
         existing |= {document["_id"] for document in found}
     return [next((one for one in several if one in existing), several[0]) for several in candidates]
 
 
 def queues_of(ids: Iterable[Any], settings: QueueSettings) -> Operation[dict[Any, str]]:
-    """Read in which queue each of these tasks is, by the key of its id; those that exist.
+    """Return the queue of each of these tasks that exists, by the key of its id.
 
-    A dead letter may move between its two places meanwhile, any number of times. Each move
-    leaves another version in ``tasks_dlq``. So a task that is not in ``tasks`` is missing only
-    if the version is the same before and after.
+    A dead letter may move between the two collections while they are read, any number of times.
+    Each move leaves another version in ``tasks_dlq``. So a task that is not in ``tasks`` is missing
+    only if the version is the same before and after.
     """
     found: dict[Any, str] = {}
     left = list(ids)
@@ -60,7 +60,7 @@ def queues_of(ids: Iterable[Any], settings: QueueSettings) -> Operation[dict[Any
             break
         fields = {"queue": 1, "status": 1, "version": 1}
         copies = yield Call("find", filters.any_of(left), fields, target=Target.DEAD_LETTERS)
-        # What has left the dead letters again is a tombstone there, and has no status.
+        # A tombstone has no status.
         dead = [one for one in copies if one.get("status") == filters.FAILED]
         found |= {id_order.key(one["_id"]): _queue_of(one) for one in dead}
         before, versions = (
@@ -83,19 +83,19 @@ def _queue_of(document: Document) -> str:
 def peek(
     queue: filters.Queues, *, status: TaskStatus | None, limit: int, settings: QueueSettings
 ) -> Operation[list[Document]]:
-    """Read the newest tasks of some queues, wherever dead letters are kept."""
+    """Return the newest tasks of some queues, also from the DLQ collection."""
     selection: Document = filters.of(queue)
     if status is TaskStatus.PROCESSING:
-        selection |= filters.LEASED  # Few at any time, and in an index of their own.
+        selection |= filters.LEASED  # Few at any time, and they have their own index.
     elif status is not None:
         selection["status"] = status.value
     targets = [Target.TASKS]
     if status in {None, TaskStatus.FAILED}:
-        targets = dead_letters.targets(settings)
+        targets = paging.dead_letter_targets(settings)
     order = [("created_at", -1), ("_id", -1)]
     found: dict[Any, Document] = {}
     for target in targets:
-        # What has left the dead letters again is a tombstone there, and has no queue.
+        # A tombstone in ``tasks_dlq`` has no queue, so it does not match.
         for document in (yield Call("find", selection, sort=order, limit=limit, target=target)):
             found[id_order.key(document["_id"])] = document
     if len(targets) == 1:
@@ -109,7 +109,7 @@ def peek(
 
 
 def next_due(queue: str) -> Operation[datetime | None]:
-    """Read when the queue's next delayed task comes due."""
+    """Return when the next delayed task of a queue is due."""
     found = yield Call(
         "find",
         {"queue": queue, **filters.DELAYED},

@@ -1,9 +1,11 @@
-"""Sweep: heal what crashes left behind. One function per duty.
+"""Maintenance: the jobs of a sweep, the sweeper's lock, and the stored sweep reports.
 
-Each duty reads a batch of ids on an index of its own and writes under a guard that repeats
-what it read, so any number of sweepers can run at once, and a task that changed in between
-is left alone. All are safe to repeat. ``queues`` limits a duty; ``None`` means all. What was
-done is counted in ``progress``, which is also asked before each batch whether to go on.
+A job repairs what crashes left behind. It reads a batch of ids on its own index, and each write
+repeats the condition that was read. So any number of sweepers can run at once, a task that changed
+in between is left alone, and every job is safe to repeat. The lock only saves work.
+
+``queues`` limits a job to some queues; ``None`` means all. ``progress`` counts what was done, and
+is asked before each batch whether to continue.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ def reclaim_stuck(
     queues: Queues = None,
     progress: Progress | None = None,
 ) -> Operation[None]:
-    """Reclaim tasks whose lease has expired: they wait again, or are buried.
+    """Reclaim tasks whose lease has expired: they wait again, or become dead letters.
 
-    Fenced by the token and the expiry that were read: a lease renewed meanwhile is kept.
+    Fenced by the token and the expiry that were read: a lease renewed in between is kept.
     """
     progress = progress or Progress()
     selection = {**within(queues), **filters.lease_expired(now)}
@@ -56,7 +58,7 @@ def reclaim_stuck(
             ended, now=now, settings=settings, progress=progress
         )
         batches.wrote(count)
-    progress.check_refused()
+    progress.raise_rejection()
 
 
 def _reclaim(task: Task[Any], now: datetime, settings: QueueSettings) -> Settlement:
@@ -71,8 +73,7 @@ def _reclaim(task: Task[Any], now: datetime, settings: QueueSettings) -> Settlem
     settlement = settle.retried(
         task, now, error, delay_sec=delay_sec, outcome=Outcome.LEASE_EXPIRED
     )
-    settlement.changes["redelivered"] = True
-    return settlement
+    return settlement.after_lost_worker()
 
 
 def promote_due(
@@ -81,10 +82,11 @@ def promote_due(
     queues: Queues = None,
     progress: Progress | None = None,
 ) -> Operation[None]:
-    """Make every delayed task ready whose time has come, queue by queue.
+    """Make every due task ready, queue by queue.
 
-    Each step reads the earliest task of the next queue in the index, so that a queue with
-    nothing due costs one key, however many tasks it delays.
+    Each step reads the earliest task of the next queue in the index, so that a queue with nothing
+    due costs one key, however many delayed tasks it has. Safe to repeat: a write matches only
+    tasks that are still due.
     """
     progress = progress or Progress()
     after = ""
@@ -121,9 +123,10 @@ def bury_exhausted(
     queues: Queues = None,
     progress: Progress | None = None,
 ) -> Operation[None]:
-    """Fail waiting tasks that have no attempt left: the backstop, which never meets a lease.
+    """Fail waiting tasks that have no attempt left: a backstop, which never touches a lease.
 
-    Walks the few distinct ``max_attempts`` in the index, and looks at each one's highest count.
+    Steps through the few distinct ``max_attempts`` in the index, and reads the highest count of
+    each. Safe to repeat: a write matches only waiting tasks that are used up.
     """
     progress = progress or Progress()
     max_attempts: Any = -1
@@ -153,7 +156,10 @@ def expire_undelivered(
     queues: Queues = None,
     progress: Progress | None = None,
 ) -> Operation[None]:
-    """Fail waiting tasks whose ``expires_at`` has passed."""
+    """Fail waiting tasks whose ``expires_at`` has passed.
+
+    Safe to repeat: a write matches only tasks that still wait.
+    """
     progress = progress or Progress()
     selection = {**filters.undelivered(now), **within(queues)}
     error = {"message": "not delivered before it expired", "code": "expired", "at": now}
@@ -168,8 +174,8 @@ def purge_finished(
 ) -> Operation[None]:
     """Delete done tasks older than the retention, as the server's TTL monitor also does.
 
-    The retention is the one that the index says: a sweeper with settings of its own must not
-    delete what another service keeps.
+    The retention is that of the index: a sweeper with other settings must not delete what another
+    service keeps.
     """
     progress = progress or Progress()
     existing = yield Call("index_information")
@@ -183,7 +189,10 @@ def purge_finished(
 def delete_all(
     selection: Document, batch_size: int, progress: Progress | None = None
 ) -> Operation[int]:
-    """Delete what matches, a batch at a time, so that no single write runs for long."""
+    """Delete what matches, in batches, so that no single write runs for long.
+
+    Each delete repeats the selection, so a task that no longer matches is kept.
+    """
     deleted = 0
     batches = Batches.of(selection, ID, progress=progress, span=Span.LONG)
     while batch := (yield from batches.next(batch_size)):
@@ -197,7 +206,7 @@ def delete_all(
 def _bury(
     selection: Document, error: Document, now: datetime, settings: QueueSettings, progress: Progress
 ) -> Operation[int]:
-    """Fail what matches, a batch at a time, and note which tasks these are."""
+    """Fail what matches, in batches, and note the ids in ``progress``."""
     buried = 0
     changes = {
         "status": filters.FAILED,
@@ -220,19 +229,22 @@ def _bury(
 
 
 def _number(value: Any) -> Any:
-    """Read a number that MongoDB can compare, as one that Python can."""
+    """Return a stored number as one that Python can compare."""
     return value.to_decimal() if isinstance(value, Decimal128) else value
 
 
 def within(queues: Queues) -> Document:
-    """Match the tasks of some queues, or of all."""
+    """Match the tasks of some queues, or of all queues."""
     return {} if queues is None else {"queue": {"$in": list(queues)}}
 
 
 def acquire_lock(
     name: str, *, token: str, owner: str, now: datetime, lifetime: timedelta
 ) -> Operation[bool]:
-    """Take or renew the lock. Safe to repeat: the owner's token renews it."""
+    """Acquire or renew the lock; return whether it is held.
+
+    It matches only a lock that is free or has this token. Safe to repeat: the token renews it.
+    """
     free = {"_id": name, "$or": [{"token": token}, {"expires_at": {"$lte": now}}]}
     ends = later(now, lifetime)
     held = {"token": token, "owner": owner, "acquired_at": now, "expires_at": ends}
@@ -251,17 +263,23 @@ def acquire_lock(
 
 
 def release_lock(name: str, *, token: str) -> Operation[None]:
-    """Give the lock back, unless it ended and is another's by now."""
+    """Release the lock, unless it expired and another sweeper holds it."""
     yield Call("delete_one", {"_id": name, "token": token}, target=Target.LOCKS)
 
 
 def store_report(
     collection: str, report: Document, *, active: bool, last: bool = True
 ) -> Operation[None]:
-    """Store a report as the last one, and as the last that moved something if it did.
+    """Store the report of a sweep.
 
-    Not as the ``last`` one if another sweeper took over, as its report may be there already.
     Safe to repeat: it writes the same again.
+
+    Args:
+        collection: The name of the collection of tasks.
+        report: The report as a document.
+        active: Whether the sweep changed something: it is also stored as the last one that did.
+        last: Whether it is the last report. It is not if another sweeper took over, whose report
+            may be stored already.
     """
     changes = {**({"last": report} if last else {}), **({"last_active": report} if active else {})}
     if not changes:
@@ -276,7 +294,7 @@ def store_report(
 
 
 def read_report(collection: str) -> Operation[tuple[Document | None, Document | None]]:
-    """Read the last report, and the last of a sweep that moved something."""
+    """Return the last report, and the last of a sweep that changed something."""
     document = yield Call("find_one", {"_id": _report_id(collection)}, target=Target.LOCKS)
     found = document or {}
     return found.get("last"), found.get("last_active")

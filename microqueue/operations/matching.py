@@ -1,4 +1,4 @@
-"""Match tasks against a filter without asking the server, and group error messages."""
+"""Matching: compare documents with a filter on the client, and normalise error messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from microqueue.operations.call import Document
 from microqueue.task_filter import TaskFilter
 
 LONGEST_MESSAGE = 300
-"""Longer messages are cut in a group; it stands for all that begin like it."""
+"""A longer message is cut; its group has all messages with the same beginning."""
 
 
 KINDS = {
@@ -30,24 +30,24 @@ _ANY = re.compile("|".join(f"({pattern})" for pattern in KINDS.values()))
 _PLACEHOLDER = re.compile("|".join(map(re.escape, KINDS)))
 
 
-_LITERAL = re.compile(r"[^<\0]*")  # A null character cannot be asked for.
+_LITERAL = re.compile(r"[^<\0]*")  # A regular expression of MongoDB cannot have a null character.
 
 
 def normalise(message: str) -> str:
-    """Replace numbers, ids and quoted texts by what they are, and cut what is long."""
+    """Replace numbers, ids and quoted texts in a message by placeholders, and cut it."""
     names = list(KINDS)
     text = _ANY.sub(lambda found: names[(found.lastindex or 1) - 1], message)
     return text if len(text) <= LONGEST_MESSAGE else text[: _cut(text)]
 
 
 def literal_prefix(group: str) -> str:
-    """Give what the messages of a group begin with, all of them."""
+    """Return the text with which all messages of a group begin."""
     found = _LITERAL.match(group)
     return found.group() if found else ""
 
 
 def _cut(text: str) -> int:
-    """Say where to cut a text: not inside of a placeholder."""
+    """Return where to cut a text: not inside a placeholder."""
     for found in _PLACEHOLDER.finditer(text, LONGEST_MESSAGE - max(map(len, KINDS))):
         if found.start() < LONGEST_MESSAGE < found.end():
             return found.start()
@@ -55,11 +55,12 @@ def _cut(text: str) -> int:
 
 
 PLAIN = re.compile(r"(?=.*[a-z])[a-z0-9 @._:/-]+")
-"""Texts that a value's repr holds whenever its str does: a date, which differs, has no letter."""
+"""Texts that are in a value's repr whenever they are in its str. (A date differs, but has no
+letter.)"""
 
 
 def state_of(document: Mapping[str, Any], now: datetime) -> str:
-    """Tell ready from delayed, and processing from overdue."""
+    """Return the state of a task: its status, but ready or delayed, and overdue if it is."""
     status = document.get("status", filters.PENDING)
     if status == filters.PENDING:
         return "ready" if document.get("next_retry_at") is None else "delayed"
@@ -71,7 +72,7 @@ def state_of(document: Mapping[str, Any], now: datetime) -> str:
 
 
 class TaskMatcher:
-    """Looks at one document after the other."""
+    """Matches tasks; ``shown`` masks payloads and errors before their text is compared."""
 
     def __init__(
         self, which: TaskFilter, now: datetime, shown: Callable[[Any], Any] | None = None
@@ -80,16 +81,16 @@ class TaskMatcher:
         self._now = now
         self._text = which.text.lower() if which.text else None
         self._shown = shown or (lambda value: value)
-        # Whole fields: the server picks them three times as fast as parts of them.
+        # Whole fields: the server projects them three times as fast as parts of them.
         names = ["status", "next_retry_at", "lease_expires_at", "error"]
-        names += ["created_at", "updated_at"]  # The places of both views.
+        names += ["created_at", "updated_at"]  # The cursors of both views.
         if self._text:
             names.append("payload")
         self._plain = bool(self._text and PLAIN.fullmatch(self._text))
         self.fields: Document = dict.fromkeys(names, 1)
 
     def accepts(self, document: Document) -> bool:
-        """Tell whether a document matches."""
+        """Return whether a task matches."""
         which = self._which
         if which.status is not None and not self._is_in(which.status, document):
             return False
@@ -98,31 +99,31 @@ class TaskMatcher:
             return False
         if self._text is None:
             return True
-        # What is stored is looked at first, as quick as can be: it may not match at all.
-        told = f"{error.get('message')}\n{error.get('code')}"
-        if self._text in told.lower() and self._holds(self._shown(told)):
+        # The stored text first, because that is fast: most documents do not match at all.
+        stored = f"{error.get('message')}\n{error.get('code')}"
+        if self._text in stored.lower() and self._contains(self._shown(stored)):
             return True
         payload = document.get("payload")
         if self._plain and self._text not in repr(payload).lower():
             return False
-        return self._holds(self._shown(payload))
+        return self._contains(self._shown(payload))
 
     def _is_in(self, state: str, document: Document) -> bool:
         if state in {filters.PENDING, filters.PROCESSING}:
             return bool(document.get("status") == state)
         return state_of(document, self._now) == state
 
-    def _holds(self, value: Any) -> bool:
-        """Tell whether a value, or one inside of it, holds the text."""
+    def _contains(self, value: Any) -> bool:
+        """Return whether a value, or one inside it, contains the text."""
         if isinstance(value, Mapping):
-            return any(map(self._holds, value.values()))
+            return any(map(self._contains, value.values()))
         if isinstance(value, list):
-            return any(map(self._holds, value))
+            return any(map(self._contains, value))
         return (self._text or "") in str(value).lower()
 
 
 class DeadLetterMatcher:
-    """Looks at one dead letter after the other; ``shown`` masks what its message must not tell."""
+    """Matches dead letters; ``shown`` masks messages before they are compared."""
 
     fields: Document = dict.fromkeys(("error", "updated_at"), 1)
 
@@ -133,7 +134,7 @@ class DeadLetterMatcher:
         self.needed = self._text is not None or which.group is not None
 
     def accepts(self, document: Document) -> bool:
-        """Tell whether a letter matches."""
+        """Return whether a dead letter matches."""
         error = _error_of(document)
         code = self._which.code
         if code is not None and error.get("code") != (code or None):
@@ -141,8 +142,8 @@ class DeadLetterMatcher:
         return not self.needed or self.accepts_message(str(error.get("message") or ""))
 
     def accepts_message(self, message: str) -> bool:
-        """Tell whether a letter with this message, as it is stored, matches by its message."""
-        # Masked in any case: how long a look takes must not tell what is masked.
+        """Return whether a stored message matches."""
+        # Masked in any case: the time that this takes must not reveal what is masked.
         shown = self._shown(message)
         if self._text is not None and self._text not in shown.lower():
             return False

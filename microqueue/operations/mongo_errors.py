@@ -1,8 +1,8 @@
-"""Refusals: what MongoDB's errors say of a write.
+"""MongoDB error codes, and what they mean for a write.
 
-Codes by which it says that a document is at fault, and nothing else: such a write fails again
-however often it is repeated, and says nothing of its neighbours. And codes by which it says that
-it could not go on: then nobody knows how much was written.
+Some codes blame the document alone: the write fails again however often it is repeated, and other
+writes of the same batch are not affected. Others mean that the server was interrupted: it is
+unknown how much was written.
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ MAX_TIME_EXPIRED = 50
 DUPLICATE_KEY = 11000
 
 WRONG_TYPE = frozenset({BAD_VALUE, TYPE_MISMATCH})
-"""What should be a list or a number is none: an update cannot add to it, but replace it."""
+"""A field is no list or number where the update needs one: it can only be replaced."""
 
 DOCUMENT_REJECTED = WRONG_TYPE | {121, 171, 10334, 17280, 17419}
-"""It may also break a rule of its collection, have keys of two lists, or be too large."""
+"""The document also breaks a validation rule, has two indexed arrays, or is too large."""
 
-# Not primary, stepping down, shutting down, host unreachable and the like: the codes that
-# drivers treat as retryable.
 INTERRUPTED = frozenset({6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
+"""Not primary, stepping down, shutting down, host unreachable: what drivers treat as retryable."""
 
-
-# Killed by an operator, or at its time limit: it may have done a part of what it was to do.
 KILLED = frozenset({MAX_TIME_EXPIRED, 11601})
+"""Killed by an operator or at its time limit: it may have been done in part."""
 
 
 def write_concern_codes(error: BaseException) -> list[Any]:
-    """Give the codes with which a write was not acknowledged as it should have been, if any.
+    """Return the codes of failed write concerns, if any.
 
-    Then it is made on the primary, and nobody knows whether a majority will have it.
+    Such a write was made on the primary; whether a majority will have it is unknown.
     """
     if isinstance(error, WriteConcernError):
         return [error.code]
@@ -45,7 +43,7 @@ def write_concern_codes(error: BaseException) -> list[Any]:
 
 
 def is_uncertain(error: BaseException) -> bool:
-    """Tell whether a write may have been made, in part or as a whole, although it failed."""
+    """Return whether a write that failed may have been made, in part or as a whole."""
     if isinstance(error, OperationFailure):
         interrupted = error.code in INTERRUPTED | KILLED or error.timeout
         return bool(write_concern_codes(error)) or interrupted

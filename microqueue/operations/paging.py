@@ -1,7 +1,8 @@
-"""Gather: make something of each document as it is read, and stop when that is enough.
+"""Paging: read documents in the order of an index, page by page, with cursors.
 
-Ten documents may have a kilobyte or 150 megabytes. What is made of them is small, so whole
-documents are held for no longer than it takes to make it.
+A page may be of ten documents, and each may have a kilobyte or 15 MB. So a document is mapped to
+something small as it is read, and reading can stop before the page is full. A :class:`View` is the
+order, a :class:`Reader` reads pages of it, and a :class:`Scan` looks for matches that no index has.
 """
 
 from __future__ import annotations
@@ -11,32 +12,44 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from bson import json_util
 from bson.errors import BSONError
 
 from microqueue.arguments import refused
 from microqueue.extended_json import CANONICAL
-from microqueue.operations import dead_letters, filters, id_order
+from microqueue.operations import filters, id_order
 from microqueue.operations.call import ENOUGH, Call, Document, Each, Operation, Span, Target
 from microqueue.operations.matching import DeadLetterMatcher, TaskMatcher
+from microqueue.positions import microseconds
+from microqueue.settings import QueueSettings
 
-PLACE = ("_id", "created_at", "updated_at")
-MAPPED = "made"
+KEPT = ("_id", "created_at", "updated_at")
+"""The fields that are kept of a document that was mapped: those of all views."""
+MAPPED = "mapped"
+SCAN_SEC = 0.3
+"""How long one request scans at most."""
+LEAST_SEC = 0.1
+"""How long a scan looks at what a slow server sent, before it ends for lack of time."""
+STEP = 2000
+
+EPOCH = datetime.fromtimestamp(0, UTC)
+
+Order: TypeAlias = list[tuple[str, int]]
 
 
 def never_enough() -> bool:
-    """Read on, whatever was read."""
+    """Return that reading continues."""
     return False
 
 
 def mapping_each(
     make: Callable[[Document], Any], enough: Callable[[], bool] = never_enough
 ) -> Each:
-    """Keep of each document its place, and what is made of it.
+    """Keep the cursor fields of each document, and what ``make`` returns for it.
 
-    ``enough`` is asked before each document but the first, so that reading always gets on.
+    ``enough`` is asked before each document but the first, so that every page makes progress.
     """
 
     def begin() -> Callable[[Document], Any]:
@@ -47,7 +60,7 @@ def mapping_each(
             if not first and enough():
                 return ENOUGH
             first = False
-            return {**{name: document.get(name) for name in PLACE}, MAPPED: make(document)}
+            return {**{name: document.get(name) for name in KEPT}, MAPPED: make(document)}
 
         return each
 
@@ -55,87 +68,99 @@ def mapping_each(
 
 
 def merge_replies(
-    replies: Sequence[list[Any]], place: Callable[[Document], Any]
+    replies: Sequence[list[Any]], key: Callable[[Document], Any]
 ) -> tuple[list[Document], bool]:
-    """Join what was read in several places, each document once; tell if reading ended early.
+    """Merge what several collections replied, each document once.
 
-    What lies beyond the end of one that ended early is left out: there may be more before it.
+    Also returns whether reading ended early. Documents beyond the end of a reply that ended early
+    are left out: that collection may have more before them.
     """
     ended = [reply for reply in replies if reply and reply[-1] is ENOUGH]
-    edges = [place(reply[-2]) for reply in ended]
+    edges = [key(reply[-2]) for reply in ended]
     several = len(replies) > 1
     found: dict[Any, Document] = {}
-    whole = [reply[:-1] if reply and reply[-1] is ENOUGH else reply for reply in replies]
-    for document in heapq.merge(*whole, key=place):
-        if several and edges and place(document) > min(edges):
+    documents = [reply[:-1] if reply and reply[-1] is ENOUGH else reply for reply in replies]
+    for document in heapq.merge(*documents, key=key):
+        if several and edges and key(document) > min(edges):
             break
         found.setdefault(id_order.key(document["_id"]), document)
     return list(found.values()), bool(ended)
 
 
-EPOCH = datetime.fromtimestamp(0, UTC)
+class Cursor(NamedTuple):
+    """The place of a document in a view: its instant and its id."""
 
+    at: Any
+    id: Any
 
-def format_cursor(at: Any, last_id: Any) -> str:
-    """Name the place of a document; one without an instant is at the end, as MongoDB sorts."""
-    return json_util.dumps({"at": at or EPOCH, "id": last_id}, json_options=CANONICAL)
+    def __str__(self) -> str:
+        """Return it as text. A document without an instant is at the end, as MongoDB sorts."""
+        at = self.at if isinstance(self.at, datetime) else EPOCH
+        return json_util.dumps({"at": at, "id": self.id}, json_options=CANONICAL)
 
-
-def parse_cursor(cursor: str) -> tuple[datetime, Any]:
-    """Read the instant and the id of a place; anything but an instant and a plain id is refused."""
-    try:
-        place = json_util.loads(cursor, json_options=CANONICAL)
-        at, last_id = place["at"].astimezone(UTC), place["id"]
-        id_order.beyond(last_id, ascending=True)  # It tells what is no id.
-    except (ValueError, TypeError, KeyError, AttributeError, BSONError) as exc:
-        raise refused("cursor", cursor, "give the next_cursor of a page") from exc
-    return at, last_id
-
-
-SCAN_SEC = 0.3
-"""How long one request walks at most."""
-LEAST_SEC = 0.1
-"""How long a walk looks at what a slow server sent, before it says that its time is over."""
-STEP = 2000
-
-Order: TypeAlias = list[tuple[str, int]]
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a cursor from text; reject anything but an instant and a plain id."""
+        try:
+            found = json_util.loads(text, json_options=CANONICAL)
+            at, last_id = found["at"].astimezone(UTC), found["id"]
+            id_order.beyond(last_id, ascending=True)  # It raises for what is no id.
+        except (ValueError, TypeError, KeyError, AttributeError, BSONError) as exc:
+            raise refused("cursor", text, "give the next_cursor of a page") from exc
+        return cls(at, last_id)
 
 
 @dataclass(frozen=True)
 class View:
-    """An order that an index has: by an instant, then by id."""
+    """An order that an index has: by an instant, newest first, then by id."""
 
     field: str
     id_order: int
 
     @property
     def order(self) -> Order:
-        """How it is sorted."""
+        """The sort order."""
         return [(self.field, -1), ("_id", self.id_order)]
 
-    def place(self, document: Document) -> Document:
-        """Say where a document is."""
-        return {"at": document.get(self.field), "id": document["_id"]}
+    def cursor(self, document: Document) -> Cursor:
+        """Return the place of a document."""
+        return Cursor(document.get(self.field), document["_id"])
 
-    def after(self, place: Document) -> list[Document]:
-        """Match what comes after a place: filters to be asked one after the other.
+    def after(self, cursor: Cursor) -> list[Document]:
+        """Return filters for what comes after a cursor, to be read one after the other.
 
-        Each is one range of the index. Together in one query they would make the server
-        pass all keys of that instant, and one call may add thousands in an instant.
+        Each is one range of the index. Joined in one query, they would make the server pass all
+        keys of that instant, and one call may add thousands in an instant.
         """
-        at, last_id = place["at"], place["id"]
-        beyond = id_order.beyond(last_id, ascending=self.id_order > 0)
-        same_instant = [{self.field: at, **one} for one in beyond]
-        return [*same_instant, {self.field: {"$lt": at}}]
+        beyond = id_order.beyond(cursor.id, ascending=self.id_order > 0)
+        same_instant = [{self.field: cursor.at, **one} for one in beyond]
+        return [*same_instant, {self.field: {"$lt": cursor.at}}]
 
 
 BY_CREATION = View("created_at", -1)
 BY_FAILURE = View("updated_at", 1)
 
 
+def dead_letter_targets(settings: QueueSettings) -> list[Target]:
+    """Return where to read dead letters, in an order that misses none that moves in between."""
+    if settings.separate_dlq:
+        return [Target.TASKS, Target.DEAD_LETTERS, Target.TASKS]
+    return [Target.TASKS]
+
+
+def failure_key(document: Document) -> tuple[Any, ...]:
+    """Return a sort key that orders dead letters as MongoDB does, ids of all types included."""
+    failed_at = document.get("updated_at")
+    newest_first = -microseconds(failed_at) if isinstance(failed_at, datetime) else 0
+    return newest_first, *id_order.place(document["_id"])
+
+
 @dataclass(frozen=True)
 class Reader:
-    """Reads documents in a view's order, wherever they are kept."""
+    """Reads documents in the order of a view, from one collection or several.
+
+    Only dead letters are in several collections.
+    """
 
     view: View
     targets: Sequence[Target]
@@ -143,23 +168,23 @@ class Reader:
     def read(
         self,
         selection: Document,
-        place: Document | None,
+        cursor: Cursor | None,
         limit: int,
         each: Each,
         *,
         fields: Document | None = None,
         max_time_ms: int | None = None,
     ) -> Operation[tuple[list[Document], bool]]:
-        """Read up to ``limit`` documents; tell if ``each`` ended it before that."""
+        """Read up to ``limit`` documents; also return whether ``each`` ended it before that."""
         options: Document = {} if max_time_ms is None else {"max_time_ms": max_time_ms}
-        stages = [{}] if place is None else self.view.after(place)
+        stages = [{}] if cursor is None else self.view.after(cursor)
         documents: list[Document] = []
         ended = False
         for stage in stages:
             if (wanted := limit - len(documents)) and not ended:
                 selected = {"$and": [selection, stage]} if stage else selection
-                # Of one instant, the order of ids is all that is asked for: with more, the
-                # server would not merge the queues' ranges, but walk all ids.
+                # Within one instant only the ids need an order. With the full order, the server
+                # would not merge the ranges of the queues, but read all ids.
                 order = self.view.order[1:] if "_id" in stage else self.view.order
                 asked = {
                     **options,
@@ -172,12 +197,12 @@ class Reader:
                 for target in self.targets:
                     call = Call("find", selected, fields, target=target, each=each, **asked)
                     replies.append((yield call))
-                found, ended = merge_replies(replies, dead_letters.place)
+                found, ended = merge_replies(replies, failure_key)
                 documents += found[:wanted]
         return documents, ended
 
     def of(self, ids: Sequence[Any], made: Callable[[Document], Any]) -> Operation[list[Any]]:
-        """Make something of whole documents, in the order of their ids."""
+        """Read whole documents by id, and return what ``made`` makes of them, in that order."""
         found: dict[Any, Any] = {}
         for target in self.targets if ids else ():
             each = mapping_each(made)
@@ -187,7 +212,7 @@ class Reader:
 
 
 class Scan:
-    """Looks at one document after the other until there are enough, or the time is over."""
+    """Matches one document after the other, until the page is full or the time is over."""
 
     def __init__(
         self,
@@ -204,46 +229,38 @@ class Scan:
         self._began: float | None = None
         self._deadline = time.monotonic() + SCAN_SEC
 
-    def run(self, place: Document | None) -> Operation[tuple[list[Document], str | None, bool]]:
-        """Give what matches, where to go on, and whether the page is as full as can be."""
+    def run(self, cursor: Cursor | None) -> Operation[tuple[list[Document], Cursor | None, bool]]:
+        """Return the matches, the next cursor, and whether the page is complete.
+
+        It is not complete if the time was over first.
+        """
         found: list[Document] = []
         while True:
             self._matched, self._began = len(found), None
-            each = mapping_each(self._look, self._enough)
+            each = mapping_each(self._accepts, self._enough)
             step, ended = yield from self._reader.read(
-                self._indexed, place, STEP, each, fields=self._matcher.fields
+                self._indexed, cursor, STEP, each, fields=self._matcher.fields
             )
             for document in step:
                 if document[MAPPED]:
                     found.append(document)
                     if len(found) == self._limit:
-                        return found, write_cursor(self._reader.view.place(document)), True
+                        return found, self._reader.view.cursor(document), True
             if len(step) < STEP and not ended:
                 return found, None, True
-            place = self._reader.view.place(step[-1])
+            cursor = self._reader.view.cursor(step[-1])
             if self._late():
-                return found, write_cursor(place), False
+                return found, cursor, False
 
-    def _look(self, document: Document) -> bool:
+    def _accepts(self, document: Document) -> bool:
         self._began = self._began or time.monotonic()
         accepted = self._matcher.accepts(document)
         self._matched += accepted
         return accepted
 
     def _enough(self) -> bool:
-        looked_sec = time.monotonic() - (self._began or time.monotonic())
-        return self._matched >= self._limit or (self._late() and looked_sec > LEAST_SEC)
+        elapsed_sec = time.monotonic() - (self._began or time.monotonic())
+        return self._matched >= self._limit or (self._late() and elapsed_sec > LEAST_SEC)
 
     def _late(self) -> bool:
         return time.monotonic() > self._deadline
-
-
-def write_cursor(place: Document) -> str:
-    """Name a place, as text that can stand in an address."""
-    return format_cursor(place["at"], place["id"])
-
-
-def read_cursor(cursor: str) -> Document:
-    """Read a place; anything else is refused."""
-    at, last_id = parse_cursor(cursor)
-    return {"at": at, "id": last_id}

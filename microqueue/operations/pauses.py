@@ -1,4 +1,4 @@
-"""Control: pause a queue, so that nothing is claimed from it until it is resumed."""
+"""Pauses: pause a queue, so that nothing is claimed from it until it is resumed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from microqueue.reports import Pause
 
 
 def pause(collection: str, queue: str, *, reason: str | None, now: datetime) -> Operation[Pause]:
-    """Pause a queue. Safe to repeat: its start stays, and its reason until another."""
+    """Pause a queue. Safe to repeat: the start stays, and so does the reason if none is given."""
     yield Call(
         "update_one",
         {"_id": _key(collection, queue)},
@@ -29,19 +29,19 @@ def pause(collection: str, queue: str, *, reason: str | None, now: datetime) -> 
 
 
 def resume(collection: str, queue: str) -> Operation[bool]:
-    """Let a queue go on; tell whether it was paused. Safe to repeat."""
+    """Resume a queue; return whether it was paused. Safe to repeat: it deletes at most once."""
     result = yield Call("delete_one", {"_id": _key(collection, queue)}, target=Target.PAUSES)
     return bool(result.deleted_count)
 
 
 def paused(collection: str, queue: str) -> Operation[Pause | None]:
-    """Read whether a queue is paused."""
+    """Return the pause of a queue, or None."""
     document = yield Call("find_one", {"_id": _key(collection, queue)}, target=Target.PAUSES)
     return _read(document) if document else None
 
 
 def list_paused(collection: str) -> Operation[list[Pause]]:
-    """Read which queues of a collection are paused; there are few."""
+    """Return the paused queues of a collection; there are few."""
     found = yield Call("find", {"collection": collection}, target=Target.PAUSES)
     return [_read(document) for document in found]
 

@@ -1,4 +1,8 @@
-"""Glance: one cheap look that tells a worker whether and when to claim."""
+"""Poll: one cheap query that tells a worker whether and when to claim.
+
+Also the pipeline of the change stream that wakes a worker between polls. Everything here is
+read-only.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from microqueue.operations.call import PAUSES_COLLECTION, Call, Document, Operat
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What there is to do: something ready, a delayed task due in a while, queues that pause."""
+    """Whether a task is ready, in how long the next delayed one is due, and the paused queues."""
 
     ready: bool
     due_sec: float | None
@@ -23,7 +27,7 @@ class PollResult:
 
 
 def poll(collection: str, queues: Sequence[str], *, now: datetime) -> Operation[PollResult]:
-    """Look at the head of each line with a single command, each part on its index."""
+    """Read the head of each line with a single command, each part by its index."""
     here = {"queue": {"$in": list(queues)}}
     delayed = [
         {"$match": {**here, **filters.DELAYED}},
@@ -53,7 +57,7 @@ def poll(collection: str, queues: Sequence[str], *, now: datetime) -> Operation[
 def poll_in_memory(
     collection: str, queues: Sequence[str], *, now: datetime
 ) -> Operation[PollResult]:
-    """Look in single steps, for mongomock, which knows no ``$unionWith``."""
+    """Poll with several calls, for mongomock, which has no ``$unionWith``."""
     here = {"queue": {"$in": list(queues)}}
     ready = yield Call("find_one", {**here, **filters.READY}, {"_id": 1})
     delayed = yield Call("find", {**here, **filters.DELAYED}, sort=[("next_retry_at", 1)], limit=1)
@@ -70,10 +74,10 @@ def _seconds(due_at: datetime | None, now: datetime) -> float | None:
 
 
 def new_work(queues: Sequence[str]) -> list[dict[str, Any]]:
-    """Select inserts into the queues, and updates that make any task ready.
+    """Return the pipeline of a change stream for new work in these queues.
 
-    An update does not say which queue it was in, so some of them wake for nothing; the
-    pop that follows finds that out.
+    It selects inserts into the queues, and updates that make any task ready. An update does not
+    have the queue, so some wake a worker for nothing, and its next pop finds no task.
     """
     changed = "updateDescription.updatedFields"
     return [
@@ -91,9 +95,9 @@ def new_work(queues: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def from_now_on(hello: Mapping[str, Any]) -> Timestamp | None:
-    """Read where a stream has to begin that is opened later; nothing if there are no streams.
+    """Return where a change stream starts that is opened later; None without change streams.
 
-    Motor opens a stream when it is first read, and would not tell what happened until then.
+    Motor opens a stream when it is first read, and would miss what happened before.
     """
     last = hello.get("operationTime")
     return Timestamp(last.time, last.inc + 1) if isinstance(last, Timestamp) else None

@@ -1,4 +1,9 @@
-"""Replay: send dead letters back to wait, or discard them."""
+"""Replay dead letters, or discard them.
+
+:func:`replay` replays what a query matches, for a person. :func:`requeue` replays the dead letters
+that a named run has read, each at its own time; a repeated run replays none of them twice. Both
+write the same fields, and a dead letter whose dedupe key a live task has stays.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,15 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from microqueue.clock import later, round_up
 from microqueue.dlq import ReplayReport
-from microqueue.operations import confirm, dead_letters, dlq_collection, enqueue, filters, id_order
+from microqueue.operations import (
+    confirm,
+    dead_letters,
+    dlq_collection,
+    enqueue,
+    filters,
+    id_order,
+    paging,
+)
 from microqueue.operations.batches import Batches, not_after, without
 from microqueue.operations.call import Call, Document, Operation, Span
 from microqueue.operations.maintenance import WITHOUT_PAYLOAD
@@ -20,7 +33,7 @@ from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, Task
 
 SPREAD_STEPS = 200
-"""Into how many instants a period is divided over which letters are spread."""
+"""Into how many instants a ``spread`` is divided, so that one write replays many."""
 
 
 def replay(
@@ -35,24 +48,26 @@ def replay(
     spread: timedelta = timedelta(0),
     edits: Document | None = None,
 ) -> Operation[ReplayReport]:
-    """Send dead letters back to wait, the oldest failure first, behind those already waiting.
+    """Replay the dead letters of some queries, the oldest failure first, behind waiting tasks.
 
-    They are those of one filter after the other. Safe to repeat: a letter that is back in the
-    queue is no longer matched. A letter that cannot go back, because a live task has its dedupe
-    key, stays and is reported. ``spread`` distributes them evenly over a period after the delay.
-    ``edits`` are written with the move.
+    Each write matches only tasks that are still dead letters. Safe to repeat: a replayed task no
+    longer matches. One whose dedupe key a live task has stays, and is reported as skipped.
+
+    Args:
+        queries: What to replay, one query after the other.
+        now: The server's time.
+        position: The place in line of all replayed tasks.
+        reset_attempts: Start to count attempts at zero.
+        delay: How long they wait before they are ready.
+        limit: How many to replay at most.
+        settings: The settings of the queue.
+        spread: Distribute them evenly over this period after the delay.
+        edits: Other fields to set.
     """
     matched = replayed = 0
     skipped: list[Any] = []
-    back = {
-        "status": filters.PENDING,
-        "finished_at": None,
-        "updated_at": now,
-        "expires_at": None,  # It did expire, or would at once.
-        "position": position,
-        **(edits or {}),
-    }
-    # What fails again while this runs is not replayed again. Another clock may be less behind.
+    back = {**_pending(now, position), **(edits or {})}
+    # What fails again while this runs is not replayed again. Clocks may differ a little.
     begun = later(now, timedelta(0))
     left = [{"$and": [query, {"updated_at": {"$lte": begun}}]} for query in queries]
     step = _step(settings)
@@ -67,7 +82,7 @@ def replay(
             ]
             timed = list(zip(letters, etas, strict=True))
             before = replayed
-            for group, changes in _alike(timed, back, settings, reset_attempts=reset_attempts):
+            for group, changes in _grouped(timed, back, settings, reset_attempts=reset_attempts):
                 count, stayed = yield from _replay_group(group, changes, now, settings)
                 replayed += count
                 skipped += stayed
@@ -82,9 +97,9 @@ def replay(
 def discard(
     queries: Sequence[Document], *, now: datetime, limit: int | None, settings: QueueSettings
 ) -> Operation[int]:
-    """Delete the dead letters of some filters for good.
+    """Delete the dead letters of some queries; return how many.
 
-    Safe to repeat: what is gone is no longer matched.
+    Safe to repeat: what is deleted no longer matches.
     """
     discarded = 0
     step = _step(settings)
@@ -109,7 +124,7 @@ def discard(
 
 
 def _batches(query: Document, settings: QueueSettings) -> Batches:
-    """Read the letters of a filter, the oldest failure first."""
+    """Read the dead letters of a query, the oldest failure first."""
 
     def read(passed: Sequence[Any], limit: int) -> Operation[list[Document]]:
         return (yield from _oldest(without(query, passed), limit, settings))
@@ -122,52 +137,52 @@ def _wanted(step: int, limit: int | None, so_far: int) -> int:
 
 
 def _oldest(query: Document, limit: int, settings: QueueSettings) -> Operation[list[Document]]:
-    """Read the next letters, each once, the oldest failure first."""
+    """Return the next dead letters, each once, the oldest failure first."""
     letters: dict[Any, Document] = {}
-    for target in dead_letters.targets(settings):
-        order = [(field, -direction) for field, direction in dead_letters.ORDER]
+    for target in paging.dead_letter_targets(settings):
+        order = [(field, -direction) for field, direction in paging.BY_FAILURE.order]
         fields = None if settings.separate_dlq else WITHOUT_PAYLOAD
         found = yield Call(
             "find", query, fields, sort=order, limit=limit, target=target, span=Span.LONG
         )
         for document in found:
             letters.setdefault(id_order.key(document["_id"]), document)
-    return sorted(letters.values(), key=dead_letters.place, reverse=True)[:limit]
+    return sorted(letters.values(), key=paging.failure_key, reverse=True)[:limit]
 
 
 def _step(settings: QueueSettings) -> int:
-    """Say how many letters to read at a time: whole ones are few, each may have 15 MB."""
+    """Return how many dead letters to read at a time: few if whole, as each may have 15 MB."""
     whole = settings.separate_dlq
     return min(settings.batch_size, dlq_collection.STEP) if whole else settings.batch_size
 
 
 def _eta(now: datetime, delay: timedelta, spread: timedelta, *, place: float) -> datetime | None:
-    """Say when a letter goes, by its place from 0 to 1; in steps, so that one write sends many."""
+    """Return when a dead letter is ready, by its place from 0 to 1, in steps."""
     step = int(min(place, 1.0) * SPREAD_STEPS)
     wait = delay + spread * step / SPREAD_STEPS
     return later(now, wait) if wait else None
 
 
-def _alike(
+def _grouped(
     letters: Sequence[tuple[Document, datetime | None]],
     back: Document,
     settings: QueueSettings,
     *,
     reset_attempts: bool,
 ) -> Iterator[tuple[list[Document], Document]]:
-    """Group letters that one write can send back: alike in what changes, with no dedupe key."""
+    """Group dead letters that one write can replay: with equal changes and no dedupe key."""
     groups: dict[Any, tuple[list[Document], Document]] = {}
     for document, eta in letters:
         changes = {**back, "next_retry_at": eta}
         if reset_attempts:
             changes["attempts"] = 0
         else:
-            # The count goes on, and there is always room for one more attempt.
+            # The count continues, and there is always room for one more attempt.
             task: Task[Any] = Task.from_document(document)
             changes["max_attempts"] = max(task.max_attempts, task.attempts + 1)
         alone = settings.separate_dlq or "dedupe_key" in document
         key = (
-            id_order.key(document["_id"]) if alone else ("alike", changes.get("max_attempts"), eta)
+            id_order.key(document["_id"]) if alone else ("group", changes.get("max_attempts"), eta)
         )
         groups.setdefault(key, ([], changes))[0].append(document)
     yield from groups.values()
@@ -176,7 +191,7 @@ def _alike(
 def _replay_group(
     group: Sequence[Document], changes: Document, now: datetime, settings: QueueSettings
 ) -> Operation[tuple[int, list[Any]]]:
-    """Send a group back; give how many went, and the ids of those that could not."""
+    """Replay a group; return how many were replayed, and the ids of those that could not be."""
     ids = [document["_id"] for document in group]
     if settings.separate_dlq:
         went = yield from dlq_collection.move_back(group[0], changes, now)
@@ -201,7 +216,7 @@ def _key_is_taken(letter: Document, changes: Document) -> Operation[bool]:
 
 @dataclass(frozen=True)
 class PlannedReplay:
-    """A dead letter as it was read, and when it may be delivered again."""
+    """A dead letter as it was read, and when it is delivered again."""
 
     letter: Document
     eta: datetime
@@ -216,10 +231,10 @@ def requeue(
     now: datetime,
     settings: QueueSettings,
 ) -> Operation[int]:
-    """Make letters pending again that are still as they were read; give how many.
+    """Replay dead letters that are unchanged since they were read; return how many.
 
-    Safe to repeat: a letter that this run has sent back before carries its name, and is left
-    alone, even if it failed again. So is one whose dedupe key a live task has.
+    Safe to repeat: a task that this run replayed has its name, and is left alone even if it failed
+    again. So is one whose dedupe key a live task has.
     """
     fresh = [one for one in returns if one.letter.get("replay_run") != run]
     if settings.separate_dlq:
@@ -242,13 +257,13 @@ def requeue(
         try:
             result = yield Call("bulk_write", updates, ordered=False)
         except BulkWriteError as exc:
-            refused = enqueue.only_duplicates(exc)
+            duplicates = enqueue.only_duplicates(exc)
             went += int((exc.details or {})["nModified"])
             left = []
-            for place in refused:
+            for place in duplicates:
                 one = fresh[place]
                 name = _changes(one, run, queue, position, now)["queue"]
-                # A majority may not have what is in the way; then it is tried again.
+                # If no majority has the task that blocks it, it is tried again.
                 if not (yield from enqueue.key_is_taken(name, one.letter.get("dedupe_key"))):
                     left.append(one)
             fresh = left
@@ -266,13 +281,20 @@ def _changes(
     one: PlannedReplay, run: str, queue: str | None, position: int, now: datetime
 ) -> Document:
     return {
-        "status": filters.PENDING,
+        **_pending(now, position),
         "queue": queue or one.letter.get("queue") or DEFAULT_QUEUE,
         "attempts": 0,
-        "finished_at": None,
-        "expires_at": None,  # It did expire, or would at once.
-        "updated_at": now,
         "next_retry_at": round_up(one.eta) if one.eta > now else None,
-        "position": position,
         "replay_run": run,
+    }
+
+
+def _pending(now: datetime, position: int) -> Document:
+    """Return the fields of a dead letter that waits again."""
+    return {
+        "status": filters.PENDING,
+        "finished_at": None,
+        "updated_at": now,
+        "expires_at": None,  # It did expire, or would at once.
+        "position": position,
     }

@@ -1,4 +1,4 @@
-"""Runs: remember what was begun under a name, so that it is done once however often it starts."""
+"""Runs: record a named run, so that its work is done once however often it is started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from microqueue.operations.call import Call, Document, Operation, Target
 
 
 def begin(name: str, details: Document, now: datetime) -> Operation[Document]:
-    """Note that a run begins, and give the note: that of the first time, if there is one."""
+    """Record the start of a run; return the record, the first one if there are several starts.
+
+    Safe to repeat: only the first call writes.
+    """
     note = {"details": details, "begun_at": now, "finished_at": None}
     found: Document = yield Call(
         "find_one_and_update",
@@ -26,11 +29,11 @@ def begin(name: str, details: Document, now: datetime) -> Operation[Document]:
 
 
 def find(name: str) -> Operation[Document | None]:
-    """Read the note of a run, if it ever began, as a majority has it."""
+    """Return the record of a run as a majority has it, or None if it never started."""
     return (yield from confirm.one({"_id": name}, target=Target.LOADS))
 
 
 def finish(name: str, report: dict[str, Any], now: datetime) -> Operation[None]:
-    """Note that a run is through, and what it did. The first report stays."""
+    """Record that a run is finished, with its report. Safe to repeat: the first report stays."""
     done = {"$set": {"finished_at": now, "report": report}}
     yield Call("update_one", {"_id": name, "finished_at": None}, done, target=Target.LOADS)

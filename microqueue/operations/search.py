@@ -1,4 +1,9 @@
-"""Search: find tasks by queue, status, code, text and time, page by page, newest first."""
+"""Search: find tasks and dead letters by queue, status, code, text and time, newest first.
+
+The server finds a page by its index if it can do so quickly. Otherwise the index is scanned, and
+each document is matched here. A scan has a time limit: a page may be incomplete, and its cursor
+continues it. Everything here is read-only.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +15,31 @@ from typing import Any
 from pymongo.errors import ExecutionTimeout
 
 from microqueue.dlq import DeadLetterFilter
-from microqueue.operations import dead_letters, filters, paging
+from microqueue.operations import filters, paging
 from microqueue.operations.call import Document, Operation, Target
 from microqueue.operations.matching import DeadLetterMatcher, TaskMatcher
 from microqueue.operations.paging import (
     BY_CREATION,
     BY_FAILURE,
     MAPPED,
+    Cursor,
     Reader,
     Scan,
     View,
-    read_cursor,
-    write_cursor,
+    dead_letter_targets,
 )
 from microqueue.settings import QueueSettings
 from microqueue.task_filter import TaskFilter
 
 QUICK_MS = 250
-"""How long the server may look for what is not in the index, before the walk begins."""
+"""How long the server may look for what is not in the index, before a scan begins."""
 PORTION = 50
-"""So many documents found by a walk are read whole at once."""
+"""How many documents found by a scan are read whole at a time."""
 
 
 @dataclass(frozen=True)
 class SearchPage:
-    """One page of documents; not ``complete``: more may match beyond ``next_cursor``."""
+    """One page. If it is not ``complete``, the time was over: continue at ``next_cursor``."""
 
     documents: Sequence[Any]
     next_cursor: str | None
@@ -42,7 +47,7 @@ class SearchPage:
 
 
 def as_stored(document: Document) -> Document:
-    """Leave a document as it is."""
+    """Return a document as it is."""
     return document
 
 
@@ -57,20 +62,27 @@ def page(
     shown: Callable[[Any], Any] | None = None,
     made: Callable[[Document], Any] = as_stored,
 ) -> Operation[SearchPage]:
-    """Read one page. ``queues`` are all that there are, so that each is read on its index.
+    """Return one page of tasks.
 
-    ``shown`` masks what a text must not find in payloads and errors. ``made`` is what becomes
-    of each document of the page.
+    Args:
+        which: What to search for.
+        queues: All queues of the collection, so that each is read on its index.
+        now: The server's time.
+        limit: How many tasks a page has at most.
+        cursor: The ``next_cursor`` of the page before.
+        settings: The settings of the queue.
+        shown: Masks payloads and errors, so that a search does not find what is masked.
+        made: Maps each document of the page.
     """
     view = BY_FAILURE if which.status == "failed" else BY_CREATION
     names = list(queues) if which.queue is None else [which.queue]
     return (
         yield from _page(
-            Reader(view, dead_letters.targets(settings) if view is BY_FAILURE else [Target.TASKS]),
+            Reader(view, dead_letter_targets(settings) if view is BY_FAILURE else [Target.TASKS]),
             indexed=_indexed(view, names, which),
-            sieve=_sieve(which, now),
+            unindexed=_unindexed(which, now),
             matcher=TaskMatcher(which, now, shown),
-            look=bool(which.text),
+            scan=bool(which.text),
             limit=limit,
             cursor=cursor,
             made=made,
@@ -89,19 +101,20 @@ def dead_letter_page(
     made: Callable[[Document], Any] = as_stored,
     enough: Callable[[], bool] = paging.never_enough,
 ) -> Operation[SearchPage]:
-    """Read one page of the dead letters of some queues; ``shown`` masks what must not be found.
+    """Return one page of the dead letters of some queues.
 
-    ``made`` is what becomes of each, and ``enough`` may end the page after any.
+    ``shown`` masks what must not be found, ``made`` maps each document, and ``enough`` may end the
+    page after any of them.
     """
     matcher = DeadLetterMatcher(which, shown)
     queues = [queue] if isinstance(queue, str) else queue
     return (
         yield from _page(
-            Reader(BY_FAILURE, dead_letters.targets(settings)),
+            Reader(BY_FAILURE, dead_letter_targets(settings)),
             indexed=_indexed(BY_FAILURE, queues, which),
-            sieve={} if which.code is None else {"error.code": which.code or None},
+            unindexed={} if which.code is None else {"error.code": which.code or None},
             matcher=matcher,
-            look=matcher.needed,
+            scan=matcher.needed,
             limit=limit,
             cursor=cursor,
             made=made,
@@ -113,13 +126,13 @@ def dead_letter_page(
 def all_dead_letters(
     query: Document, matcher: DeadLetterMatcher, settings: QueueSettings
 ) -> Operation[list[Document]]:
-    """Look at all letters of a query, and give id and instant of those that match."""
-    reader = Reader(BY_FAILURE, dead_letters.targets(settings))
+    """Return the id and the instant of every dead letter of a query that matches."""
+    reader = Reader(BY_FAILURE, dead_letter_targets(settings))
     found: list[Document] = []
-    place: Document | None = None
+    cursor: Cursor | None = None
     while True:
         each = paging.mapping_each(matcher.accepts)
-        step, _ = yield from reader.read(query, place, paging.STEP, each, fields=matcher.fields)
+        step, _ = yield from reader.read(query, cursor, paging.STEP, each, fields=matcher.fields)
         found += [
             {"_id": document["_id"], "updated_at": document["updated_at"]}
             for document in step
@@ -127,52 +140,56 @@ def all_dead_letters(
         ]
         if len(step) < paging.STEP:
             return found
-        place = reader.view.place(step[-1])
+        cursor = reader.view.cursor(step[-1])
 
 
 def _page(
     reader: Reader,
     *,
     indexed: Document,
-    sieve: Document,
+    unindexed: Document,
     matcher: TaskMatcher | DeadLetterMatcher,
-    look: bool,
+    scan: bool,
     limit: int,
     cursor: str | None,
     made: Callable[[Document], Any],
     enough: Callable[[], bool] = paging.never_enough,
 ) -> Operation[SearchPage]:
-    """Let the server find a page if it can soon; else, or if told to look, walk the index."""
-    place = None if cursor is None else read_cursor(cursor)
-    if not look:
+    """Let the server find a page if it can do so quickly; otherwise scan the index."""
+    start = None if cursor is None else Cursor.parse(cursor)
+    if not scan:
         try:
             found, ended = yield from reader.read(
-                {**indexed, **sieve},
-                place,
+                {**indexed, **unindexed},
+                start,
                 limit + 1,
                 paging.mapping_each(made, enough),
-                max_time_ms=QUICK_MS if sieve else None,
+                max_time_ms=QUICK_MS if unindexed else None,
             )
         except ExecutionTimeout:
             pass  # Matches are rare, and there is no index for them.
         else:
             page = found[:limit]
             more = page and (ended or len(found) > limit)
-            following = write_cursor(reader.view.place(page[-1])) if more else None
-            return SearchPage([one[MAPPED] for one in page], following, complete=True)
-    matches, following, complete = yield from Scan(reader, indexed, matcher, limit).run(place)
+            following = reader.view.cursor(page[-1]) if more else None
+            return SearchPage([one[MAPPED] for one in page], _text(following), complete=True)
+    matches, following, complete = yield from Scan(reader, indexed, matcher, limit).run(start)
     documents: list[Any] = []
-    for start in range(0, len(matches), PORTION):
-        if start and enough():
-            following = write_cursor(reader.view.place(matches[start - 1]))
-            return SearchPage(documents, following, complete=True)
-        ids = [document["_id"] for document in matches[start : start + PORTION]]
+    for first in range(0, len(matches), PORTION):
+        if first and enough():
+            following = reader.view.cursor(matches[first - 1])
+            return SearchPage(documents, _text(following), complete=True)
+        ids = [document["_id"] for document in matches[first : first + PORTION]]
         documents += yield from reader.of(ids, made)
-    return SearchPage(documents, following, complete)
+    return SearchPage(documents, _text(following), complete)
+
+
+def _text(cursor: Cursor | None) -> str | None:
+    return None if cursor is None else str(cursor)
 
 
 def _indexed(view: View, queues: Sequence[str], which: TaskFilter | DeadLetterFilter) -> Document:
-    """Write the part of the filter that the index holds."""
+    """Return the part of the filter that the index has."""
     indexed: Document = {"queue": {"$in": list(queues)}}
     if view is BY_FAILURE:
         indexed |= filters.DEAD
@@ -181,14 +198,14 @@ def _indexed(view: View, queues: Sequence[str], which: TaskFilter | DeadLetterFi
     return indexed
 
 
-def _sieve(which: TaskFilter, now: datetime) -> Document:
-    """Write the filters that the index does not hold."""
-    sieve: Document = {}
+def _unindexed(which: TaskFilter, now: datetime) -> Document:
+    """Return the part of the filter that the index does not have."""
+    unindexed: Document = {}
     if which.status is not None:
-        sieve |= _in_state(which.status, now)
+        unindexed |= _in_state(which.status, now)
     if which.code is not None:
-        sieve["error.code"] = which.code or None
-    return sieve if which.status != "failed" or which.code is not None else {}
+        unindexed["error.code"] = which.code or None
+    return unindexed if which.status != "failed" or which.code is not None else {}
 
 
 def _in_state(state: str, now: datetime) -> Document:

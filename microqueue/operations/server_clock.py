@@ -16,8 +16,8 @@ TRIES = 4
 def read_clock(clock: Clock) -> Operation[datetime]:
     """Return the current instant, asking the server first if the clock is stale.
 
-    The longer a reply took, the less is known of when the server read its clock. So a slow one
-    is discarded, and the server is asked again; if all of them are slow, the quickest one counts.
+    The longer a reply took, the less is known about when the server read its clock. So a slow
+    reply is discarded and the server is asked again; if all are slow, the fastest one counts.
     """
     if clock.stale:
         best: Timed | None = None

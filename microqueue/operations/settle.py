@@ -1,15 +1,16 @@
-"""Settle: write the outcome of an attempt, fenced by the lease token.
+"""Settle: write the outcome of an attempt, for one task or for many at once.
 
-Every write here matches the task only while the caller's claim holds it. All are safe to
-repeat: an attempt that was already settled the same way under the same token is found in
-the history, by a write that a majority acknowledges, and counts as success.
+A :class:`Settlement` says what an outcome changes. It is written under a fence: the write matches
+the task only while the caller's claim holds it. Every write here is safe to repeat: an attempt
+that was already settled the same way under the same token is found in the history, by a write
+that a majority acknowledges, and counts as success.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -41,9 +42,17 @@ class Settlement:
     increments: Document = field(default_factory=dict)
     removals: Document = field(default_factory=dict)
 
+    def after_lost_worker(self, *, crashed: bool = False) -> Settlement:
+        """Return the same, for a task whose worker was lost: it is isolated when it runs again.
+
+        ``crashed`` counts the loss against the task.
+        """
+        increments = {**self.increments, "crashes": 1} if crashed else self.increments
+        return replace(self, changes={**self.changes, "redelivered": True}, increments=increments)
+
 
 def done(now: datetime, *, result: Any = None) -> Settlement:
-    """Finish the task; the errors of earlier attempts are in its history alone."""
+    """Finish the task. The errors of earlier attempts stay in its history only."""
     changes: Document = {"status": filters.DONE, "finished_at": now}
     if result is not None:
         changes["result"] = result
@@ -57,7 +66,7 @@ def failed(
     outcome: Outcome = Outcome.FAILED,
     delivered: bool = True,
 ) -> Settlement:
-    """Bury the task; a task that never reached a handler gets its attempt back."""
+    """Make the task a dead letter. If it never reached a handler, its attempt is refunded."""
     changes = {"status": filters.FAILED, "finished_at": now}
     return Settlement(outcome, changes, error, {} if delivered else {"attempts": -1})
 
@@ -70,14 +79,14 @@ def retried(
     delay_sec: float,
     outcome: Outcome = Outcome.RETRIED,
 ) -> Settlement:
-    """Send the task back to wait out ``delay_sec``, or bury it if this was its last attempt."""
+    """Retry the task after ``delay_sec``, or make it a dead letter after its last attempt."""
     if task.attempts >= task.max_attempts:
         return failed(now, error, outcome=Outcome.FAILED if outcome is Outcome.RETRIED else outcome)
     return Settlement(outcome, {**waiting(task, now, delay_sec), "backoff_sec": delay_sec}, error)
 
 
 def waiting(task: Task[Any], now: datetime, delay_sec: float) -> Document:
-    """Write the fields of a task that waits, in its rightful place."""
+    """Return the fields of a task that waits, at its original position."""
     delay = timedelta(seconds=delay_sec)
     return {
         "status": filters.PENDING,
@@ -87,18 +96,18 @@ def waiting(task: Task[Any], now: datetime, delay_sec: float) -> Document:
 
 
 def snoozed(task: Task[Any], now: datetime, *, delay_sec: float) -> Settlement:
-    """Send the task back to wait, without counting the attempt."""
+    """Deliver the task again after ``delay_sec``, without counting this attempt."""
     changes = waiting(task, now, delay_sec)
     return Settlement(Outcome.SNOOZED, changes, None, {"attempts": -1})
 
 
 def released(task: Task[Any], now: datetime, *, front: bool) -> Settlement:
-    """Hand the task back unharmed: its attempt is refunded, and it is ready at once."""
-    rightful = original_position(task.position, task.created_at)
+    """Release the task: its attempt is refunded, and it is ready at once."""
+    original = original_position(task.position, task.created_at)
     changes = {
         "status": filters.PENDING,
         "next_retry_at": None,
-        "position": front_position(now) if front else rightful,
+        "position": front_position(now) if front else original,
     }
     return Settlement(Outcome.RELEASED, changes, None, {"attempts": -1})
 
@@ -111,7 +120,11 @@ def settle(
     settings: QueueSettings,
     session: Any = None,
 ) -> Operation[None]:
-    """Write a settlement, or raise :class:`LeaseLost` if the claim no longer holds the task."""
+    """Write a settlement, or raise :class:`LeaseLost` if the claim no longer holds the task.
+
+    Fenced by the lease token. Safe to repeat: if nothing matches, the history shows whether this
+    settlement was written before.
+    """
     result = yield from write(
         "update_one", task, settlement, now=now, settings=settings, session=session
     )
@@ -129,7 +142,10 @@ def write(
     session: Any = None,
     **options: Any,
 ) -> Operation[Any]:
-    """Update the claimed task by a method of the collection, and give its reply."""
+    """Update the claimed task by a method of the collection, and return the reply.
+
+    A task whose history or counts have the wrong type gets new ones.
+    """
     fence, limit = filters.claimed(task), settings.history_limit
     update = settlement_update(task, settlement, now=now, history_limit=limit)
     try:
@@ -138,12 +154,15 @@ def write(
         # The caller's transaction is aborted, and nothing can be written in it any more.
         if exc.code not in mongo_errors.WRONG_TYPE or session is not None:
             raise
-    update = settlement_update(task, settlement, now=now, history_limit=limit, anew=True)
+    update = settlement_update(task, settlement, now=now, history_limit=limit, reset=True)
     return (yield Call(method, fence, update, **options))
 
 
 def touch(task: Task[Any], expires_at: datetime, now: datetime) -> Operation[None]:
-    """Move the end of the lease. Safe to repeat: it sets the same instant again."""
+    """Move the end of the lease, fenced by its token.
+
+    Safe to repeat: it sets the same instant again.
+    """
     update = {"$set": {"lease_expires_at": expires_at, "updated_at": now}}
     result = yield Call("update_one", filters.claimed(task), update)
     if not result.matched_count:
@@ -156,11 +175,11 @@ def settlement_update(
     *,
     now: datetime,
     history_limit: int,
-    anew: bool = False,
+    reset: bool = False,
 ) -> Document:
-    """Write the update of a settlement: the new state, and the attempt's line in the history.
+    """Return the update of a settlement: the new state, and the attempt's entry in the history.
 
-    ``anew`` replaces the history and the counts, for a task whose own cannot be added to.
+    ``reset`` replaces the history and the counts, where the stored ones have the wrong type.
     """
     lease = task.lease
     error = settlement.error.model_dump() if settlement.error else None
@@ -181,7 +200,7 @@ def settlement_update(
     if error:
         changes["error"] = error
         entry["error"] = {**error, "message": storable_text(error["message"], LONGEST_IN_HISTORY)}
-    if anew:
+    if reset:
         counts = {
             name: max(getattr(task, name) + step, 0) for name, step in settlement.increments.items()
         }
@@ -199,7 +218,7 @@ def settlement_update(
 
 
 def describe_error(error: object, code: str | None, now: datetime, *, otherwise: str) -> TaskError:
-    """Make an error to store: from a message, or from an exception, whose type is the code."""
+    """Return the error to store for a message, or for an exception, whose type is the code."""
     if isinstance(error, BaseException):
         code = code or type(error).__name__
         message = f"{type(error).__name__}: {_text(error)}"
@@ -209,7 +228,7 @@ def describe_error(error: object, code: str | None, now: datetime, *, otherwise:
 
 
 def invalid_task(reason: str, now: datetime) -> TaskError:
-    """Say why a stored document is no task that can be run."""
+    """Return the error of a stored document that cannot be run as a task."""
     return TaskError.trusted(
         message=storable_text(reason, LONGEST_IN_HISTORY), code=INVALID_TASK, at=now
     )
@@ -218,19 +237,19 @@ def invalid_task(reason: str, now: datetime) -> TaskError:
 def _text(value: object) -> str:
     try:
         return str(value)
-    except Exception:  # noqa: BLE001 (an error whose text fails must still be told)
+    except Exception:  # noqa: BLE001 (an error whose text fails must still be stored)
         return f"<{type(value).__name__} without a text>"
 
 
 def storable_text(text: str, longest: int = LONGEST_MESSAGE) -> str:
-    """Make a text that BSON can hold, and cut it to a number of bytes."""
+    """Return a text that BSON can hold, cut to ``longest`` bytes."""
     return text.encode("utf-8", "backslashreplace")[:longest].decode("utf-8", "ignore")
 
 
 def _confirm(
     task: Task[Any], outcome: Outcome, *, settings: QueueSettings, session: Any
 ) -> Operation[None]:
-    """Accept that nothing matched only if this very settlement is already in the history."""
+    """Return if this very settlement is in the history; otherwise raise :class:`LeaseLost`."""
     settled = settled_as(task, outcome)
     for target in possible_targets(settings):
         if session is None:
@@ -243,7 +262,7 @@ def _confirm(
 
 
 def possible_targets(settings: QueueSettings) -> list[Target]:
-    """Give where a task that was settled may be, in the order in which it moves."""
+    """Return where a settled task may be, in the order in which it moves."""
     return [Target.TASKS, Target.DEAD_LETTERS] if settings.separate_dlq else [Target.TASKS]
 
 
@@ -255,7 +274,7 @@ def settled_as(task: Claim, outcome: Outcome) -> Document:
 
 
 def explain_loss(task: Claim, *, session: Any = None) -> Operation[LeaseLost]:
-    """Find out why a claim no longer holds its task."""
+    """Return the error that says why a claim no longer holds its task."""
     held_by = task.lease.worker_id if task.lease else None
     fields = {"status": 1, "worker_id": 1, "lease_token": 1}
     document = yield Call("find_one", {"_id": task.id}, fields, session=session)
@@ -271,7 +290,7 @@ def explain_loss(task: Claim, *, session: Any = None) -> Operation[LeaseLost]:
 
 
 class FencedSettlement(NamedTuple):
-    """A task, what becomes of it, and the fence under which that is written."""
+    """A task, its settlement, and the fence under which that is written."""
 
     task: Claim
     settlement: Settlement
@@ -279,60 +298,64 @@ class FencedSettlement(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """An ending that MongoDB did not write, because of what the document is."""
+    """A settlement that MongoDB did not write, because of the stored document."""
 
-    ending: FencedSettlement
+    settled: FencedSettlement
     code: int
     message: str
 
 
 def settle_all(
-    endings: Sequence[FencedSettlement], *, now: datetime, settings: QueueSettings
+    settlements: Sequence[FencedSettlement], *, now: datetime, settings: QueueSettings
 ) -> Operation[int]:
-    """Write endings; give how many were still held. The first refusal is raised, after all."""
-    matched, refused = yield from _write(endings, now=now, settings=settings)
-    _raise_first(refused)
+    """Write settlements, and return how many tasks were still held.
+
+    Each is fenced, and safe to repeat. The first rejection is raised after all are written.
+    """
+    matched, rejected = yield from _write(settlements, now=now, settings=settings)
+    _raise_first(rejected)
     return matched
 
 
 def settle_reclaimed(
-    endings: Sequence[FencedSettlement],
+    settlements: Sequence[FencedSettlement],
     *,
     now: datetime,
     settings: QueueSettings,
     progress: Progress,
 ) -> Operation[int]:
-    """Write what becomes of tasks reclaimed from their workers; return how many were written.
+    """Write the settlements of tasks reclaimed from their workers; return how many were written.
 
-    What is refused is buried instead, or every sweep would meet it again. What cannot even be
-    buried holds up no other: ``progress`` has the first of such refusals, to be raised after all.
+    Each is fenced by the lease that was read, and safe to repeat. A task whose settlement is
+    rejected becomes a dead letter, or every sweep would meet it again. One that cannot be changed
+    at all does not stop the others: ``progress`` keeps the first such rejection, to raise it last.
     """
-    waits = [one for one in endings if one.settlement.changes["status"] == filters.PENDING]
-    dead = [one for one in endings if one.settlement.changes["status"] != filters.PENDING]
-    reclaimed, refused = yield from _write(waits, now=now, settings=settings)
+    waits = [one for one in settlements if one.settlement.changes["status"] == filters.PENDING]
+    dead = [one for one in settlements if one.settlement.changes["status"] != filters.PENDING]
+    reclaimed, rejected = yield from _write(waits, now=now, settings=settings)
     progress.counts["reclaimed"] += reclaimed
-    buried, refused_too = yield from _write(dead, now=now, settings=settings)
-    burials = [_burial(one, now) for one in (*refused, *refused_too)]
-    more, unburied = yield from _write_once(burials, now=now, settings=settings, anew=True)
+    buried, rejected_too = yield from _write(dead, now=now, settings=settings)
+    burials = [_burial(one, now) for one in (*rejected, *rejected_too)]
+    more, unburied = yield from _write_once(burials, now=now, settings=settings, reset=True)
     progress.counts["buried"] += buried + more
-    gone = [*_without(dead, refused_too), *_without(burials, unburied)]
+    gone = [*_without(dead, rejected_too), *_without(burials, unburied)]
     yield from _name(gone, buried + more, now, progress)
     if unburied:
-        progress.refused = progress.refused or _failure(unburied[0])
+        progress.rejection = progress.rejection or _failure(unburied[0])
     return reclaimed + buried + more
 
 
 def _without(
-    endings: Sequence[FencedSettlement], refused: Sequence[Rejection]
+    settlements: Sequence[FencedSettlement], rejected: Sequence[Rejection]
 ) -> list[FencedSettlement]:
-    left_out = {id(one.ending) for one in refused}
-    return [one for one in endings if id(one) not in left_out]
+    left_out = {id(one.settled) for one in rejected}
+    return [one for one in settlements if id(one) not in left_out]
 
 
 def _name(
     dead: Sequence[FencedSettlement], count: int, now: datetime, progress: Progress
 ) -> Operation[None]:
-    """Note which tasks were buried. Of those that changed meanwhile, some may not have been."""
+    """Note which tasks were buried. If fewer were written than given, ask which ones."""
     if count < len(dead):
         ids = yield from find_buried([one.task.id for one in dead], now)
         known = set(map(id_order.key, ids))
@@ -348,46 +371,49 @@ def _name(
 def find_buried(
     ids: Sequence[Any], now: datetime, *, code: str | None = None
 ) -> Operation[list[Any]]:
-    """Find which of some tasks were buried at this instant."""
+    """Return which of these tasks became dead letters at this instant."""
     buried = {**filters.any_of(ids), **filters.DEAD, "finished_at": now}
     if code is not None:
         buried["error.code"] = code
     return [document["_id"] for document in (yield Call("find", buried, {"_id": 1}))]
 
 
-def _burial(refusal: Rejection, now: datetime) -> FencedSettlement:
-    task, settlement, fence = refusal.ending
-    error = invalid_task(f"MongoDB does not take it back: {refusal.message}", now)
+def _burial(rejection: Rejection, now: datetime) -> FencedSettlement:
+    task, settlement, fence = rejection.settled
+    error = invalid_task(f"MongoDB rejects its settlement: {rejection.message}", now)
     return FencedSettlement(task, failed(now, error, outcome=settlement.outcome), fence)
 
 
 def _write(
-    endings: Sequence[FencedSettlement], *, now: datetime, settings: QueueSettings
+    settlements: Sequence[FencedSettlement], *, now: datetime, settings: QueueSettings
 ) -> Operation[tuple[int, list[Rejection]]]:
-    """Write endings, those of broken records once more: how many matched, and the refused."""
-    matched, refused = yield from _write_once(endings, now=now, settings=settings)
-    broken = [one.ending for one in refused if one.code in mongo_errors.WRONG_TYPE]
-    others = [one for one in refused if one.code not in mongo_errors.WRONG_TYPE]
-    more, still = yield from _write_once(broken, now=now, settings=settings, anew=True)
+    """Write settlements; return how many matched, and the rejected ones.
+
+    Those rejected for a field of the wrong type are written again, with that field reset.
+    """
+    matched, rejected = yield from _write_once(settlements, now=now, settings=settings)
+    broken = [one.settled for one in rejected if one.code in mongo_errors.WRONG_TYPE]
+    others = [one for one in rejected if one.code not in mongo_errors.WRONG_TYPE]
+    more, still = yield from _write_once(broken, now=now, settings=settings, reset=True)
     return matched + more, others + still
 
 
 def _write_once(
-    endings: Sequence[FencedSettlement],
+    settlements: Sequence[FencedSettlement],
     *,
     now: datetime,
     settings: QueueSettings,
-    anew: bool = False,
+    reset: bool = False,
 ) -> Operation[tuple[int, list[Rejection]]]:
-    if not endings:
+    if not settlements:
         return 0, []
     limit = settings.history_limit
     updates = [
         UpdateOne(
             fence,
-            settlement_update(task, settlement, now=now, history_limit=limit, anew=anew),
+            settlement_update(task, settlement, now=now, history_limit=limit, reset=reset),
         )
-        for task, settlement, fence in endings
+        for task, settlement, fence in settlements
     ]
     try:
         result = yield Call("bulk_write", updates, ordered=False)
@@ -398,18 +424,19 @@ def _write_once(
         if not errors or foreign or details.get("writeConcernErrors"):
             raise
         return int(details["nMatched"]), [
-            Rejection(endings[error["index"]], error["code"], error["errmsg"]) for error in errors
+            Rejection(settlements[error["index"]], error["code"], error["errmsg"])
+            for error in errors
         ]
     return int(result.matched_count), []
 
 
-def _raise_first(refused: Sequence[Rejection]) -> None:
-    if refused:
-        raise _failure(refused[0])
+def _raise_first(rejected: Sequence[Rejection]) -> None:
+    if rejected:
+        raise _failure(rejected[0])
 
 
-def _failure(refusal: Rejection) -> OperationFailure:
-    return OperationFailure(refusal.message, refusal.code)
+def _failure(rejection: Rejection) -> OperationFailure:
+    return OperationFailure(rejection.message, rejection.code)
 
 
 def settle_batch(
@@ -419,10 +446,10 @@ def settle_batch(
     now: datetime,
     settings: QueueSettings,
 ) -> Operation[list[LeaseLost]]:
-    """Write settlements of any kind, with as few writes as there can be.
+    """Write settlements of any kind, with as few writes as possible.
 
-    ``plain`` are done and nothing more. Returns the leases that were lost; all others are
-    settled.
+    ``plain`` are done, without a result. Returns the leases that were lost; all other tasks are
+    settled. Each write is fenced by lease tokens, and safe to repeat.
     """
     lost = yield from mark_all_done(plain, now=now, settings=settings)
     if others:
@@ -441,9 +468,10 @@ def settle_batch(
 def mark_all_done(
     tasks: Sequence[Claim], *, now: datetime, settings: QueueSettings
 ) -> Operation[list[LeaseLost]]:
-    """Mark many tasks done: one write for those claimed together, one for all claimed singly.
+    """Mark many tasks done: one write per batch claimed together, one for all others.
 
-    Returns the leases that were lost; the others are done.
+    Returns the leases that were lost; the other tasks are done. Fenced by lease tokens, and safe
+    to repeat: tasks that were marked before are found in their history.
     """
     groups: dict[tuple[Any, ...], list[Claim]] = defaultdict(list)
     for task in tasks:
@@ -466,7 +494,8 @@ def mark_all_done(
         except OperationFailure as exc:
             if exc.code not in mongo_errors.WRONG_TYPE:
                 raise
-            singly += group  # It ended at a broken one; those before it are found as done.
+            # It stopped at a malformed task; those before it are found to be done.
+            singly += group
     ended = [FencedSettlement(task, settlement, filters.claimed(task)) for task in singly]
     matched += yield from settle_all(ended, now=now, settings=settings)
     if matched == len({(task.id, task.lease and task.lease.token) for task in tasks}):
@@ -477,7 +506,7 @@ def mark_all_done(
 def _find_lost(
     settled: Sequence[tuple[Claim, Settlement]], settings: QueueSettings
 ) -> Operation[list[LeaseLost]]:
-    """Find the settlements that are in no history that a majority has: they were refused."""
+    """Return the lost leases: their settlements are in no history that a majority has."""
     unproven = list(settled)
     for target in possible_targets(settings):
         if unproven:

@@ -1,21 +1,20 @@
-"""Stats: how many tasks stand where, counted with a bound.
+"""Stats: tasks by queue and status, by minute, running tasks, and latency. Read-only.
 
-A count is exact up to a limit. A count above the limit is an estimate, and is marked as one, so
-that a look at a million tasks costs as much as a look at a few thousand:
+A count is exact up to a limit. Above the limit it is an estimate, and is marked as one, so that
+stats of a million tasks cost as much as those of a few thousand:
 
-1. Each status is counted for all queues at once, on the index that holds it, up to the limit.
-2. Where that is too little, every queue gets its share of the limit, so that a small queue is
-   counted exactly beside a large one.
-3. What is still larger is estimated. The collection knows how many documents it has. What was
-   counted exactly is taken off, and the rest is shared out by a random sample.
+1. Each status is counted for all queues at once, by its index, up to the limit.
+2. If there is more, every queue gets its share of the limit, so that a small queue is counted
+   exactly beside a large one.
+3. What is still larger is estimated. The collection knows how many documents it has. The exact
+   counts are subtracted, and the rest is distributed by a random sample.
 
-A sample reads 4 MB of documents from anywhere in the collection, so one is used for half a
-minute. A single estimate needs none if all else was counted.
+A sample reads 4 MB of documents from anywhere in the collection, so it is reused for half a
+minute. A single estimate needs no sample if everything else was counted.
 
-A random sample of WiredTiger picks a page first and then a document in it, so it has too many
-large documents where large and small ones lie apart. The collection also knows the mean size of
-its documents, so the documents of the sample are weighted by a power of their size such that
-their mean agrees.
+WiredTiger samples a page first and then a document in it, so large documents are over-represented
+where large and small ones are apart. The collection also knows the mean size of its documents. So
+the documents of a sample are weighted by a power of their size that makes their mean agree.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 from microqueue.dlq import DeadLetterStats
-from microqueue.operations import dead_letters, diagnostics, filters
+from microqueue.operations import dead_letters, diagnostics, filters, paging
 from microqueue.operations.call import Call, Document, Operation, Target, dlq_collection_name
 from microqueue.reports import Latency, QueueStats, RunningTask
 from microqueue.settings import QueueSettings
@@ -40,11 +39,11 @@ MINUTES = 60
 MOST_SAMPLED = 4000
 SAMPLE_AGE = timedelta(seconds=30)
 LEAST_PER_SAMPLE = 25
-"""MongoDB picks documents at random only if it is asked for less than a 20th of them."""
+"""MongoDB samples at random only if asked for less than a 20th of the documents."""
 MOST_PIPELINES = 100
-"""How many counts one command makes. MongoDB allows for 1,000 stages."""
+"""How many counts one command makes. MongoDB allows 1,000 stages."""
 HEADS = 20
-"""How many tasks of each priority are looked at for the oldest one of a long line."""
+"""How many tasks of each priority are read to find the oldest one of a long line."""
 LARGEST_POWER = 4.0
 STEPS = 40
 SIZE_CLASSES = 8
@@ -63,9 +62,9 @@ SINCE: Mapping[str, str] = {"ready": "updated_at", "delayed": "next_retry_at"}
 ORDERS: Mapping[str, Document] = {
     "ready": dict(filters.READY_ORDER),
     "delayed": {"next_retry_at": 1},
-    "failed": dict(dead_letters.ORDER),
+    "failed": dict(paging.BY_FAILURE.order),
 }
-"""How the index of each status goes on after the queue."""
+"""The order of each status's index after the queue."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,13 @@ class Bounds:
         return max((self.limit or 0) // max(parts, 1), 1)
 
     def stages(self, order: Document | None = None) -> list[Document]:
-        """Write the stages that end a count one beyond the limit."""
+        """Return the stages that end a count one above the limit."""
         if self.limit is None:
             return []
         return [*([{"$sort": order}] if order else []), {"$limit": self.limit + 1}]
 
     def name(self, target: Target) -> str:
-        """Name the collection of a target."""
+        """Return the name of a target's collection."""
         if target is Target.DEAD_LETTERS:
             return dlq_collection_name(self.collection)
         return self.collection
@@ -102,7 +101,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Some documents of a sample that have all of this in common, and their weight."""
+    """Documents of a sample that have all of this in common, and their weight."""
 
     queue: str
     kind: str
@@ -119,7 +118,7 @@ class Sample:
     items: Sequence[Sampled]
 
     def weight(self, accepts: Callable[[Sampled], bool]) -> float:
-        """Add up the weight of some of the sample."""
+        """Return the total weight of a part of the sample."""
         return sum(one.weight for one in self.items if accepts(one))
 
 
@@ -131,7 +130,7 @@ class KnownSamples:
         self._known: dict[Target, tuple[datetime, Sequence[Sampled]]] = {}
 
     def get(self, target: Target, now: datetime) -> Sequence[Sampled] | None:
-        """Give a sample that is not too old, if there is one."""
+        """Return a sample that is not too old, if there is one."""
         taken_at, items = self._known.get(target, (datetime.min.replace(tzinfo=UTC), ()))
         return items if abs(now - taken_at) < SAMPLE_AGE else None
 
@@ -149,14 +148,14 @@ class Sampler:
         self._totals: dict[Target, int] = {}
 
     def total(self, target: Target) -> Operation[int]:
-        """Read how many documents a collection has, once; the collection knows it."""
+        """Return how many documents a collection has, from its metadata; read once."""
         if target not in self._totals:
             found = yield Call("aggregate", [{"$collStats": {"count": {}}}], target=target)
             self._totals[target] = int(sum(one.get("count", 0) for one in found))
         return self._totals[target]
 
     def read(self, target: Target) -> Operation[Sample]:
-        """Sample a collection."""
+        """Return a sample of a collection."""
         total = yield from self.total(target)
         items = self._bounds.samples.get(target, self._now)
         if items is None:
@@ -180,7 +179,7 @@ class Sampler:
         return _weighted(groups, mean_size, first_minute(self._now)) if groups else ()
 
     def _group(self) -> Document:
-        """Group by all that an estimate asks for, and by size."""
+        """Return the group stage: by all that an estimate needs, and by size."""
 
         def by_status(otherwise: Any, **values: Any) -> Document:
             branches = [
@@ -201,7 +200,7 @@ class Sampler:
                 "status": "$status",
                 "dated": {"$eq": [{"$type": dated}, "date"]},
                 "late": by_status(False, processing=late),  # noqa: FBT003 (a value of MongoDB)
-                # One group for all that is older, or has not ended.
+                # One group for all that ended earlier, or has not ended.
                 "minute": {"$max": [-1, _minute_of(ended, first_minute(self._now))]},
                 "size": {"$floor": {"$multiply": [SIZE_CLASSES, {"$ln": size}]}},
             },
@@ -211,7 +210,7 @@ class Sampler:
 
 
 def _weighted(groups: Sequence[Document], mean_size: float, first: datetime) -> list[Sampled]:
-    """Weigh the documents of a sample so that their mean size is that of the collection."""
+    """Weight the documents of a sample so that their mean size is that of the collection."""
     sizes = [one["bytes"] / one["count"] for one in groups]
 
     def weights(power: float) -> list[float]:
@@ -239,7 +238,7 @@ def _weighted(groups: Sequence[Document], mean_size: float, first: datetime) -> 
 
 
 def _kind(status: Any, *, dated: bool) -> str:
-    """Tell in which count a document is, if in any."""
+    """Return in which count a document is, or an empty text if in none."""
     match status, dated:
         case filters.PENDING, _:
             return "delayed" if dated else "ready"
@@ -262,7 +261,7 @@ Place: TypeAlias = tuple[Target, str, str]
 
 @dataclass
 class Counted:
-    """What was counted: exactly, and of what there is more than was counted."""
+    """The exact counts, and the counts that stopped at their limit (``more``)."""
 
     exact: dict[Place, int] = field(default_factory=dict)
     more: dict[Place, int] = field(default_factory=dict)
@@ -273,7 +272,7 @@ class Counted:
     )
 
     def put(self, target: Target, queue: str, kind: str, number: int, *, exact: bool) -> None:
-        """Note a count; one that is exact replaces one that is not."""
+        """Store a count; an exact one replaces one that is not."""
         place = target, queue, kind
         if exact:
             self.exact[place] = number
@@ -303,7 +302,7 @@ class QueueCounter:
         self._found = Counted()
 
     def count(self, kinds: Collection[str] = KINDS) -> Operation[dict[str, Document]]:
-        """Count, and give by queue the fields of :class:`QueueStats` that belong to the kinds."""
+        """Count; return by queue the fields of :class:`QueueStats` for these kinds."""
         for kind in ("ready", "delayed"):
             if kind in kinds:
                 yield from self._count_by_queue(kind)
@@ -317,7 +316,7 @@ class QueueCounter:
         if "failed" in kinds:
             yield from self._count_failed()
         if "ready" in kinds:
-            yield from self._look_for_older()
+            yield from self._find_older()
         estimates = yield from self._estimate(kinds)
         return {name: self._fields(name, kinds, estimates) for name in self._names}
 
@@ -355,7 +354,7 @@ class QueueCounter:
     def _count_by_queue(
         self, kind: str, target: Target = Target.TASKS, only: Document | None = None
     ) -> Operation[None]:
-        """Count a status in all queues at once, or else in each with its share of the limit."""
+        """Count a status in all queues at once, or in each with its share of the limit."""
         selection = {**SELECTIONS[kind], **(only or {})}
         alone = len(self._names) == 1
         pipeline = [
@@ -406,8 +405,8 @@ class QueueCounter:
         pipelines = [pipeline_of(name) for name in (self._names if names is None else names)]
         return (yield from _together(pipelines, self._bounds.name(target), target))
 
-    def _look_for_older(self) -> Operation[None]:
-        """Look at the head of each priority for the oldest ready task of a long line."""
+    def _find_older(self) -> Operation[None]:
+        """Find the oldest ready task of a long line among the heads of its priorities."""
         found = self._found.since["ready"]
         places = [place for place in self._found.more if place[2] == "ready"]
         below: dict[str, Any] = {name: math.inf for _, name, _ in places}
@@ -448,7 +447,7 @@ class QueueCounter:
         )
         for one in groups:
             self._found.overdue[str(one["_id"])] = one["overdue"]
-        # They come in the order of their ends: after one that has not ended, none has.
+        # They are sorted by the end of their lease: after one that is not overdue, none is.
         self._found.overdue_exact = whole or any(one["last"] > self._now for one in groups)
         return whole
 
@@ -459,9 +458,9 @@ class QueueCounter:
     def _count_all_queues(
         self, kind: str, order: Document, more: Document
     ) -> Operation[tuple[list[Document], bool]]:
-        """Count a status in all queues of the collection: these indexes know no queue.
+        """Count a status in all queues of the collection: these indexes do not have the queue.
 
-        A filter by queue would read past any number of tasks of other queues.
+        A filter by queue would read any number of tasks of other queues.
         """
         here = self._here if self._bounds.limit is None else {}
         groups: list[Document] = yield Call(
@@ -479,7 +478,7 @@ class QueueCounter:
         return groups, whole
 
     def _count_whole_queues(self, kinds: Sequence[str]) -> Operation[None]:
-        """Count all tasks of each queue: one that has few is counted exactly."""
+        """Count all tasks of each queue: a small queue is counted exactly."""
         share = self._bounds.share(len(self._names))
         is_leased = _is_dated(filters.PROCESSING, "$lease_expires_at")
         late = {"$lte": ["$lease_expires_at", self._now]}
@@ -519,8 +518,8 @@ class QueueCounter:
             for name in self._names:
                 self._found.put(Target.TASKS, name, "failed", counted[name], exact=True)
             return
-        # A letter is for a moment in both places. It is counted in the first, and the second
-        # is asked for all others.
+        # A dead letter may be in both collections for a moment. It is counted in the first, and
+        # left out in the second.
         first = yield Call("find", query, {"queue": 1}, limit=self._bounds.limit + 1)
         if self._bounds.exceeded(len(first)):
             yield from self._count_by_queue("failed")
@@ -535,7 +534,7 @@ class QueueCounter:
     # Estimates
 
     def _estimate(self, kinds: Collection[str]) -> Operation[dict[Place, int]]:
-        """Estimate what there is more of than was counted; never less than was counted."""
+        """Estimate the counts that stopped at their limit; never less than was counted."""
         estimates: dict[Place, int] = {}
         for target in (Target.TASKS, Target.DEAD_LETTERS):
             open_places = {place: n for place, n in self._found.more.items() if place[0] is target}
@@ -562,7 +561,7 @@ class QueueCounter:
         return estimates
 
     def _is_the_rest(self, places: Collection[Place], kinds: Collection[str]) -> Operation[bool]:
-        """Tell whether one count alone is open, and every other task was counted."""
+        """Return whether only one count is open, and every other task was counted."""
         ((target, _, kind), *others) = places
         if others or target is not Target.TASKS or kind == "processing" or set(kinds) < set(KINDS):
             return False
@@ -581,7 +580,7 @@ def _is_dated(status: str, path: str) -> Document:
 def _together(
     pipelines: Sequence[list[Document]], collection: str, target: Target
 ) -> Operation[list[Document]]:
-    """Run many small pipelines with few commands, and give what all of them gave."""
+    """Run many small pipelines with few commands; return all their documents."""
     found: list[Document] = []
     for start in range(0, len(pipelines), MOST_PIPELINES):
         first, *others = pipelines[start : start + MOST_PIPELINES]
@@ -593,7 +592,7 @@ def _together(
 def queue_stats(
     names: Sequence[str], now: datetime, settings: QueueSettings, *, bounds: Bounds
 ) -> Operation[list[QueueStats]]:
-    """Count the tasks of some queues, with as many commands as for one of them."""
+    """Return the stats of some queues, with as many commands as for one of them."""
     counter = QueueCounter(names, now, settings, bounds=bounds, sampler=Sampler(bounds, now))
     counted = yield from counter.count()
     return [QueueStats(queue=name, at=now, **counted[name]) for name in names]
@@ -612,14 +611,18 @@ def dead_letter_stats(
     by_code: Counter[str] = Counter()
     ends: list[datetime] = []
     more = False
-    for target in dict.fromkeys(dead_letters.targets(settings)):
+    for target in dict.fromkeys(paging.dead_letter_targets(settings)):
         group = {
             "_id": "$error.code",
             "count": {"$sum": 1},
             "oldest": {"$min": "$updated_at"},
             "newest": {"$max": "$updated_at"},
         }
-        pipeline = [{"$match": query}, *bounds.stages(dict(dead_letters.ORDER)), {"$group": group}]
+        pipeline = [
+            {"$match": query},
+            *bounds.stages(dict(paging.BY_FAILURE.order)),
+            {"$group": group},
+        ]
         if settings.separate_dlq and target is Target.TASKS:
             group["ids"] = {"$push": "$_id"}
         groups: list[Document] = yield Call("aggregate", pipeline, target=target)
@@ -633,7 +636,7 @@ def dead_letter_stats(
             )
             ends += [one["updated_at"] for one in last if isinstance(one["updated_at"], datetime)]
         elif ids := [one_id for one in groups for one_id in one.get("ids", ())]:
-            query = {**query, "_id": {"$nin": ids}}  # It is for a moment in both places.
+            query = {**query, "_id": {"$nin": ids}}  # It may be in both collections for a moment.
     total, estimated = by_code.total(), False
     if more:
         names = [queues] if isinstance(queues, str) else queues
@@ -659,25 +662,25 @@ Minutes: TypeAlias = dict[tuple[str, datetime], int]
 
 @dataclass(frozen=True)
 class Finished:
-    """What was done and failed by queue and minute, and the minutes that are estimates."""
+    """Tasks done and failed by queue and minute, and the minutes that are estimates."""
 
     counts: Mapping[str, Minutes]
     estimated: Mapping[str, frozenset[datetime]]
 
 
 def first_minute(now: datetime) -> datetime:
-    """Give the first of the last 60 minutes; the last of them is the current one."""
+    """Return the first of the last 60 minutes, of which the current one is the last."""
     return now.replace(second=0, microsecond=0) - (MINUTES - 1) * MINUTE
 
 
 def finished_by_minute(
     since: datetime, now: datetime, settings: QueueSettings, *, bounds: Bounds, sampler: Sampler
 ) -> Operation[Finished]:
-    """Count tasks done and failed since the beginning of a minute, by queue and minute."""
+    """Count tasks done and failed since the start of a minute, by queue and minute."""
     counts: dict[str, Minutes] = {"done": {}, "failed": {}}
     estimated: dict[str, set[datetime]] = {"done": set(), "failed": set()}
     places = [("done", Target.TASKS)]
-    places += [("failed", target) for target in dict.fromkeys(dead_letters.targets(settings))]
+    places += [("failed", target) for target in dict.fromkeys(paging.dead_letter_targets(settings))]
     for kind, target in places:
         counter = _MinuteCounter(kind, target, bounds=bounds)
         found, unclear = yield from counter.count(since, now)
@@ -691,7 +694,7 @@ def finished_by_minute(
 
 
 class _MinuteCounter:
-    """Counts what was finished in one way, in one collection."""
+    """Counts tasks that are done, or failed, in one collection."""
 
     def __init__(self, kind: str, target: Target, *, bounds: Bounds) -> None:
         self._kind = kind
@@ -700,9 +703,9 @@ class _MinuteCounter:
         self._field = "finished_at" if kind == "done" else "updated_at"
 
     def count(self, since: datetime, now: datetime) -> Operation[tuple[Minutes, set[datetime]]]:
-        """Count all minutes at once, or else each with its share of the limit.
+        """Count all minutes at once, or each with its share of the limit.
 
-        Gives the minutes of which there is more than was counted, too.
+        Also returns the minutes that have more tasks than were counted.
         """
         minute = _minute_of(f"${self._field}", since)
         groups = yield Call(
@@ -741,9 +744,9 @@ class _MinuteCounter:
         ]
 
     def estimated(self, counted: Minutes, unclear: Collection[datetime], sample: Sample) -> Minutes:
-        """Estimate the minutes of which there is more than was counted.
+        """Estimate the minutes that have more tasks than were counted.
 
-        One that the sample is too old for is at least what was counted.
+        A minute that is newer than the sample stays as counted.
         """
         total = sample.weight(lambda _: True)
         found = dict(counted)
@@ -759,7 +762,7 @@ class _MinuteCounter:
     def _selection(self, window: Document) -> Document:
         if self._kind == "done":
             return {**filters.FINISHED, "finished_at": window}
-        # A range on the first key of an index lets a query over all queues run on that index.
+        # A range on the first key of an index lets a query over all queues use that index.
         return {"queue": {"$gt": ""}, **filters.DEAD, "updated_at": window}
 
     @staticmethod
@@ -786,7 +789,7 @@ RUNNING_FIELDS = dict.fromkeys(
 
 
 def running(queue: str | None, now: datetime, *, limit: int) -> Operation[list[RunningTask]]:
-    """Read the tasks that workers hold, those whose lease ends soonest first."""
+    """Return the tasks that workers hold, sorted by the end of their lease."""
     here = {} if queue is None else {"queue": queue}
     found = yield Call(
         "find",
@@ -816,7 +819,7 @@ def _running_task(document: Document, now: datetime) -> RunningTask:
 
 
 def name_of(document: Mapping[str, Any]) -> str | None:
-    """Read the name of the function that a task of ``Tasks`` is for."""
+    """Return the name of the function of a task that ``Tasks`` enqueued."""
     return name_in(document.get("headers"))
 
 
@@ -827,9 +830,10 @@ MILLISECONDS = 1000
 def latency(
     since: datetime, queue: str | None = None, *, limit: int | None = None
 ) -> Operation[list[Latency]]:
-    """Measure the tasks done since an instant: from enqueue to first start, and the last run.
+    """Return percentiles of wait and run time, for tasks done since an instant.
 
-    With a limit, so many are measured, the newest of all queues.
+    The wait is from enqueue to the first start; the run time is that of the last attempt. With a
+    limit, only the newest tasks of all queues are measured.
     """
     began = {"$ifNull": [{"$arrayElemAt": ["$history.started_at", 0]}, "$started_at"]}
     group = {
@@ -843,7 +847,7 @@ def latency(
     selection: Document = {**filters.FINISHED, "finished_at": {"$gte": since}}
     stages: list[Document] = []
     if limit is not None:
-        # The index knows no queue: a filter would read past any number of others.
+        # The index does not have the queue: a filter would read any number of other tasks.
         stages = [{"$sort": {"finished_at": -1}}, {"$limit": limit + 1}]
     elif queue is not None:
         selection["queue"] = queue
@@ -882,7 +886,7 @@ def _percentiles(name: str, counts: Counter[int]) -> dict[str, Any]:
 
 
 def percentiles(counts: Counter[int], shares: Iterable[int]) -> list[float]:
-    """Read percentiles from the counts of classes, in seconds: the middle of their class."""
+    """Return percentiles in seconds from the counts of classes: the middle of each class."""
     found = []
     for share in shares:
         left = counts.total() * share / 100

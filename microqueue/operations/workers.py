@@ -1,13 +1,14 @@
-"""Suspects: which of the tasks that a dead worker held may have taken it down.
+"""Workers: their registrations, and what becomes of the tasks of a worker that died.
 
-Tasks start in the order in which they were claimed, and those that have ended are held until
-their settlement is written. So of what a dead worker held, the first ones had ended, the next
-ones ran, and the last ones waited; but it does not tell where one begins and the other ends.
+**Crash attribution** decides which tasks a crash counts against. A worker starts tasks in the
+order of their claims, and holds a task that has ended until its settlement is written. So of the
+tasks that a dead worker held, the first had ended, the next ran, and the last waited. Where one
+group ends and the next begins is not stored.
 
-A task that this may harm is handled with care. Either no more than can run at the same time
-are between their start and their settlement together with it: then all that may have run are
-among the first ones. Or it runs alone: then it is the one. Worker and sweeper read from the
-document itself which care a task needs, so that they agree whatever their settings are.
+**Crash isolation** narrows that down for tasks that a wrong guess would harm. Such a task starts
+only while no more tasks are unsettled than can run at once: then the tasks that ran are among the
+first. Or it runs alone: then it is the one. The worker and the sweeper both read the isolation
+from the document, so they agree whatever their settings are.
 """
 
 from __future__ import annotations
@@ -33,33 +34,33 @@ DEFAULT_MAX_ATTEMPTS = 10
 
 
 class Isolation(IntEnum):
-    """How a task is started; more is stricter."""
+    """How a task is isolated while it runs; a greater value is stricter."""
 
     NONE = auto()
-    """With any number of others."""
+    """It runs beside any number of others."""
     LIMITED = auto()
-    """While no more are unsettled than can run at the same time."""
+    """It starts while no more tasks are unsettled than can run at once."""
     ALONE = auto()
-    """While nothing else is unsettled."""
+    """It starts while no other task is unsettled."""
 
 
 class CrashRole(Enum):
-    """What a task had to do with the end of its worker."""
+    """What a task may have had to do with the crash of its worker."""
 
     SUSPECT = auto()
     """It may have been running."""
     STARTED = auto()
-    """It may have been started, and most likely had ended, or waited."""
+    """It may have been started; most likely it had ended, or waited."""
     WAITED = auto()
     """It was not started."""
 
 
 def isolation_for(document: Mapping[str, Any]) -> Isolation:
-    """Say how to start a claimed task.
+    """Return how to isolate a claimed task.
 
-    With care, if its worker was lost before, or if this is its last attempt, as it would be
-    buried for the crash of another. Alone, if both, or if two workers died over it: the next
-    crash must be its own.
+    ``LIMITED`` if its worker was lost before, or if this is its last attempt: the crash of another
+    task would make it a dead letter. ``ALONE`` if both hold, or if two workers died with it: the
+    next crash must be its own.
     """
     get: Any = document.get
     attempts, most = get("attempts"), get("max_attempts", DEFAULT_MAX_ATTEMPTS)
@@ -73,21 +74,21 @@ def isolation_for(document: Mapping[str, Any]) -> Isolation:
     return Isolation.ALONE if certain else Isolation.LIMITED
 
 
-def unsettled_limit(care: Isolation, concurrency: int) -> float:
-    """Give how many must be unsettled so that nothing is started with this care, or beside it."""
-    if care is Isolation.ALONE:
+def unsettled_limit(isolation: Isolation, concurrency: int) -> float:
+    """Return the number of unsettled tasks from which on nothing starts under this isolation."""
+    if isolation is Isolation.ALONE:
         return min(1, concurrency)
-    return concurrency if care is Isolation.LIMITED else inf
+    return concurrency if isolation is Isolation.LIMITED else inf
 
 
 def attribute_crash(held: Iterable[Mapping[str, Any]], concurrency: int) -> Iterator[CrashRole]:
-    """Judge what a dead worker held, in the order of its claims."""
+    """Yield the role of each task that a dead worker held, in the order of its claims."""
     started, strictest = 0, Isolation.NONE
     for document in held:
         if not isinstance(document.get("position", 0), int | float):
-            yield CrashRole.STARTED  # A hand took it out of its place, and nobody can tell.
+            yield CrashRole.STARTED  # Edited manually: its order is unknown.
             continue
-        # Nothing overtakes a task that needs care, so its care holds for what follows, too.
+        # Nothing overtakes an isolated task, so its isolation also holds for what follows.
         strictest = max(strictest, isolation_for(document))
         if started >= unsettled_limit(strictest, concurrency):
             yield CrashRole.WAITED
@@ -97,16 +98,19 @@ def attribute_crash(held: Iterable[Mapping[str, Any]], concurrency: int) -> Iter
 
 
 MOST_NAMES = 500
-"""So many names of tasks a worker registers."""
+"""How many task names a worker registers at most."""
 AS_CLAIMED = [("started_at", 1), *filters.READY_ORDER]
 """The order in which a worker claimed its tasks, and so starts them."""
-JUDGED_BY = dict.fromkeys(
+ATTRIBUTED_BY = dict.fromkeys(
     ["queue", "position", "attempts", "max_attempts", "redelivered", "crashes"], 1
 )
 
 
 def beat(info: WorkerInfo) -> Operation[None]:
-    """Register a worker, or renew its registration. Safe to repeat: it writes the same again."""
+    """Register a worker, or renew its registration.
+
+    Safe to repeat: it writes the same values again.
+    """
     document = info.model_dump(exclude={"id"})
     document |= {"worker_id": info.id, "gone_at": info.gone_at(), "late_at": info.late_at()}
     document |= {"blamed": 0, "missed_at": None}
@@ -115,25 +119,25 @@ def beat(info: WorkerInfo) -> Operation[None]:
 
 
 def leave(worker_id: str, collection: str) -> Operation[None]:
-    """Take a worker off the list: it ended, and holds nothing."""
+    """Deregister a worker that ended and holds no task. Safe to repeat."""
     own = {"_id": _registration(worker_id, collection)}
     yield Call("delete_one", own, target=Target.WORKERS)
 
 
 def _registration(worker_id: str, collection: str) -> str:
-    """Name a registration: a worker of several collections has one for each."""
+    """Return the id of a registration: a worker has one per collection."""
     return f"{worker_id}@{collection}"
 
 
 def list_workers(collection: str) -> Operation[list[WorkerInfo]]:
-    """Read who is registered, the longest running first."""
+    """Return the registered workers, the longest running first."""
     here = {"collection": collection}
     found = yield Call("find", here, sort=[("started_at", 1), ("_id", 1)], target=Target.WORKERS)
     return [_read(document) for document in found]
 
 
 def served_names(collection: str, now: datetime) -> Operation[list[ServedNames]]:
-    """List by queue which names of tasks the living workers serve."""
+    """Return by queue which task names the live workers serve."""
     served: dict[str, list[WorkerInfo]] = {}
     for worker in (yield from list_workers(collection)):
         for queue in worker.queues if worker.gone_at() > now else ():
@@ -156,10 +160,11 @@ def reclaim_orphaned(
     queues: Queues = None,
     progress: Progress | None = None,
 ) -> Operation[None]:
-    """Reclaim the tasks of workers whose heartbeat has ended: they wait again, or are buried.
+    """Reclaim the tasks of workers whose heartbeat stopped: they wait again, or are dead letters.
 
-    A worker is taken off the list only after its tasks were, so a sweeper that dies half
-    way leaves the rest to the next one; and one of some queues, what is in the others.
+    Fenced by the lease tokens that were read. A worker is deregistered only after its tasks are
+    reclaimed, so a sweeper that dies half way leaves the rest to the next one, and a sweeper of
+    some queues leaves those of the others.
     """
     progress = progress or Progress()
     for document in (yield from _dead(collection, now)):
@@ -174,14 +179,18 @@ def reclaim_orphaned(
         if queues is None or not (yield Call("find_one", _held_by(worker_id), {"_id": 1})):
             yield Call("delete_one", unchanged, target=Target.WORKERS)
         elif more := _blamed_within(queues, held, left):
-            # Whoever takes back the rest must not blame as many once more.
+            # The sweeper that reclaims the rest must not blame as many again.
             fewer = {"$set": {"blamed": blamed + more}}
             yield Call("update_one", unchanged, fewer, target=Target.WORKERS)
-    progress.check_refused()
+    progress.raise_rejection()
 
 
 def _dead(collection: str, now: datetime) -> Operation[list[Document]]:
-    """Find the workers that are gone, and note which others are silent."""
+    """Return the workers that are gone, and note which others missed a heartbeat.
+
+    A worker is gone one heartbeat after the miss was noted: a sweeper that was paused itself must
+    not take all workers for dead.
+    """
     silent = {"$or": [{"late_at": {"$lte": now}}, {"gone_at": {"$lte": now}}]}
     found = yield Call("find", {"collection": collection, **silent}, target=Target.WORKERS)
     unnoticed = [one for one in found if one.get("missed_at") is None]
@@ -199,8 +208,8 @@ def _dead(collection: str, now: datetime) -> Operation[list[Document]]:
 
 
 def _blamed_within(queues: Sequence[str], held: Sequence[Attributed], left: int) -> int:
-    """Count how many may not be blamed any more, once those of some queues are taken back."""
-    suspects = [one.queue in queues for one in held if one.verdict is CrashRole.SUSPECT]
+    """Return how many more tasks are blamed once those of some queues are reclaimed."""
+    suspects = [one.queue in queues for one in held if one.role is CrashRole.SUSPECT]
     return left if all(suspects) else sum(suspects)
 
 
@@ -212,58 +221,58 @@ def reclaim_from(
     concurrency: int,
     queues: Queues = None,
 ) -> Operation[Progress]:
-    """Reclaim what one worker holds, in all queues or in some: it waits again, or is buried.
+    """Reclaim the tasks that one worker holds, in all queues or in some.
 
-    A crash is counted only against those that may have been running, and an attempt only of
-    those that may have been started; :mod:`microqueue.operations.workers` tells which.
+    They wait again, or become dead letters. A crash counts only against tasks that may have been
+    running, and an attempt only for those that may have been started. Fenced by lease tokens.
     """
     progress = Progress()
     held = yield from _attribute_held(worker_id, concurrency)
     yield from _reclaim_held(worker_id, held, now, settings, queues=queues, progress=progress)
-    progress.check_refused()
+    progress.raise_rejection()
     return progress
 
 
 class Attributed(NamedTuple):
-    """A task that a dead worker held, and what it had to do with its end."""
+    """A task that a dead worker held, and its role in the crash."""
 
     id: Any
     queue: Any
-    verdict: CrashRole
+    role: CrashRole
 
 
 def _attribute_held(worker_id: str, concurrency: int) -> Operation[list[Attributed]]:
-    held = yield Call("find", _held_by(worker_id), JUDGED_BY, sort=AS_CLAIMED)
+    held = yield Call("find", _held_by(worker_id), ATTRIBUTED_BY, sort=AS_CLAIMED)
     return [
-        Attributed(document["_id"], document.get("queue"), verdict)
-        for document, verdict in zip(held, attribute_crash(held, concurrency), strict=True)
+        Attributed(document["_id"], document.get("queue"), role)
+        for document, role in zip(held, attribute_crash(held, concurrency), strict=True)
     ]
 
 
 def _reclaim_held(
     worker_id: str,
-    judged: Sequence[Attributed],
+    attributed: Sequence[Attributed],
     now: datetime,
     settings: QueueSettings,
     *,
     queues: Queues,
     progress: Progress,
 ) -> Operation[None]:
-    # A worker that was only slow may claim on: what it claims from now on is not taken.
+    # A worker that was only slow may claim again: what it claims from now on is not reclaimed.
     selection = {**_held_by(worker_id), **within(queues), **not_after("started_at", now)}
-    # An id that a hand wrote may be a document, which cannot be looked up.
-    verdicts = {repr(one.id): one.verdict for one in judged}
-    # Crash attribution judges all that it held together, so this is not left half done.
+    # An id of a manually inserted task may be a document, which is not hashable.
+    roles = {repr(one.id): one.role for one in attributed}
+    # Crash attribution considers all tasks together, so this loop is not stopped half way.
     batches = Batches.of(selection, WITHOUT_PAYLOAD, sort=AS_CLAIMED)
     while held := (yield from batches.next(settings.batch_size)):
         yield from progress.proceed()
         ended: list[FencedSettlement] = []
         for document in held:
             task: Task[Any] = Task.from_document(document)
-            # One that was claimed in between: nobody can tell.
-            verdict = verdicts.get(repr(task.id), CrashRole.STARTED)
+            # One that was claimed in between has no known role.
+            role = roles.get(repr(task.id), CrashRole.STARTED)
             ended.append(
-                FencedSettlement(task, _crash(task, now, settings, verdict), filters.claimed(task))
+                FencedSettlement(task, _crash(task, now, settings, role), filters.claimed(task))
             )
         count = yield from settle.settle_reclaimed(
             ended, now=now, settings=settings, progress=progress
@@ -275,12 +284,10 @@ def _held_by(worker_id: str) -> Document:
     return {**filters.LEASED, "worker_id": worker_id}
 
 
-def _crash(
-    task: Task[Any], now: datetime, settings: QueueSettings, verdict: CrashRole
-) -> Settlement:
-    if verdict is CrashRole.WAITED:
+def _crash(task: Task[Any], now: datetime, settings: QueueSettings, role: CrashRole) -> Settlement:
+    if role is CrashRole.WAITED:
         return settle.released(task, now, front=False)
-    suspect = verdict is CrashRole.SUSPECT
+    suspect = role is CrashRole.SUSPECT
     worker_id = task.lease.worker_id if task.lease else None
     crashes = task.crashes + suspect
     message = f"the worker {worker_id} ended without settling the task"
@@ -293,10 +300,7 @@ def _crash(
         policy = task.backoff or settings.backoff
         delay_sec = policy.delay_seconds(task.attempts, previous=task.backoff_sec)
         settlement = settle.retried(task, now, error, delay_sec=delay_sec, outcome=Outcome.CRASHED)
-    settlement.changes["redelivered"] = True
-    if suspect:
-        settlement.increments["crashes"] = 1
-    return settlement
+    return settlement.after_lost_worker(crashed=suspect)
 
 
 def _read(document: Document) -> WorkerInfo:

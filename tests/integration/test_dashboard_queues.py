@@ -10,7 +10,7 @@ import pytest
 from microqueue import Queue
 from microqueue.core import core_of
 from microqueue.dlq import DeadLetterFilter
-from microqueue.operations import dead_letters
+from microqueue.operations import dead_letters, paging
 from microqueue.operations.indexes import index_names
 from tests.integration.dashboard_site import SETTINGS, Site, opened
 
@@ -119,7 +119,7 @@ def test_letters_of_all_queues_are_read_in_the_order_of_the_index(
         for task in owner.pop_many(5):
             owner.mark_failure(task, "boom")
     query = dead_letters.selection(list(QUEUES), DeadLetterFilter())
-    cursor = microqueue_database.tasks.find(query).sort(dead_letters.ORDER).limit(2)
+    cursor = microqueue_database.tasks.find(query).sort(paging.BY_FAILURE.order).limit(2)
     plan = cursor.explain()
     stages = json.dumps(plan["queryPlanner"]["winningPlan"], default=str)
     assert '"SORT_MERGE"' in stages

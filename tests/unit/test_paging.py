@@ -17,22 +17,22 @@ def by_id(document: dict[str, Any]) -> Any:
     return document["_id"]
 
 
-def test_reading_ends_when_it_is_enough_but_always_gets_on() -> None:
+def test_reading_ends_when_it_is_enough_but_reads_at_least_one() -> None:
     each = mapping_each(lambda document: document["_id"] * 10, lambda: True)
-    for _ in range(2):  # A call that is repeated begins anew.
+    for _ in range(2):  # A repeated call starts again.
         first, last = take(documents(1, 2, 3), each())
         assert (first["_id"], first[MAPPED]) == (1, 10)
         assert "payload" not in first
         assert last is ENOUGH
 
 
-def test_what_was_read_in_several_places_is_joined_in_order_and_once() -> None:
+def test_replies_of_several_collections_are_merged_in_order_and_once() -> None:
     found, ended = merge_replies([documents(1, 4), documents(2, 4, 5)], by_id)
     assert [one["_id"] for one in found] == [1, 2, 4, 5]
     assert not ended
 
 
-def test_nothing_is_told_from_beyond_where_one_of_them_ended() -> None:
+def test_documents_beyond_the_end_of_a_short_reply_are_left_out() -> None:
     found, ended = merge_replies([[*documents(1, 3), ENOUGH], documents(2, 4, 5)], by_id)
     assert [one["_id"] for one in found] == [1, 2, 3]
     assert ended
