@@ -1,4 +1,8 @@
-"""Group commit: settlements wait a moment for others, and share a write."""
+"""From the end of a handler to the written settlement.
+
+:class:`Completer` decides the outcome of each task, once. A settlement buffer collects outcomes
+for a moment, so that many share one write. :class:`SettlementWriter` writes them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from enum import Enum, auto
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from microqueue.errors import InvalidArgument, InvalidPayload, LeaseLost, MicroqueueError
 from microqueue.operations import settle
@@ -18,60 +22,84 @@ from microqueue.operations.call import Operation
 from microqueue.operations.settle import Settlement, settle_batch
 from microqueue.payload import check_encodable
 from microqueue.task import Outcome, TaskError, TaskStatus
-from microqueue.worker.effects import Do, Step, Steps, run_on
+from microqueue.worker.effects import Effects, Sleep, run_on
 from microqueue.worker.handlers import Handler
-from microqueue.worker.hooks import HookList
-from microqueue.worker.in_flight import PAUSE_SEC, InFlight, InFlightTask, now_sec
-from microqueue.worker.log import UnstartedTasks, logger, tell
+from microqueue.worker.hooks import Dispatcher, HookList
+from microqueue.worker.in_flight import InFlight, InFlightTask, now_sec
+from microqueue.worker.log import UnstartedTasks, log_task, logger
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.outcomes import Fail, is_unexpected, plain_retry, settlement_for
 from microqueue.worker.prefetch import PrefetchController
+from microqueue.worker.shutdown import StopRequest
+
+RETRY_SEC = 1.0  # Between two attempts while MongoDB does not answer.
+UNSTORABLE = "unstorable"
+
+
+class _PlainDone(Enum):
+    DONE = auto()
+
+
+DONE: Final = _PlainDone.DONE
+"""Done, without a result to store: all such tasks of one claim share one update."""
 
 
 class PendingSettlement(NamedTuple):
-    """A task whose handler is through, and what becomes of it: plainly done, if nothing else."""
+    """A task whose outcome is decided, but not written yet."""
 
-    held: InFlightTask
-    settlement: Settlement | None = None
+    task: InFlightTask
+    settlement: Settlement | Literal[_PlainDone.DONE]
+
+    @property
+    def is_release(self) -> bool:
+        """Whether the task is released, and not handled."""
+        return self.settlement is not DONE and self.settlement.outcome is Outcome.RELEASED
+
+
+class SettlementSink(Protocol):
+    """Where the completer puts settlements: one of the two buffers."""
+
+    def put(self, pending: PendingSettlement) -> None:
+        """Add a settlement."""
 
 
 class SettlementBuffer:
-    """The settlements of many threads that wait for the next write of one.
+    """Collects settlements from many threads for the thread that writes them.
 
-    Not a ``SimpleQueue``: its ``get`` with a timeout so short that it has passed before the
-    wait begins can wait for ever (seen on CPython 3.11).
+    Not a ``SimpleQueue``: its ``get`` can wait for ever if the timeout is so short that it has
+    passed before the wait begins (seen on CPython 3.11).
     """
 
     def __init__(self, *, wait_sec: float, limit: int) -> None:
         self._wait_sec = wait_sec
         self._limit = limit if wait_sec else 1
         self._items: deque[PendingSettlement] = deque()
-        self._hungry = 0  # How many items the writer waits for; 0: it is not waiting.
+        self._awaited = 0  # How many settlements the writer waits for; 0: it is not waiting.
         self._closed = False
         self._changed = threading.Condition()
 
-    def put(self, finished: PendingSettlement) -> None:
-        """Add a settlement; the writer is woken for the first, and when a batch is full."""
-        self._items.append(finished)  # Safe without the lock, which the writer may hold long.
-        if self._hungry and (self._hungry == 1 or len(self._items) >= self._limit):
+    def put(self, pending: PendingSettlement) -> None:
+        """Add a settlement; wake the writer for the first one, and for a full batch."""
+        self._items.append(pending)  # Without the lock, which the writer may hold for long.
+        if self._awaited and (self._awaited == 1 or len(self._items) >= self._limit):
             with self._changed:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Say that nothing more will come."""
+        """Let :meth:`take` return what is left, then an empty list."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
     def take(self) -> list[PendingSettlement]:
-        """Wait for a settlement, and a moment longer for others; nothing at the end."""
+        """Wait for a settlement, and a moment longer for others; empty once closed and drained."""
         with self._changed:
-            self._hungry = 1
+            self._awaited = 1
             self._changed.wait_for(lambda: self._items or self._closed)
-            self._hungry = self._limit
+            self._awaited = self._limit
             if self._wait_sec:
                 self._changed.wait_for(self._is_due, self._wait_sec)
-            self._hungry = 0
+            self._awaited = 0
         count = min(len(self._items), self._limit)
         return [self._items.popleft() for _ in range(count)]
 
@@ -80,39 +108,39 @@ class SettlementBuffer:
 
 
 class AsyncSettlementBuffer:
-    """The same for coroutines of one loop."""
+    """The same for the coroutines of one event loop."""
 
     def __init__(self, *, wait_sec: float, limit: int) -> None:
         self._wait_sec = wait_sec
         self._limit = limit if wait_sec else 1
         self._items: deque[PendingSettlement] = deque()
         self._closed = False
-        self._changed = asyncio.Event()  # There is something, or nothing more will come.
-        self._due = asyncio.Event()  # A batch is full, or nothing more will come.
+        self._changed = asyncio.Event()  # There is a settlement, or the buffer is closed.
+        self._due = asyncio.Event()  # A batch is full, or the buffer is closed.
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, finished: PendingSettlement) -> None:
+    def put(self, pending: PendingSettlement) -> None:
         """Add a settlement."""
-        self._items.append(finished)
+        self._items.append(pending)
         self._changed.set()
         if len(self._items) >= self._limit:
             self._due.set()
 
     def put_back(self, batch: Sequence[PendingSettlement]) -> None:
-        """Take a batch back whose writing was cancelled; who writes it again does no harm."""
+        """Return a batch whose write was cancelled. Writing it twice does no harm."""
         self._items.extendleft(reversed(batch))
         self._changed.set()
 
     def close(self) -> None:
-        """Say that nothing more will come."""
+        """Let :meth:`take` return what is left, then an empty list."""
         self._closed = True
         self._changed.set()
         self._due.set()
 
     async def take(self) -> list[PendingSettlement]:
-        """Wait for a settlement, and a moment longer for others; nothing at the end."""
+        """Wait for a settlement, and a moment longer for others; empty once closed and drained."""
         while not self._items and not self._closed:
             self._changed.clear()
             await self._changed.wait()
@@ -125,142 +153,174 @@ class AsyncSettlementBuffer:
 
 
 class Completer:
-    """Says what becomes of each task, once: whoever is first to conclude it decides."""
+    """Decides the outcome of each task, and puts its settlement into the buffer.
+
+    The handler, its timeout, a lost lease and a shutdown may all end a task: the first one
+    decides. Hooks for events that the handler did not cause run on the ``dispatcher``.
+    """
 
     def __init__(
         self,
         options: WorkerOptions,
         *,
-        prefetch: PrefetchController,
         in_flight: InFlight,
+        prefetch: PrefetchController,
         hooks: HookList,
+        dispatcher: Dispatcher,
+        settlements: SettlementSink,
         unstarted: UnstartedTasks,
     ) -> None:
         self._keep_result = options.keep_result
-        self._prefetch_controller = prefetch
         self._in_flight = in_flight
+        self._prefetch = prefetch
         self._hooks = hooks
+        self._dispatcher = dispatcher
+        self._settlements = settlements
         self._unstarted = unstarted
         self._verbose = logger.isEnabledFor(logging.DEBUG)
 
-    def ended(
-        self, held: InFlightTask, handler: Handler | None, result: Any, error: BaseException | None
-    ) -> PendingSettlement | None:
-        """Completer how a handler ended; nothing if somebody else has concluded the task.
-
-        Whatever happens here, the worker goes on.
-        """
+    def complete(
+        self, task: InFlightTask, handler: Handler | None, result: Any, error: BaseException | None
+    ) -> None:
+        """Settle a task by how its handler ended, unless its outcome was decided before."""
         try:
-            return self._ended(held, handler, result, error)
-        except BaseException as exc:  # noqa: BLE001 (the code of users may raise anything)
-            event = "task %s cannot be judged, and is left to its lease: %r"
-            logger.error(event, held.claimed.id, exc, exc_info=exc)
-            self._in_flight.conclude(held, returned=True)
-            self._in_flight.remove([held])
-            return None
+            self._complete(task, handler, result, error)
+        except BaseException:  # User code may raise anything.
+            logger.exception(
+                "could not settle task %s; it will be redelivered when its lease expires",
+                task.claimed.id,
+            )
+            self._in_flight.conclude(task, returned=True)
+            self._in_flight.remove([task])
 
-    def _ended(
-        self, held: InFlightTask, handler: Handler | None, result: Any, error: BaseException | None
-    ) -> PendingSettlement | None:
-        took_sec = now_sec() - (held.started or now_sec())
-        self._prefetch_controller.learn(took_sec)
-        if not self._in_flight.conclude(held, returned=True):
-            tell(logging.INFO, held.task, "the late end of its handler is discarded")
-            return None
-        settlement = None
+    def _complete(
+        self, task: InFlightTask, handler: Handler | None, result: Any, error: BaseException | None
+    ) -> None:
+        took_sec = now_sec() - (task.started or now_sec())
+        self._prefetch.record_run(took_sec)
+        if not self._in_flight.conclude(task, returned=True):
+            log_task(
+                logging.INFO,
+                task.task,
+                "handler returned after its outcome was decided; result discarded",
+                extra={"discarded": True},
+            )
+            return
+        settlement: Settlement | Literal[_PlainDone.DONE] = DONE
         if error is None and (self._keep_result or (handler and handler.keep_result)):
-            error = unstorable(held.queue, result)
-            settlement = settle.done(held.queue.clock.now(), result=result)
+            error = check_storable(task.queue, result)
+            settlement = settle.done(task.queue.clock.now(), result=result)
         if error is not None:
-            finished, tell_hooks = self._failed(held, error, held.queue.clock.now(), took_sec)
-            tell_hooks()
-            return finished
+            pending, call_hooks = self._fail(task, error, took_sec)
+            call_hooks()
+            self._settlements.put(pending)
+            return
         if self._verbose:
-            tell(logging.DEBUG, held.task, "done in %.3f s", took_sec)
+            log_task(logging.DEBUG, task.task, "done in %.3f s", took_sec)
         if self._hooks:
-            self._hooks.call("on_success", held.task, took_sec=took_sec)
-        return PendingSettlement(held, settlement)
+            self._hooks.call("on_success", task.task, took_sec=took_sec)
+        self._settlements.put(PendingSettlement(task, settlement))
 
-    def overtake(self, held: InFlightTask) -> bool:
-        """Tell a handler that it is too late; give whether it had not ended before."""
-        first = self._in_flight.conclude(held)  # Before it is told, as it may end at once.
-        held.interrupt()
+    def time_out(self, task: InFlightTask) -> None:
+        """Fail a task whose handler has reached its timeout."""
+        if not self._overtake(task):
+            return
+        limit_sec = (task.deadline or 0.0) - (task.started or 0.0)
+        error = TimeoutError(f"the handler took longer than {limit_sec:g} s")
+        pending, call_hooks = self._fail(task, error, limit_sec)
+        self._settlements.put(pending)
+        self._dispatcher.submit(call_hooks)
+
+    def lose(self, task: InFlightTask) -> None:
+        """Drop a task whose lease was lost; the result of its handler will be discarded."""
+        if self._overtake(task):
+            self._in_flight.remove([task])
+            self._dispatcher.submit(lambda: self._report_lost(task))
+
+    def _overtake(self, task: InFlightTask) -> bool:
+        """Interrupt a handler; return whether it had not ended before."""
+        first = self._in_flight.conclude(task)  # Before the interrupt, which may end it at once.
+        task.interrupt()
         return first
 
-    def timed_out(self, held: InFlightTask) -> tuple[PendingSettlement, Callable[[], None]]:
-        """Settle a task whose handler took too long, and was overtaken; give how hooks are told."""
-        limit_sec = (held.deadline or 0.0) - (held.started or 0.0)
-        error = TimeoutError(f"the handler took longer than {limit_sec:g} s")
-        return self._failed(held, error, held.queue.clock.now(), limit_sec)
+    def _report_lost(self, task: InFlightTask) -> None:
+        if task.was_cancelled:
+            log_task(
+                logging.INFO,
+                task.task,
+                "cancelled; its handler was asked to stop",
+                extra={"cancelled": True},
+            )
+            self._hooks.call("on_cancel", task.task)
+            return
+        if task.started is None:
+            self._unstarted.add(task)
+        else:
+            log_task(
+                logging.WARNING,
+                task.task,
+                "lease lost; the result of its handler will be discarded",
+                extra={"lease_lost": True},
+            )
+        self._hooks.call("on_lease_lost", task.task)
 
-    def lose(self, held: InFlightTask) -> bool:
-        """Let a task go that was taken away; the result of its handler will be discarded.
-
-        Give whether that is news, and :meth:`tell_lost` is to be called.
-        """
-        if not self.overtake(held):
+    def release(self, task: InFlightTask) -> bool:
+        """Release a task with its attempt refunded; return whether its outcome was undecided."""
+        if not self._in_flight.conclude(task):
             return False
-        self._in_flight.remove([held])
+        self._hooks.call("on_release", task.task)
+        settlement = settle.released(task.task, task.queue.clock.now(), front=False)
+        self._settlements.put(PendingSettlement(task, settlement))
         return True
 
-    def tell_lost(self, held: InFlightTask) -> None:
-        """Say that a task was taken away, and how."""
-        if held.was_cancelled:
-            tell(logging.INFO, held.task, "cancelled; its handler is told")
-            self._hooks.call("on_cancel", held.task)
-        else:
-            if held.started is None:
-                self._unstarted.add(held)
-            else:
-                tell(logging.WARNING, held.task, "its lease is lost; its result is discarded")
-            self._hooks.call("on_lease_lost", held.task)
+    def release_lapsed(self, task: InFlightTask) -> None:
+        """Release a task that must not start because its lease has expired.
 
-    def discard(self, held: InFlightTask) -> PendingSettlement | None:
-        """Release a task that is not started because its lease has ended."""
-        finished = self.hand_back(held)
-        if finished is not None:
-            self._unstarted.add(held)
-        return finished
+        If no other worker has claimed it, it is available at once, with its attempt refunded;
+        otherwise the fence rejects the release.
+        """
+        if self.release(task):
+            self._unstarted.add(task)
 
-    def hand_back(self, held: InFlightTask) -> PendingSettlement | None:
-        """Give a task back unharmed, unless it ended by itself."""
-        if not self._in_flight.conclude(held):
-            return None
-        self._hooks.call("on_release", held.task)
-        now = held.queue.clock.now()
-        return PendingSettlement(held, settle.released(held.task, now, front=False))
-
-    def _failed(
-        self, held: InFlightTask, error: BaseException, now: datetime, took_sec: float
+    def _fail(
+        self, task: InFlightTask, error: BaseException, took_sec: float
     ) -> tuple[PendingSettlement, Callable[[], None]]:
-        task, settings = held.task, held.queue.settings
+        """Return the settlement for an error, and the call that notifies the hooks."""
+        claimed, settings, now = task.task, task.queue.settings, task.queue.clock.now()
         try:
             settlement = settlement_for(
-                task, error, held.exception_policy, now=now, settings=settings
+                claimed, error, task.exception_policy, now=now, settings=settings
             )
-        except Exception as exc:  # noqa: BLE001 (its class is the users' own)
-            event = "task %s: %s is no whole outcome, and taken for an error: %r"
-            logger.error(event, task.id, type(error).__name__, exc, exc_info=exc)
-            settlement = plain_retry(task, error, now=now, settings=settings)
-        buried = settlement.changes["status"] == TaskStatus.FAILED
+        except Exception as exc:  # noqa: BLE001 (a subclass may break what Retry or Fail promise)
+            log_task(
+                logging.ERROR,
+                claimed,
+                "%s has no usable outcome and counts as an error: %r",
+                type(error).__name__,
+                exc,
+                exc_info=exc,
+            )
+            settlement = plain_retry(claimed, error, now=now, settings=settings)
+        dead = settlement.changes["status"] == TaskStatus.FAILED
         if settlement.outcome is not Outcome.SNOOZED:
-            tell(
+            log_task(
                 logging.WARNING,
-                task,
-                "attempt %d of %d failed, %s: %r",
-                task.attempts,
-                task.max_attempts,
-                "and it is a dead letter" if buried else "and it will be tried again",
+                claimed,
+                "attempt %d of %d failed; %s: %r",
+                claimed.attempts,
+                claimed.max_attempts,
+                "moved to the dead letters" if dead else "it will be retried",
                 error,
                 exc_info=error if is_unexpected(error) else None,
+                extra={"dead_letter": dead},
             )
-        hook = "on_failure" if buried else "on_retry"
-        tell_hooks = partial(self._hooks.call, hook, task, error, took_sec=took_sec)
-        return PendingSettlement(held, settlement), tell_hooks
+        hook = "on_failure" if dead else "on_retry"
+        call_hooks = partial(self._hooks.call, hook, claimed, error, took_sec=took_sec)
+        return PendingSettlement(task, settlement), call_hooks
 
 
-def unstorable(queue: Any, result: Any) -> Fail | None:
-    """Say why a result cannot be stored, if so; doing the work again would not change that."""
+def check_storable(queue: Any, result: Any) -> Fail | None:
+    """Return an error if a result cannot be stored; a retry would not change that."""
     try:
         check_encodable({"result": result}, queue.collections.codec_options)
     except InvalidPayload as exc:
@@ -268,116 +328,120 @@ def unstorable(queue: Any, result: Any) -> Fail | None:
     return None
 
 
-UNSTORABLE = "unstorable"
-
-
 class SettlementWriter:
-    """Settles for a worker, and counts what it has handled, and handed back.
+    """Writes the settlements of one run.
 
-    ``try_until`` says how long a server that is away is waited for, after a stop.
+    Attributes:
+        handled: How many tasks this run has handled.
+        released: How many tasks this run has released.
     """
 
     def __init__(
-        self,
-        in_flight: InFlight,
-        hooks: HookList,
-        unstarted: UnstartedTasks,
-        *,
-        try_until: Callable[[], float],
+        self, stop: StopRequest, in_flight: InFlight, hooks: HookList, unstarted: UnstartedTasks
     ) -> None:
+        self._stop = stop
         self._in_flight = in_flight
         self._hooks = hooks
         self._unstarted = unstarted
-        self._try_until = try_until
-        self.begin()
+        self.handled = self.released = 0
 
-    def begin(self) -> None:
-        """Count from nothing."""
-        self.handled = self.handed_back = 0
-
-    def steps(self, batch: Sequence[PendingSettlement]) -> Steps[None]:
-        """Say what to do until every task of a batch is settled, or left to its lease."""
+    def write(self, batch: Sequence[PendingSettlement]) -> Effects[None]:
+        """Settle every task of a batch, or leave it to its lease."""
         for queue, group in by_queue(batch).items():
             try:
                 yield from self._write(queue, group)
             except (asyncio.CancelledError, GeneratorExit):
                 raise
-            except BaseException:  # noqa: BLE001 (it is logged)
-                # Others wait to be settled.
-                event = "%d tasks cannot be settled, and are left to their leases"
-                logger.exception(event, len(group))
-                self._in_flight.remove(held for held, _ in group)
+            except BaseException:
+                logger.exception(
+                    "could not settle %d tasks; they will be redelivered when their leases expire",
+                    len(group),
+                    extra={"unsettled": len(group)},
+                )
+                self._in_flight.remove(task for task, _ in group)
 
-    def _write(self, queue: Any, batch: Sequence[PendingSettlement]) -> Steps[None]:
-        lease_ends = now_sec() + queue.settings.visibility_timeout.total_seconds()
+    def _write(self, queue: Any, batch: Sequence[PendingSettlement]) -> Effects[None]:
+        leases_end = now_sec() + queue.settings.visibility_timeout.total_seconds()
         while True:
             lost: Sequence[LeaseLost] = ()
             try:
                 lost = yield from run_on(queue, commit(queue, batch))
             except InvalidArgument as exc:
-                if parts := storable(batch, exc, queue.clock.now()):
+                if parts := storable_parts(batch, exc):
                     for part in parts:
                         yield from self._write(queue, part)
                     return
-                logger.error("a task is left to its lease: %s", exc)
+                logger.error(  # noqa: TRY400 (the message is enough)
+                    "could not settle task %s; it will be redelivered when its lease expires: %s",
+                    batch[0].task.claimed.id,
+                    exc,
+                )
             except MicroqueueError as exc:
-                if now_sec() <= min(lease_ends, self._try_until()):
-                    logger.warning("cannot settle; trying again in %g s: %s", PAUSE_SEC, exc)
-                    yield Step(Do.PAUSE, seconds=PAUSE_SEC)
+                if now_sec() <= min(leases_end, self._stop.settle_until):
+                    logger.warning(
+                        "could not settle %d tasks; next attempt in %g s: %s",
+                        len(batch),
+                        RETRY_SEC,
+                        exc,
+                    )
+                    yield Sleep(RETRY_SEC)
                     continue
-                logger.error("%d settlements are given up: %s", len(batch), exc)
-            self._account(batch, lost)
+                logger.error(  # noqa: TRY400 (the message is enough)
+                    "could not settle %d tasks; they will be redelivered when their leases "
+                    "expire: %s",
+                    len(batch),
+                    exc,
+                    extra={"unsettled": len(batch)},
+                )
+            self._finish(batch, lost)
             return
 
-    def _account(self, batch: Sequence[PendingSettlement], lost: Sequence[LeaseLost]) -> None:
-        """Let a batch go, and tell of the leases that were lost."""
+    def _finish(self, batch: Sequence[PendingSettlement], lost: Sequence[LeaseLost]) -> None:
+        """Count a batch, remove it from the table, and report the leases that were lost."""
         if lost:
-            by_id = {held.claimed.id: held for held, _ in batch}
+            by_id = {task.claimed.id: task for task, _ in batch}
             for error in lost:
-                held = by_id[error.task_id]
-                if held.started is None:
-                    self._unstarted.add(held)
+                task = by_id[error.task_id]
+                if task.started is None:
+                    self._unstarted.add(task)
                 else:
-                    logger.warning("%s", error)
-                self._hooks.call("on_lease_lost", held.task)
-        handed_back = sum(
-            settlement is not None and settlement.outcome is Outcome.RELEASED
-            for _, settlement in batch
-        )
-        self.handed_back += handed_back
-        self.handled += len(batch) - handed_back
-        self._in_flight.remove(held for held, _ in batch)
+                    log_task(logging.WARNING, task.task, "%s", error, extra={"lease_lost": True})
+                self._hooks.call("on_lease_lost", task.task)
+        released = sum(pending.is_release for pending in batch)
+        self.released += released
+        self.handled += len(batch) - released
+        self._in_flight.remove(task for task, _ in batch)
 
 
 def by_queue(batch: Sequence[PendingSettlement]) -> dict[Any, list[PendingSettlement]]:
-    """Sort a batch by the queue that each task came from."""
+    """Group a batch by queue."""
     groups: dict[Any, list[PendingSettlement]] = defaultdict(list)
-    for finished in batch:
-        groups[finished.held.queue].append(finished)
+    for pending in batch:
+        groups[pending.task.queue].append(pending)
     return groups
 
 
-def storable(
-    batch: Sequence[PendingSettlement], error: InvalidArgument, now: datetime
+def storable_parts(
+    batch: Sequence[PendingSettlement], error: InvalidArgument
 ) -> list[list[PendingSettlement]]:
-    """Say what to write in place of a batch that MongoDB cannot store.
+    """Return what to write in place of a batch that MongoDB cannot store.
 
-    One by one, so that one does not hold up the others; and for the one that it is, that its
-    outcome could not be stored. Nothing, if not even that can be.
+    First each settlement alone, so that one does not delay the others; then, for the one that
+    cannot be stored, a failure that says so. Empty if that cannot be stored either.
     """
     if len(batch) > 1:
-        return [[one] for one in batch]
-    settlement = batch[0].settlement
-    if settlement and settlement.error and settlement.error.code == UNSTORABLE:
+        return [[pending] for pending in batch]
+    task, settlement = batch[0]
+    if settlement is not DONE and settlement.error and settlement.error.code == UNSTORABLE:
         return []
-    message = f"its outcome could not be stored: {error}"
-    reason = TaskError(message=message, code=UNSTORABLE, at=now)
-    return [[PendingSettlement(batch[0].held, settle.failed(now, reason))]]
+    now = task.queue.clock.now()
+    reason = TaskError(message=f"its outcome could not be stored: {error}", code=UNSTORABLE, at=now)
+    return [[PendingSettlement(task, settle.failed(now, reason))]]
 
 
 def commit(queue: Any, batch: Sequence[PendingSettlement]) -> Operation[list[LeaseLost]]:
-    """Write a batch of one queue; give the leases that were lost."""
+    """Write a batch of one queue; return the leases that were lost."""
     now = yield from queue.begin()
-    plain = [held.claimed for held, settlement in batch if settlement is None]
-    others = [(held.task, settlement) for held, settlement in batch if settlement is not None]
+    plain = [task.claimed for task, settlement in batch if settlement is DONE]
+    others = [(task.task, settlement) for task, settlement in batch if settlement is not DONE]
     return (yield from settle_batch(plain, others, now=now, settings=queue.settings))

@@ -1,45 +1,59 @@
-"""What both kinds of worker share: their queues and options, and how they claim and begin."""
+"""What both kinds of worker share: their parts, and the order of the steps of one run."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from math import inf
 from typing import Any, Generic, TypeVar
 
-from microqueue.core import HasCore, QueueCore, core_of, new_token, worker_name
+from microqueue.core import HasCore, QueueCore, core_of, worker_name
 from microqueue.errors import AlreadyRunning, InvalidArgument, MicroqueueError
-from microqueue.operations import workers
-from microqueue.task import Claimed
-from microqueue.worker.completer import Completer, PendingSettlement, SettlementWriter
-from microqueue.worker.effects import Steps, run_on
-from microqueue.worker.fetcher import CrashIsolation, Fetcher, PollSummary, make_selection
-from microqueue.worker.handlers import Handler, SingleHandler, router_for, task_names
-from microqueue.worker.hooks import HookList, Hooks
-from microqueue.worker.in_flight import (
-    RENEWALS_PER_LEASE,
-    InFlight,
-    InFlightTask,
-    lease_now,
-    now_sec,
+from microqueue.worker.completer import Completer, SettlementSink, SettlementWriter
+from microqueue.worker.effects import (
+    Effects,
+    JoinFetcher,
+    JoinHooks,
+    JoinSettler,
+    JoinThread,
+    Register,
+    ReleaseUnstarted,
+    StartThreads,
+    WaitForHandlers,
+    WaitForStop,
 )
-from microqueue.worker.lease_renewal import LeaseService, Registration, by_collection
+from microqueue.worker.fetcher import Claimer, Fetcher, make_selection
+from microqueue.worker.handlers import Handler, SingleHandler, router_for, task_names
+from microqueue.worker.hooks import Dispatcher, HookList, Hooks
+from microqueue.worker.in_flight import InFlight, InFlightTask, now_sec
+from microqueue.worker.lease_renewal import LeaseService, Registration
 from microqueue.worker.log import UnstartedTasks, logger
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.prefetch import PrefetchController
-from microqueue.worker.shutdown import Stopping
-from microqueue.worker.threads import DaemonThread
-from microqueue.worker.waiting import await_server
+from microqueue.worker.shutdown import StopRequest
+from microqueue.worker.threads import POLL_SEC, DaemonThread
+from microqueue.worker.waiting import WorkWaiter, await_server
 
 QueueT = TypeVar("QueueT", bound=QueueCore[Any])
 
 
-class WorkerCore(Stopping, Generic[QueueT]):
-    """A worker's queues, options and hooks, and what it holds."""
+class WorkerCore(Generic[QueueT]):
+    """The parts of a worker, and what happens from the start of a run to its end.
 
-    _leases: LeaseService  # Of the latest run.
+    A subclass performs the effects with threads or with coroutines.
+
+    Attributes:
+        options: The worker's options.
+        worker_id: The name under which it claims tasks.
+    """
+
+    # The parts of the latest run.
+    _leases: LeaseService
+    _completer: Completer
+    _writer: SettlementWriter
+    _fetcher: Fetcher
+    _waiter: WorkWaiter | None
 
     def __init__(
         self,
@@ -57,232 +71,262 @@ class WorkerCore(Stopping, Generic[QueueT]):
         if not self._queues:
             raise InvalidArgument("queue=[] is not valid: give at least one", argument="queue")
         self._router = router_for(handler)
-        # A single function needs no look into the task.
+        # With a single function, the task need not be read to find its handler.
         self._only_handler: Handler | None = None
         if isinstance(self._router, SingleHandler):
             self._only_handler = self._router.handler
         self._hooks = HookList(hooks)
         if (knows := getattr(self._router, "knows", None)) is not None:
             self._hooks.call("on_attach", knows)
-        self._runs = threading.Lock()
+        self._timeout_sec = self.options.timeout.total_seconds() if self.options.timeout else None
+        self._selection = make_selection(self._queues, self.options.weights)
         self._in_flight = InFlight()
-        self._shortest_lease_sec = min(
-            one.settings.visibility_timeout.total_seconds() for one in self._queues
-        )
-        self._isolation = CrashIsolation(self._in_flight, self.options.concurrency)
-        self._prefetch_controller = PrefetchController(
+        self._prefetch = PrefetchController(
             concurrency=self.options.concurrency,
             prefetch=self.options.prefetch,
-            lease_sec=self._shortest_lease_sec,
+            lease_sec=min(one.settings.visibility_timeout.total_seconds() for one in self._queues),
         )
-        self._selection = make_selection(self._queues, self.options.weights)
-        self._timeout_sec = self.options.timeout.total_seconds() if self.options.timeout else None
-        self._unstarted = UnstartedTasks()
-        self._completer = Completer(
-            self.options,
-            prefetch=self._prefetch_controller,
+        self._claimer = Claimer(
+            self._queues,
+            worker_id=self.worker_id,
             in_flight=self._in_flight,
-            hooks=self._hooks,
-            unstarted=self._unstarted,
+            prefetch=self._prefetch,
         )
-        self._settlement_writer = SettlementWriter(
-            self._in_flight,
-            self._hooks,
-            self._unstarted,
-            try_until=lambda: 0.0 if self._hurrying else self._stop_by,
-        )
-        self._claimed_last: datetime | None = None
-        self._unconfirmed: dict[QueueT, str] = {}  # Tokens of claims without a reply, or failed.
+        self._unstarted = UnstartedTasks()
+        self._runs = threading.Lock()
+        self._stop = self._new_stop()
+
+    # One run
 
     @contextmanager
     def _one_run(self) -> Iterator[None]:
-        """Begin and end a run: one at a time, each with counts of its own."""
+        """Begin and end a run; only one at a time."""
         if not self._runs.acquire(blocking=False):
             raise AlreadyRunning(worker_id=self.worker_id)
         try:
-            self._settlement_writer.begin()
-            self._in_flight.begin()
-            self._stop_by = inf
-            queues = ", ".join(repr(one.name) for one in self._queues)
-            handlers = ", ".join(self._router.names())
+            self._in_flight.reset()
+            self._waiter = None
+            self._writer = SettlementWriter(
+                self._stop, self._in_flight, self._hooks, self._unstarted
+            )
+            queues, handlers = [one.name for one in self._queues], self._router.names()
             logger.info(
-                "worker %s begins: queues %s, handlers %s", self.worker_id, queues, handlers
+                "worker %s started: queues %s, handlers %s",
+                self.worker_id,
+                ", ".join(map(repr, queues)),
+                ", ".join(handlers),
+                extra={"worker_id": self.worker_id, "queues": queues, "handlers": handlers},
             )
             yield
         finally:
             self._unstarted.log()
-            handled, handed_back = (
-                self._settlement_writer.handled,
-                self._settlement_writer.handed_back,
+            handled, released = self._writer.handled, self._writer.released
+            logger.info(
+                "worker %s stopped: %d tasks handled, %d released",
+                self.worker_id,
+                handled,
+                released,
+                extra={"worker_id": self.worker_id, "handled": handled, "released": released},
             )
-            event = "worker %s ends: %d handled, %d handed back"
-            logger.info(event, self.worker_id, handled, handed_back)
-            self._forget_stop()
+            self._stop = self._new_stop()
             self._runs.release()
 
-    def _new_lease_service(
-        self, *, on_timeout: Callable[[InFlightTask], None], on_lost: Callable[[InFlightTask], None]
-    ) -> LeaseService:
-        """Make what looks after the tasks of one run."""
+    def _new_stop(self) -> StopRequest:
+        return StopRequest(self.options.grace.total_seconds())
+
+    def _assemble(
+        self,
+        settlements: SettlementSink,
+        dispatcher: Dispatcher,
+        call: Callable[[Callable[[InFlightTask], None], InFlightTask], object],
+    ) -> None:
+        """Create the parts of a run.
+
+        Args:
+            settlements: Where the completer puts its settlements.
+            dispatcher: Where hooks run for events that no handler caused.
+            call: Calls the completer from the threads that watch leases and timeouts.
+        """
+        completer = self._completer = Completer(
+            self.options,
+            in_flight=self._in_flight,
+            prefetch=self._prefetch,
+            hooks=self._hooks,
+            dispatcher=dispatcher,
+            settlements=settlements,
+            unstarted=self._unstarted,
+        )
+        writer = self._writer
         registration = Registration(
             self.worker_id,
             self.options,
             self._in_flight,
-            handled=lambda: self._settlement_writer.handled,
+            handled=lambda: writer.handled,
             tasks=lambda: task_names(self._router),
         )
-        return LeaseService(
+        self._leases = LeaseService(
             self._queues,
             self._in_flight,
             registration,
-            on_timeout=on_timeout,
-            on_lost=on_lost,
-            on_looked=self._unstarted.log,
+            on_timeout=lambda task: call(completer.time_out, task),
+            on_lost=lambda task: call(completer.lose, task),
+            after_check=self._unstarted.log,
+        )
+        self._fetcher = Fetcher(
+            self._claimer,
+            self._selection,
+            self.options,
+            in_flight=self._in_flight,
+            prefetch=self._prefetch,
+            completer=completer,
+            leases=self._leases,
         )
 
-    def _register(self, leases: LeaseService, stopping: Callable[[], bool], *, burst: bool) -> bool:
-        """Register this worker, as soon as MongoDB is there; return whether it is to begin.
+    def _run_effects(self, *, burst: bool) -> Effects[None]:
+        """Register, start, wait for the stop, and shut down."""
+        stop = self._stop
+        ended = False
+        try:
+            if not (yield Register(burst)):
+                return
+            try:
+                yield StartThreads(burst)
+                yield WaitForStop()
+            except asyncio.CancelledError:
+                stop.end_grace_within(0.0)
+                raise
+            finally:
+                stop.request()
+                yield from self._shutdown_effects(stop)
+                ended = True
+        except BaseException:
+            if not ended:  # It could not begin, or was interrupted once more: do not wait.
+                stop.request(immediately=True)
+                self._give_up()
+            raise
 
-        A burst is for what is there now: it waits for nothing.
+    def _register(self, stop: StopRequest, burst: bool) -> bool:  # noqa: FBT001 (run in a thread)
+        """Register this worker as soon as MongoDB answers; return whether the run begins.
+
+        A burst is for what is there now: it does not wait.
         """
+        leases = self._leases
 
         def abandon(*, succeeded: bool) -> None:
             try:
                 if succeeded:
-                    leases.unregister()
+                    leases.deregister()
             finally:
                 leases.close()
 
-        try:
-            if burst:
-                leases.register()
-                return True
-            who = f"worker {self.worker_id}"
-            return await_server(leases.register, who=who, stopping=stopping, abandon=abandon)
-        except BaseException:
-            DaemonThread(leases.close, name="microqueue-end").start()
-            raise
-
-    def _claiming(
-        self,
-        stopping: Callable[[], bool],
-        start: Callable[[Sequence[InFlightTask]], None],
-        withdraw: Callable[[Callable[[InFlightTask], bool]], list[InFlightTask]],
-        settle_later: Callable[[PendingSettlement | None], None],
-        *,
-        burst: bool,
-    ) -> Steps[None]:
-        """Give the steps by which this worker claims, starts what it claimed, or thinks better."""
-
-        def hand_back(unwanted: Callable[[InFlightTask], bool]) -> None:
-            for held in (*withdraw(unwanted), *self._isolation.withdraw(unwanted)):
-                settle_later(self._completer.hand_back(held))
-
-        return Fetcher(
-            self._queues,
-            self._selection,
-            self.options,
-            prefetch=self._prefetch_controller,
-            in_flight=self._in_flight,
-            isolation=self._isolation,
-            claim=self._claim,
-            look=self._look,
-            start=start,
-            hand_back=hand_back,
-            stopping=stopping,
-            burst=burst,
-        ).steps()
-
-    def _claim(self, queue: QueueT, limit: int) -> Steps[list[InFlightTask]]:
-        """Claim up to ``limit`` tasks of a queue, but first recover what a failed claim took.
-
-        Those tasks are leased to this worker, and no one else would start them.
-        """
-        if (failed := self._unconfirmed.get(queue)) is not None:
-            asked_at = lease_now()
-            found = yield from run_on(queue, queue.recover_claim(failed, self.worker_id))
-            del self._unconfirmed[queue]
-            if found:
-                return self._take_in(queue, found, asked_at)
-        asked_at = lease_now()  # Before the call: the lease begins at this time or later.
-        token = self._unconfirmed[queue] = new_token()
-        operation = queue.claim_batch(
-            limit, self.worker_id, after=self._claimed_last, token=token, one_reply=True
-        )
-        claimed = yield from run_on(queue, operation)
-        del self._unconfirmed[queue]
-        return self._take_in(queue, claimed, asked_at)
-
-    def _look(self, opened: Sequence[QueueT]) -> Steps[PollSummary]:
-        """Look at the queues that are open, as far as is known."""
-        seen = []
-        for group in by_collection(self._queues):
-            names = [one.name for one in group if one in opened]
-            seen.append(((yield from run_on(group[0], group[0].poll(names))), group))
-        return PollSummary.of(seen)
-
-    def _leave(self, end_by: Callable[[], float]) -> Steps[None]:
-        """Say that this worker ends; if it cannot, the sweeper finds out by the heartbeat.
-
-        So it does if a claim ended in an error: what that took is nowhere else to be found.
-        """
-        if self._unconfirmed:
-            return
-        try:
-            for group in by_collection(self._queues):
-                left = workers.leave(self.worker_id, group[0].collections.name)
-                yield from run_on(group[0], left)
-        except MicroqueueError as exc:
-            if now_sec() < end_by():  # Later nobody waits any more, and that was said.
-                logger.warning("the end of this worker could not be told: %s", exc)
-
-    def _take_in(
-        self, queue: QueueT, claimed: Sequence[Claimed], claimed_at: float
-    ) -> list[InFlightTask]:
-        """Take tasks in that were just claimed, and have their leases looked after."""
-        held = [InFlightTask(queue, one, claimed_at) for one in claimed]
-        self._in_flight.add(held)
-        if held:
-            for sample in {claimed[0], claimed[-1]}:  # All would take long, and these will do.
-                self._prefetch_controller.weigh(sample.document, queue.collections.codec_options)
-            lease = claimed[0].lease
-            self._claimed_last = lease.started_at if lease else None
-            own = [one.own_timeout_sec for one in claimed if one.own_timeout_sec is not None]
-            shortest_sec = min([self._shortest_lease_sec, *own])
-            due = claimed_at + shortest_sec / RENEWALS_PER_LEASE
-            self._leases.expect_renewal(due - lease_now())
-        return held
-
-    def _tell_stopping(self) -> None:
-        """Say what the end waits for."""
-        running = sum(not one.concluded for one in self._in_flight.snapshot())
-        if running and (grace_sec := self._stop_by - now_sec()) > 0:
-            logger.info("stopping: %d running, to end within %.3g s", running, grace_sec)
-
-    def _may_start(
-        self, held: InFlightTask, settle_later: Callable[[PendingSettlement | None], None]
-    ) -> bool:
-        """Decide whether a handler starts that is about to; if its lease has ended, it does not.
-
-        The task is released all the same: if nobody has reclaimed it, others get it at once, with
-        its attempt; else the fence keeps it as it is.
-        """
-        if held.concluded:  # Its lease was lost while it waited.
-            return False
-        if not held.lapsed:
+        if burst:
+            leases.register()
             return True
-        settle_later(self._completer.discard(held))
+        return await_server(
+            leases.register,
+            who=f"worker {self.worker_id}",
+            stopping=lambda: stop.requested,
+            abandon=abandon,
+        )
+
+    def _shutdown_effects(self, stop: StopRequest) -> Effects[None]:
+        """Release what has not started, let handlers finish, write settlements, deregister."""
+        yield ReleaseUnstarted()
+        self._log_shutdown(stop)
+        while now_sec() < stop.grace_ends and self._in_flight.unconcluded():
+            yield WaitForHandlers(POLL_SEC)
+        for task in self._in_flight.unconcluded():
+            self._completer.release(task)  # Before the interrupt, which may end it at once.
+            task.interrupt()
+        deadline = stop.server_deadline(handlers_ended=now_sec())
+        fetched = yield JoinFetcher(deadline)
+        settled = (yield JoinSettler(deadline)) and fetched
+        if not settled:
+            left = self._in_flight.snapshot()
+            logger.error(
+                "shutdown: MongoDB did not answer; %d leases will expire",
+                len(left),
+                extra={"leases_left": len(left)},
+            )
+            self._in_flight.remove(left)
+            self._abandon()
+        deregistered = threading.Event()
+        closing = DaemonThread(
+            self._closing(deadline, deregistered, settled=settled), name="microqueue-end"
+        )
+        closing.start()
+        if settled and not (yield JoinThread(closing, deadline)) and not deregistered.is_set():
+            logger.warning("could not deregister worker: MongoDB did not answer")
+        yield JoinHooks(deadline)
+
+    def _log_shutdown(self, stop: StopRequest) -> None:
+        running = len(self._in_flight.unconcluded())
+        if running and (grace_sec := stop.grace_ends - now_sec()) > 0:
+            logger.info(
+                "shutdown: %d tasks running; grace ends in %.3g s",
+                running,
+                grace_sec,
+                extra={"running": running, "grace_sec": grace_sec},
+            )
+
+    def _closing(
+        self, deadline: Callable[[], float], deregistered: threading.Event, *, settled: bool
+    ) -> Callable[[], None]:
+        """Return the end of this run, for a thread: MongoDB may never answer."""
+        leases, waiter = self._leases, self._waiter
+
+        def close() -> None:
+            leases.stop()
+            # Otherwise the sweeper reclaims what is in flight when the heartbeats end.
+            if settled and not len(self._in_flight) and not self._claimer.has_unconfirmed:
+                try:
+                    leases.deregister()
+                except MicroqueueError as exc:
+                    if now_sec() < deadline():  # Later, the shutdown has logged it.
+                        logger.warning("could not deregister worker: %s", exc)
+            deregistered.set()
+            if waiter is not None:
+                waiter.close()
+                waiter.wait_closed()
+            leases.close()
+
+        return close
+
+    def _abandon(self) -> None:
+        """Stop waiting for the fetcher and the settler."""
+
+    def _give_up(self) -> None:
+        """End everything without waiting; leases are left to expire."""
+        leases, waiter = self._leases, self._waiter
+
+        def close() -> None:
+            if waiter is not None:
+                waiter.close()
+            leases.stop()
+            leases.close()
+
+        DaemonThread(close, name="microqueue-end").start()
+
+    # One task
+
+    def _may_start(self, task: InFlightTask) -> bool:
+        """Return whether the handler of a task may start; release the task if its lease lapsed."""
+        if task.concluded:  # Its lease was lost while it waited.
+            return False
+        if not task.lapsed:
+            return True
+        self._completer.release_lapsed(task)
         return False
 
-    def _begin_handling(self, held: InFlightTask) -> Handler:
-        """Note the start of a handler, and find it."""
-        started = held.started = now_sec()
+    def _begin(self, task: InFlightTask) -> Handler:
+        """Note the start of a task; return its handler."""
+        started = task.started = now_sec()
         if self._hooks:
-            self._hooks.call("on_start", held.task)
-        handler = self._only_handler or self._router.handler_for(held.task)
-        held.exception_policy = handler.exception_policy
+            self._hooks.call("on_start", task.task)
+        handler = self._only_handler or self._router.handler_for(task.task)
+        task.exception_policy = handler.exception_policy
         limit_sec = self._timeout_sec if handler.timeout_sec is None else handler.timeout_sec
         if limit_sec is not None:
-            held.deadline = started + limit_sec
-            self._leases.expect_deadline(held.deadline)
+            task.deadline = started + limit_sec
+            self._leases.expect_timeout(task.deadline)
         return handler

@@ -1,80 +1,190 @@
-"""Steps: what a worker is to do next, decided in one place for threads and for coroutines.
+"""Effects: what a worker does next, decided once for threads and for coroutines.
 
-A generator yields steps and receives each one's reply. It does nothing itself, so the same
-decisions serve both kinds of worker: threads perform a step, coroutines await it.
+A generator yields effects and receives each one's reply. It performs none itself, so the same
+decisions serve both kinds of worker: threads perform an effect, coroutines await it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, TypeAlias, TypeVar
 
 from microqueue.operations.call import Operation
+from microqueue.worker.in_flight import InFlightTask
 
 T = TypeVar("T")
 
 
-class Do(Enum):
-    """What a worker is asked to do next."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run an operation on a queue; reply its result."""
 
-    RUN = auto()
-    """Run ``operation`` on ``queue``; reply its result."""
-    AWAIT_ROOM = auto()
-    """Wait until fewer than ``limit`` are unfinished, ``most`` are held; or for ``seconds``."""
-    SLEEP = auto()
-    """Sleep for ``seconds``, or until the stream brings news; reply whether it did."""
-    PAUSE = auto()
-    """Sleep for ``seconds``."""
+    queue: Any
+    operation: Operation[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One thing to do, with what it needs."""
+class Sleep:
+    """Sleep."""
 
-    do: Do
-    queue: Any = None
-    operation: Operation[Any] | None = None
-    limit: int = 0
-    most: int = 0
-    seconds: float = 0.0
+    seconds: float
 
 
-Steps: TypeAlias = Generator[Step, Any, T]
+# Fetching
 
 
-def run_on(queue: Any, operation: Operation[T]) -> Steps[T]:
-    """Ask for an operation to be run, and give its result."""
-    result: T = yield Step(Do.RUN, queue, operation)
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Put claimed tasks into the task buffer, from which handlers take them."""
+
+    tasks: Sequence[InFlightTask]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Remove the unwanted tasks from the task buffer; reply with them."""
+
+    unwanted: Callable[[InFlightTask], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForRoom:
+    """Wait until fewer than ``unfinished`` and fewer than ``total`` are in flight, or time out."""
+
+    unfinished: int
+    total: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForWork:
+    """Wait until the change stream reports a change, or time out; reply whether it did."""
+
+    seconds: float
+
+
+# One run, from its registration to its end
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Register the worker as soon as MongoDB answers; reply whether the run begins."""
+
+    burst: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartThreads:
+    """Start everything that works in the background: leases, handlers, settler, fetcher."""
+
+    burst: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForStop:
+    """Wait until a stop is requested, or the fetcher has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseUnstarted:
+    """Start no more handlers, and release the tasks in the task buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForHandlers:
+    """Wait until nothing is in flight, or time out."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JoinFetcher:
+    """Wait for the fetcher until the deadline; reply whether it has ended."""
+
+    deadline: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSettler:
+    """Write the buffered settlements until the deadline; reply whether all are written."""
+
+    deadline: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinThread:
+    """Wait for a thread until the deadline; reply whether it has ended."""
+
+    thread: Any
+    deadline: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinHooks:
+    """Run the hook calls that are queued until the deadline."""
+
+    deadline: Callable[[], float]
+
+
+Effect: TypeAlias = (
+    Run
+    | Sleep
+    | Start
+    | Withdraw
+    | WaitForRoom
+    | WaitForWork
+    | Register
+    | StartThreads
+    | WaitForStop
+    | ReleaseUnstarted
+    | WaitForHandlers
+    | JoinFetcher
+    | JoinSettler
+    | JoinThread
+    | JoinHooks
+)
+Effects: TypeAlias = Generator[Effect, Any, T]
+
+
+def run_on(queue: Any, operation: Operation[T]) -> Effects[T]:
+    """Request an operation, and return its result."""
+    result: T = yield Run(queue, operation)
     return result
 
 
-def perform(steps: Steps[Any], do: Callable[[Step], Any]) -> None:
-    """Do step after step. An error is thrown into them, as they may know what it means."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                reply = do(step)
-            except BaseException as exc:  # noqa: BLE001 (it comes out again if it is not known)
-                step = steps.throw(exc)
-            else:
-                step = steps.send(reply)
-    except StopIteration:
-        return
+def perform(effects: Effects[T], perform_one: Callable[[Effect], Any]) -> T:
+    """Perform effects until the generator returns; return its value.
+
+    An error is thrown into the generator, which may know what it means. So is an interrupt that
+    arrives between two effects: the generator's clean-up must run.
+    """
+    reply: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            effect = effects.send(reply) if error is None else effects.throw(error)
+            reply, error = perform_one(effect), None
+        except BaseException as exc:
+            if inspect.getgeneratorstate(effects) == inspect.GEN_CLOSED:  # This is how it ended.
+                if isinstance(exc, StopIteration):
+                    return exc.value  # type: ignore[no-any-return]
+                raise
+            reply, error = None, exc
 
 
-async def perform_async(steps: Steps[Any], do: Callable[[Step], Awaitable[Any]]) -> None:
-    """Do step after step, as :func:`perform` does, awaited."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                reply = await do(step)
-            except BaseException as exc:  # noqa: BLE001 (it comes out again if it is not known)
-                step = steps.throw(exc)
-            else:
-                step = steps.send(reply)
-    except StopIteration:
-        return
+async def perform_async(effects: Effects[T], perform_one: Callable[[Effect], Awaitable[Any]]) -> T:
+    """Perform effects as :func:`perform` does, awaited."""
+    reply: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            effect = effects.send(reply) if error is None else effects.throw(error)
+            reply, error = await perform_one(effect), None
+        except BaseException as exc:
+            if inspect.getgeneratorstate(effects) == inspect.GEN_CLOSED:
+                if isinstance(exc, StopIteration):
+                    return exc.value  # type: ignore[no-any-return]
+                raise
+            reply, error = None, exc

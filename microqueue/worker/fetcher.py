@@ -1,36 +1,61 @@
-"""Which of several queues a worker claims from, and how much: in strict order, or by weight."""
+"""When a worker claims, from which queue, and how much.
+
+:class:`Fetcher` decides, :class:`Selection` divides a claim among several queues, and
+:class:`CrashIsolation` delays tasks that may crash the worker.
+"""
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from math import inf
 from typing import Any, Protocol
 
 from microqueue.arguments import refused
+from microqueue.core import new_token
 from microqueue.errors import InvalidArgument, MicroqueueError
 from microqueue.operations.poll import PollResult
 from microqueue.operations.workers import Isolation, isolation_for, unsettled_limit
-from microqueue.worker.effects import Do, Step, Steps, run_on
-from microqueue.worker.in_flight import PAUSE_SEC, InFlight, InFlightTask, now_sec, split
+from microqueue.task import Claimed
+from microqueue.worker.completer import RETRY_SEC, Completer
+from microqueue.worker.effects import (
+    Effect,
+    Effects,
+    Sleep,
+    Start,
+    WaitForRoom,
+    WaitForWork,
+    Withdraw,
+    run_on,
+)
+from microqueue.worker.in_flight import (
+    InFlight,
+    InFlightTask,
+    lease_now,
+    now_sec,
+    split,
+)
+from microqueue.worker.lease_renewal import LeaseService, by_collection
+from microqueue.worker.log import logger
 from microqueue.worker.options import WorkerOptions
 from microqueue.worker.prefetch import PrefetchController
+from microqueue.worker.shutdown import StopRequest
 
-_random = random.Random()  # noqa: S311 (it only shares out)
+_random = random.Random()  # noqa: S311 (not for secrets)
 
 
 class Selection(Protocol):
-    """Decides, for one round of claims, in which order queues are asked and for how many."""
+    """Decides in which order queues are asked in one round of claims, and for how many tasks."""
 
     def shares(self, queues: Sequence[Any], room: int) -> Iterator[tuple[Any, int]]:
-        """Give each queue to ask with how many tasks it may give at most."""
+        """Yield each queue to ask, with the largest number of tasks to claim from it."""
 
 
 class StrictOrder:
-    """The first queue that has a task goes first, always."""
+    """The first queue that has a task always goes first."""
 
     def shares(self, queues: Sequence[Any], room: int) -> Iterator[tuple[Any, int]]:
         """Offer all the room to each queue in turn."""
@@ -39,22 +64,22 @@ class StrictOrder:
 
 
 class Weighted:
-    """Each queue gets its share of the room; what one leaves goes to the others.
+    """Each queue gets its share of the room; the others get what a queue leaves.
 
-    A share is seldom whole. It is rounded at random, so that it is right over many rounds.
+    Shares are rounded at random, so that they are right over many rounds.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
 
     def shares(self, queues: Sequence[Any], room: int) -> Iterator[tuple[Any, int]]:
-        """Draw an order; those asked later may have what the earlier ones were offered.
+        """Yield the queues in a random order; later ones may take what earlier ones left.
 
-        Queues whose share is nothing this time are asked for all if the others have nothing.
+        Queues whose share is rounded to zero come last, and are offered all the room.
         """
         total = sum(self._weights[queue.name] for queue in queues)
         without: list[Any] = []
-        # One draw for all: what one share is rounded up by, another is rounded down by.
+        # One random number for all: where one share is rounded up, another is rounded down.
         exact, offered = _random.random(), 0
         for queue in self._draw(queues):
             exact += room * self._weights[queue.name] / total
@@ -67,7 +92,7 @@ class Weighted:
             yield queue, room
 
     def _draw(self, queues: Sequence[Any]) -> Iterator[Any]:
-        """Give the queues in an order drawn by weight, as they share what one leaves."""
+        """Yield the queues in an order drawn by weight: the order decides who gets what is left."""
         left = list(queues)
         while left:
             (queue,) = _random.choices(left, [self._weights[queue.name] for queue in left])
@@ -76,7 +101,7 @@ class Weighted:
 
 
 def make_selection(queues: Iterable[Any], weights: Mapping[str, float] | None) -> Selection:
-    """Take a worker's ``weights``: one positive number per queue, by name; none: strict order."""
+    """Check a worker's ``weights``: a positive number per queue name. ``None``: strict order."""
     if weights is None:
         return StrictOrder()
     names = {queue.name for queue in queues}
@@ -93,270 +118,328 @@ def make_selection(queues: Iterable[Any], weights: Mapping[str, float] | None) -
 
 
 class CrashIsolation:
-    """Sets tasks aside that need care, and what was claimed behind them, until they may start.
+    """Delays tasks that may crash the worker, and what was claimed after them.
 
-    :mod:`microqueue.operations.workers` says what that is good for. Used by the thread, or
-    the coroutine, that claims.
+    A task that was redelivered after a crash, or is on its last attempt, starts only while few
+    others are unsettled, so that a crash can be attributed; :mod:`microqueue.operations.workers`
+    explains the rules. Only the thread or coroutine that claims uses it.
     """
 
     def __init__(self, in_flight: InFlight, concurrency: int) -> None:
         self._in_flight = in_flight
         self._concurrency = concurrency
-        self._aside: deque[InFlightTask] = deque()
-        self._started: dict[InFlightTask, Isolation] = {}  # With care, and not settled yet.
+        self._delayed: deque[InFlightTask] = deque()
+        self._isolated: dict[InFlightTask, Isolation] = {}  # Started, and not settled yet.
 
     def __bool__(self) -> bool:
-        """Tell whether there is anything to be careful about."""
-        return bool(self._aside or self._started)
+        """Return whether any task is delayed or isolated."""
+        return bool(self._delayed or self._isolated)
 
     @property
-    def waiting(self) -> bool:
-        """Tell whether anything is set aside."""
-        return bool(self._aside)
+    def has_delayed(self) -> bool:
+        """Whether any task is delayed."""
+        return bool(self._delayed)
 
     def admit(self, claimed: Sequence[InFlightTask]) -> Sequence[InFlightTask]:
-        """Take in what was claimed; give what may start at once."""
+        """Take tasks that were just claimed; return those that may start now."""
         if not self and all(
-            isolation_for(one.claimed.document) is Isolation.NONE for one in claimed
+            isolation_for(task.claimed.document) is Isolation.NONE for task in claimed
         ):
             return claimed
-        self._aside.extend(claimed)
-        return self.proceed()
+        self._delayed.extend(claimed)
+        return self.admit_delayed()
 
-    def proceed(self) -> list[InFlightTask]:
-        """Give what may start now of what was set aside."""
+    def admit_delayed(self) -> list[InFlightTask]:
+        """Return the delayed tasks that may start now."""
         self._refresh()
-        unsettled = len(self._in_flight) - len(self._aside)
+        unsettled = len(self._in_flight) - len(self._delayed)
         starting: list[InFlightTask] = []
-        while self._aside:
-            care = isolation_for(self._aside[0].claimed.document)
-            if unsettled >= self._limit(care):
+        while self._delayed:
+            level = isolation_for(self._delayed[0].claimed.document)
+            if unsettled >= self._limit(level):
                 break
-            held = self._aside.popleft()
+            task = self._delayed.popleft()
             unsettled += 1
-            starting.append(held)
-            if care is not Isolation.NONE:
-                self._started[held] = care
+            starting.append(task)
+            if level is not Isolation.NONE:
+                self._isolated[task] = level
         return starting
 
-    def most(self) -> int | None:
-        """Give how many may be held before one more is started, or claimed; none: any number."""
+    def max_in_flight(self) -> int | None:
+        """Return at how many tasks in flight none is started or claimed; ``None``: no limit."""
         self._refresh()
-        care = isolation_for(self._aside[0].claimed.document) if self._aside else Isolation.NONE
-        limit = self._limit(care)
-        return None if limit == inf else int(limit) + len(self._aside)
+        level = (
+            isolation_for(self._delayed[0].claimed.document) if self._delayed else Isolation.NONE
+        )
+        limit = self._limit(level)
+        return None if limit == inf else int(limit) + len(self._delayed)
 
     def withdraw(self, unwanted: Callable[[InFlightTask], bool]) -> list[InFlightTask]:
-        """Take out, of what was set aside, what is not to be started any more."""
-        out, left = split(self._aside, unwanted)
-        self._aside = deque(left)
-        return out
+        """Remove the unwanted tasks from the delayed ones, and return them."""
+        removed, left = split(self._delayed, unwanted)
+        self._delayed = deque(left)
+        return removed
 
-    def _limit(self, care: Isolation) -> float:
-        """Give how many unsettled ones are too many to start a task that needs some care."""
+    def _limit(self, level: Isolation) -> float:
+        """Return how many unsettled tasks keep a task at this level from starting."""
         return unsettled_limit(
-            max(care, *self._started.values(), Isolation.NONE), self._concurrency
+            max(level, *self._isolated.values(), Isolation.NONE), self._concurrency
         )
 
     def _refresh(self) -> None:
-        """Forget what is settled, and what was taken away while it waited."""
-        if any(one.concluded for one in self._aside):
-            self._aside = deque(one for one in self._aside if not one.concluded)
-        self._started = {
-            one: care for one, care in self._started.items() if self._in_flight.holds(one)
+        """Forget tasks that are settled, or whose lease was lost while they were delayed."""
+        if any(task.concluded for task in self._delayed):
+            self._delayed = deque(task for task in self._delayed if not task.concluded)
+        self._isolated = {
+            task: level for task, level in self._isolated.items() if task in self._in_flight
         }
 
 
-NAP_SEC = 0.001
+HOT_POLL_SEC = 0.001
 SOON_SEC = 0.005
-DEAF_SEC = 0.2
+MAX_FALSE_WAKE_SEC = 0.2
 STALE_SEC = 1.0
 ROOM_WAIT_SEC = 0.5
 UNSETTLED_BATCHES = 4  # So many batches may wait for their write while others are claimed.
-JITTER = (0.8, 1.0)  # Of the poll interval, so that many workers do not look at once.
-
-logger = logging.getLogger("microqueue.worker")
+JITTER = (0.8, 1.0)  # Of the poll interval, so that workers do not poll in step.
 
 
 @dataclass(frozen=True, slots=True)
 class PollSummary:
-    """What a look has shown: work that is ready, or due in some time, and queues that pause."""
+    """What one poll found in all collections: ready tasks, the next due one, paused queues."""
 
     ready: bool
     due_sec: float | None
     paused: Sequence[Any]
 
     @classmethod
-    def of(cls, seen: Sequence[tuple[PollResult, Sequence[Any]]]) -> PollSummary:
-        """Take together what was seen in each collection, and the queues that are there."""
+    def of(cls, results: Sequence[tuple[PollResult, Sequence[Any]]]) -> PollSummary:
+        """Combine the result of each collection with the queues it holds."""
         return cls(
-            ready=any(glance.ready for glance, _ in seen),
+            ready=any(result.ready for result, _ in results),
             due_sec=min(
-                (glance.due_sec for glance, _ in seen if glance.due_sec is not None), default=None
+                (result.due_sec for result, _ in results if result.due_sec is not None),
+                default=None,
             ),
-            paused=[one for glance, queues in seen for one in queues if one.name in glance.paused],
+            paused=[
+                queue
+                for result, queues in results
+                for queue in queues
+                if queue.name in result.paused
+            ],
         )
 
 
-class Fetcher:
-    """Claims for a worker until it stops, or, in a burst, until nothing is left."""
+class Claimer:
+    """Claims tasks and adds them to the table, for all runs of a worker."""
 
     def __init__(
         self,
         queues: Sequence[Any],
+        *,
+        worker_id: str,
+        in_flight: InFlight,
+        prefetch: PrefetchController,
+    ) -> None:
+        self.queues = queues
+        self._worker_id = worker_id
+        self._in_flight = in_flight
+        self._prefetch = prefetch
+        self._last_claim_at: datetime | None = None
+        # The token of each claim that has no reply yet, or ended in an error.
+        self._unconfirmed: dict[Any, str] = {}
+
+    @property
+    def has_unconfirmed(self) -> bool:
+        """Whether a claim may have taken tasks that this worker does not know of."""
+        return bool(self._unconfirmed)
+
+    def claim(self, queue: Any, limit: int) -> Effects[list[InFlightTask]]:
+        """Claim up to ``limit`` tasks of a queue, but first recover what a failed claim took.
+
+        Those tasks are leased to this worker, and no one else would start them.
+        """
+        if (failed := self._unconfirmed.get(queue)) is not None:
+            asked_at = lease_now()
+            found = yield from run_on(queue, queue.recover_claim(failed, self._worker_id))
+            self._confirm(queue, failed)
+            if found:
+                return self._add(queue, found, asked_at)
+        asked_at = lease_now()  # Before the call: the lease begins at this time or later.
+        token = self._unconfirmed[queue] = new_token()
+        operation = queue.claim_batch(
+            limit, self._worker_id, after=self._last_claim_at, token=token, one_reply=True
+        )
+        claimed = yield from run_on(queue, operation)
+        self._confirm(queue, token)
+        return self._add(queue, claimed, asked_at)
+
+    def _confirm(self, queue: Any, token: str) -> None:
+        if self._unconfirmed.get(queue) == token:  # A later run may have claimed since.
+            del self._unconfirmed[queue]
+
+    def _add(self, queue: Any, claimed: Sequence[Claimed], claimed_at: float) -> list[InFlightTask]:
+        tasks = [InFlightTask(queue, one, claimed_at) for one in claimed]
+        self._in_flight.add(tasks)
+        if claimed:
+            # One sample per claim: encoding all of them would take long.
+            self._prefetch.record_size(claimed[-1].document, queue.collections.codec_options)
+            lease = claimed[0].lease
+            self._last_claim_at = lease.started_at if lease else None
+        return tasks
+
+
+class Fetcher:
+    """Decides, in one run of a worker, when to claim, and starts what was claimed."""
+
+    def __init__(
+        self,
+        claimer: Claimer,
         selection: Selection,
         options: WorkerOptions,
         *,
-        prefetch: PrefetchController,
         in_flight: InFlight,
-        isolation: CrashIsolation,
-        claim: Callable[[Any, int], Steps[Sequence[InFlightTask]]],
-        look: Callable[[Sequence[Any]], Steps[PollSummary]],
-        start: Callable[[Sequence[InFlightTask]], None],
-        hand_back: Callable[[Callable[[InFlightTask], bool]], None],
-        stopping: Callable[[], bool],
-        burst: bool,
+        prefetch: PrefetchController,
+        completer: Completer,
+        leases: LeaseService,
     ) -> None:
-        self._queues = queues
-        self._open = list(queues)
+        self._claimer = claimer
+        self._queues = claimer.queues
+        self._open = list(claimer.queues)
         self._selection = selection
-        self._prefetch_controller = prefetch
         self._in_flight = in_flight
-        self._isolation = isolation
-        self._claim = claim
-        self._look = look
-        self._start = start
-        self._hand_back = hand_back
-        self._stopping = stopping
-        self._burst = burst
+        self._prefetch = prefetch
+        self._completer = completer
+        self._leases = leases
+        self._isolation = CrashIsolation(in_flight, options.concurrency)
         self._batch = options.flush_limit
         self._concurrency = options.concurrency
         self._poll_sec = options.poll_interval.total_seconds()
-        self._brisk_sec = options.hot_poll_period.total_seconds()
-        self._nap_sec = NAP_SEC * len(queues)
-        self._brisk_until = 0.0
-        self._look_at = 0.0
-        self._looked_at = 0.0
-        self._asleep = False  # Only a look, or news, can tell of work.
+        self._hot_sec = options.hot_poll_period.total_seconds()
+        self._hot_poll_sec = HOT_POLL_SEC * len(self._queues)
+        self._hot_until = 0.0
+        self._next_poll = 0.0
+        self._polled_at = 0.0
+        self._asleep = False  # Until a poll, or the change stream, finds work.
         self._quiet = False  # The last claim found nothing.
-        self._false_news_sec = 0.0
+        self._false_wake_sec = 0.0
+        self._burst = False
 
-    def steps(self) -> Steps[None]:
-        """Say what to do next, again and again."""
-        while not self._stopping():
-            try:
-                if (yield from self._round()):
-                    return
-            except MicroqueueError as exc:
-                if self._burst:
-                    raise
-                logger.warning("cannot claim; trying again in %g s: %s", PAUSE_SEC, exc)
-                yield Step(Do.PAUSE, seconds=PAUSE_SEC)
+    def fetch(self, stop: StopRequest, *, burst: bool) -> Effects[None]:
+        """Claim and start tasks until the stop, or, in a burst, until none is left."""
+        self._burst = burst
+        try:
+            while not stop.requested:
+                try:
+                    if (yield from self._round()):
+                        return
+                except MicroqueueError as exc:
+                    if burst:
+                        raise
+                    logger.warning("could not claim; next attempt in %g s: %s", RETRY_SEC, exc)
+                    yield Sleep(RETRY_SEC)
+        finally:
+            self._release(self._isolation.withdraw(lambda _task: True))
 
-    def _round(self) -> Steps[bool]:
-        """Claim once, or wait once; give whether a burst is over."""
-        if self._isolation:
-            self._start(self._isolation.proceed())
-        held, unfinished = len(self._in_flight), self._in_flight.unfinished
-        if self._burst and unfinished and not held:
-            # Only handlers are left that go on after their time; the end waits for none of them.
-            yield from self._look_around()
+    def _round(self) -> Effects[bool]:
+        """Claim once, or wait once; return whether a burst is over."""
+        if self._isolation and (admitted := self._isolation.admit_delayed()):
+            yield Start(admitted)
+        total, unfinished = len(self._in_flight), self._in_flight.unfinished
+        if self._burst and unfinished and not total:
+            # Only handlers that outlived their tasks are left; the end does not wait for them.
+            yield from self._poll()
             if self._asleep:
                 return True
-        most = self._prefetch_controller.most()
-        with_care = self._isolation.most() if self._isolation else None
-        full = self._full(held, unfinished, most, with_care)
-        if full is not None:
-            if self._anything_waits() and now_sec() >= self._look_at:
-                yield from self._look_around(full=True)
+        limit = self._prefetch.limit()
+        isolated_limit = self._isolation.max_in_flight() if self._isolation else None
+        wait = self._wait_if_full(total, unfinished, limit, isolated_limit)
+        if wait is not None:
+            if self._any_unstarted() and now_sec() >= self._next_poll:
+                yield from self._poll(full=True)
             else:
-                yield full
+                yield wait
             return False
-        if now_sec() >= self._look_at:
-            yield from self._look_around()
+        if now_sec() >= self._next_poll:
+            yield from self._poll()
             return False
-        room = most - unfinished if with_care is None else min(most - unfinished, with_care - held)
+        room = limit - unfinished
+        if isolated_limit is not None:
+            room = min(room, isolated_limit - total)
         if not self._asleep and (yield from self._claim_some(room)):
             return False
         if self._burst:
-            return (yield from self._end_burst(held, unfinished))
-        yield from self._rest()
+            return (yield from self._end_burst(total, unfinished))
+        yield from self._wait_for_work()
         return False
 
-    def _full(self, held: int, unfinished: int, most: int, with_care: int | None) -> Step | None:
-        """Say what to wait for, if there is no room for more."""
-        # Room for a good part of a batch, or for an idle handler, is worth a claim.
-        enough = max(most * 3 // 4, self._concurrency)
-        too_many = most + int(
-            min(UNSETTLED_BATCHES * self._batch, self._prefetch_controller.affordable)
-        )
-        if with_care is not None and held >= with_care:
-            return self._await_room(unfinished + 1, with_care)
-        if unfinished >= enough or held >= too_many:
-            return self._await_room(enough, too_many)
+    def _wait_if_full(
+        self, total: int, unfinished: int, limit: int, isolated_limit: int | None
+    ) -> Effect | None:
+        """Return what to wait for, if there is no room for more."""
+        # A claim is worth it for a good part of a batch, or for an idle handler.
+        enough = max(limit * 3 // 4, self._concurrency)
+        too_many = limit + int(min(UNSETTLED_BATCHES * self._batch, self._prefetch.max_in_memory))
+        if isolated_limit is not None and total >= isolated_limit:
+            return self._wait_for_room(unfinished + 1, isolated_limit)
+        if unfinished >= enough or total >= too_many:
+            return self._wait_for_room(enough, too_many)
         return None
 
-    def _end_burst(self, held: int, unfinished: int) -> Steps[bool]:
-        """Wait for what is held; with nothing left, give whether nothing has come due either."""
-        if held:
-            yield self._await_room(max(unfinished, 1), held)
+    def _end_burst(self, total: int, unfinished: int) -> Effects[bool]:
+        """Wait for the tasks in flight; return whether none is left, and none has come due."""
+        if total:
+            yield self._wait_for_room(max(unfinished, 1), total)
             self._asleep = False
             return False
-        yield from self._look_around()
+        yield from self._poll()
         return self._asleep
 
-    def _claim_some(self, room: int) -> Steps[int]:
-        """Claim up to ``room``; give how many there were.
+    # Claim
 
-        Where the last look found nothing, there is one task at most, most likely: that is
-        claimed with a single write. If there is one, others may follow.
+    def _claim_some(self, room: int) -> Effects[int]:
+        """Claim up to ``room`` tasks and start them; return how many there were.
+
+        After a claim that found nothing, most likely one new task is there: one write claims it.
         """
         room = 1 if self._quiet else min(room, self._batch)
-        claimed = 0
+        count = 0
         for queue, share in self._selection.shares(self._open, room):
-            limit = min(share, room) - claimed
+            limit = min(share, room) - count
             if limit > 0:
-                taken = yield from self._claim(queue, limit)
-                self._start(self._isolation.admit(taken))
-                claimed += len(taken)
-            if claimed >= room or (claimed and share >= room):
+                claimed = yield from self._claimer.claim(queue, limit)
+                self._leases.expect_tasks(claimed)
+                yield Start(self._isolation.admit(claimed))
+                count += len(claimed)
+            if count >= room or (count and share >= room):
                 break
-        if claimed:
-            self._brisk_until = now_sec() + self._brisk_sec
-            self._false_news_sec = 0.0
-            if self._quiet or claimed < room:
-                # Nothing more is near: let the handlers have the interpreter first.
-                yield Step(Do.PAUSE, seconds=NAP_SEC)
-        self._quiet = not claimed and not self._burst
-        return claimed
+        if count:
+            self._hot_until = now_sec() + self._hot_sec
+            self._false_wake_sec = 0.0
+            if self._quiet or count < room:
+                # No more tasks are near: let the handlers have the interpreter first.
+                yield Sleep(HOT_POLL_SEC)
+        self._quiet = not count and not self._burst
+        return count
 
-    def _await_room(self, unfinished: int, held: int) -> Step:
-        """Wait until fewer are unfinished, and held; but not for long."""
-        wait_sec = ROOM_WAIT_SEC
-        if self._anything_waits():
-            wait_sec = min(wait_sec, max(self._look_at - now_sec(), NAP_SEC))
-        return Step(Do.AWAIT_ROOM, limit=unfinished, most=held, seconds=wait_sec)
+    # Poll
 
-    def _anything_waits(self) -> bool:
-        """Tell whether some of what is held has not started."""
-        return self._in_flight.unfinished > self._concurrency or self._isolation.waiting
+    def _poll(self, *, full: bool = False) -> Effects[None]:
+        """Find out what is ready, due and paused; make due tasks ready.
 
-    def _look_around(self, *, full: bool = False) -> Steps[None]:
-        """Find out what is ready, due and paused; make ready what is due.
-
-        A worker that is ``full`` wants to know, too: what is due may be more urgent than all that
-        is ready, and nobody else may be there to put it into the line.
+        A worker that is ``full`` polls too: a due task may be more urgent than all ready ones, and
+        no other worker may be there to make it ready.
         """
-        polled = yield from self._look(self._open)
+        polled = yield from self._poll_collections()
         resumed = self._note_pauses(polled.paused)
         self._asleep = not (polled.ready or resumed or full)
         self._quiet = self._quiet and self._asleep
-        self._looked_at = now_sec()
-        # Whoever claims, or waits for a queue to go on, knows of pauses within a second.
-        calm = self._asleep and not polled.paused and not self._anything_waits()
-        wait_sec = self._poll_sec if calm else min(self._poll_sec, STALE_SEC)
+        self._polled_at = now_sec()
+        # A worker that claims, or waits for a queue to resume, sees pauses within a second.
+        idle = self._asleep and not polled.paused and not self._any_unstarted()
+        wait_sec = self._poll_sec if idle else min(self._poll_sec, STALE_SEC)
         wait_sec *= _random.uniform(*JITTER)
-        self._give_back(polled.paused)
+        yield from self._release_unstartable(polled.paused)
         if polled.due_sec is not None and polled.due_sec <= 0 and self._open:
             for queue in self._open:
                 yield from run_on(queue, queue.promote_due())
@@ -364,43 +447,70 @@ class Fetcher:
             wait_sec = SOON_SEC  # There may be more than one batch.
         elif polled.due_sec is not None:
             wait_sec = min(wait_sec, max(polled.due_sec, SOON_SEC))
-        self._look_at = self._looked_at + wait_sec
+        self._next_poll = self._polled_at + wait_sec
+
+    def _poll_collections(self) -> Effects[PollSummary]:
+        results = []
+        for group in by_collection(self._queues):
+            names = [queue.name for queue in group if queue in self._open]
+            results.append(((yield from run_on(group[0], group[0].poll(names))), group))
+        return PollSummary.of(results)
 
     def _note_pauses(self, paused: Sequence[Any]) -> bool:
-        """Claim from the other queues only; give whether one of them goes on."""
+        """Claim from the other queues only; return whether a queue was resumed."""
         resumed = False
         for queue in self._queues:
+            fields = {"queue": queue.name}
             if queue in paused and queue in self._open:
-                logger.info("queue %r is paused: nothing is claimed from it", queue.name)
+                logger.info("queue %r paused", queue.name, extra={**fields, "paused": True})
             elif queue not in paused and queue not in self._open:
-                logger.info("queue %r goes on", queue.name)
+                logger.info("queue %r resumed", queue.name, extra={**fields, "paused": False})
                 resumed = True
-        self._open = [one for one in self._queues if one not in paused]
+        self._open = [queue for queue in self._queues if queue not in paused]
         return resumed
 
-    def _give_back(self, paused: Sequence[Any]) -> None:
-        """Hand back what waits in vain: in a queue that pauses, or for handlers that are busy."""
-        self._prefetch_controller.busy = sum(
-            one.running_sec > one.longest_wait_sec for one in self._in_flight.snapshot()
-        )
-        if self._anything_waits():
-            self._hand_back(
-                lambda one: one.queue in paused or one.waiting_sec > one.longest_wait_sec
-            )
+    # Wait
 
-    def _rest(self) -> Steps[None]:
-        """Wait for work: briskly for a moment after the last, then on the stream."""
-        until_look_sec = max(self._look_at - now_sec(), 0.0)
-        if now_sec() < self._brisk_until:
+    def _any_unstarted(self) -> bool:
+        """Return whether some tasks in flight have not started."""
+        return self._in_flight.unfinished > self._concurrency or self._isolation.has_delayed
+
+    def _release_unstartable(self, paused: Sequence[Any]) -> Effects[None]:
+        """Release tasks of paused queues, and tasks that have waited too long for a handler."""
+        self._prefetch.blocked = sum(
+            task.running_sec > task.max_wait_sec for task in self._in_flight.snapshot()
+        )
+        if self._any_unstarted():
+
+            def unwanted(task: InFlightTask) -> bool:
+                return task.queue in paused or task.waiting_sec > task.max_wait_sec
+
+            withdrawn = yield Withdraw(unwanted)
+            self._release([*withdrawn, *self._isolation.withdraw(unwanted)])
+
+    def _release(self, tasks: Iterable[InFlightTask]) -> None:
+        for task in tasks:
+            self._completer.release(task)
+
+    def _wait_for_room(self, unfinished: int, total: int) -> Effect:
+        wait_sec = ROOM_WAIT_SEC
+        if self._any_unstarted():
+            wait_sec = min(wait_sec, max(self._next_poll - now_sec(), HOT_POLL_SEC))
+        return WaitForRoom(unfinished, total, wait_sec)
+
+    def _wait_for_work(self) -> Effects[None]:
+        """Poll every millisecond for a moment after the last task, then wait for the stream."""
+        until_poll_sec = max(self._next_poll - now_sec(), 0.0)
+        if now_sec() < self._hot_until:
             self._asleep = False
-            yield Step(Do.PAUSE, seconds=min(self._nap_sec, until_look_sec))
-        elif (yield Step(Do.SLEEP, seconds=until_look_sec)):
-            # An update does not say in which queue it was. Where others are busy with theirs,
-            # most news are false: then they are taken together, so that they cost little.
-            if self._false_news_sec:
-                yield Step(Do.PAUSE, seconds=self._false_news_sec)
-            self._false_news_sec = min(max(2 * self._false_news_sec, SOON_SEC), DEAF_SEC)
+            yield Sleep(min(self._hot_poll_sec, until_poll_sec))
+        elif (yield WaitForWork(until_poll_sec)):
+            # An update does not tell its queue. Where other queues are busy, most changes are
+            # none of ours: the worker waits a moment to take several together.
+            if self._false_wake_sec:
+                yield Sleep(self._false_wake_sec)
+            self._false_wake_sec = min(max(2 * self._false_wake_sec, SOON_SEC), MAX_FALSE_WAKE_SEC)
             self._asleep = False
-            # If nothing is ready, the news may have been of a delayed task.
-            stale = now_sec() - self._looked_at > STALE_SEC
-            self._look_at = 0.0 if stale else min(self._look_at, now_sec() + SOON_SEC)
+            # If nothing is ready, the change may have been a delayed task.
+            stale = now_sec() - self._polled_at > STALE_SEC
+            self._next_poll = 0.0 if stale else min(self._next_poll, now_sec() + SOON_SEC)

@@ -22,65 +22,81 @@ from microqueue.worker.outcomes import ExceptionPolicy, Fail, Retry
 
 
 class _Context:
-    """The task, and whether its result is still wanted."""
+    """The task a handler works on, and whether its result is still wanted."""
 
-    def __init__(self, held: InFlightTask, queue: Any, expect: Callable[[float], None]) -> None:
-        self._held = held
+    def __init__(
+        self, task: InFlightTask, queue: Any, expect_renewal: Callable[[float], None]
+    ) -> None:
+        self._in_flight_task = task
         self._queue = queue
-        self._expect = expect
+        self._expect_renewal = expect_renewal
 
     @property
     def task(self) -> Task[Any]:
-        """The task as it was popped."""
-        return self._held.task
+        """The task as it was claimed."""
+        return self._in_flight_task.task
 
     @property
     def attempt(self) -> int:
-        """Which delivery this is, from 1."""
-        return self._held.task.attempts
+        """The number of this delivery, from 1."""
+        return self._in_flight_task.task.attempts
 
     @property
     def cancelled(self) -> bool:
-        """Whether the handler should stop: lease lost, out of time, or the worker ends."""
-        return self._held.cancelled
+        """Whether the handler should stop: lease lost, timed out, cancelled, or worker stopped."""
+        return self._in_flight_task.cancelled
 
     def progress(self, fraction: float, message: str | None = None) -> None:
-        """Say how far the handler is, from 0 to 1; the worker stores the latest once a second.
+        """Report progress, to be seen in ``Task.progress``.
 
-        It costs the handler nothing, and is seen in ``Task.progress``.
+        The worker stores the latest report once a second; the call itself does no I/O.
+
+        Args:
+            fraction: From 0 to 1.
+            message: What the handler is doing.
         """
         if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise refused("fraction", fraction, "give a number from 0 to 1")
         if message is not None and not isinstance(message, str):
             raise refused("message", message, "give a text")
-        now = self._held.queue.clock.now()
-        said = None if message is None else storable_text(message)
-        self._held.progress = Progress.trusted(fraction=float(fraction), message=said, at=now)
+        now = self._in_flight_task.queue.clock.now()
+        text = None if message is None else storable_text(message)
+        self._in_flight_task.progress = Progress.trusted(
+            fraction=float(fraction), message=text, at=now
+        )
 
     def _touched(self, task: Task[Any], at: float) -> None:
-        self._held.touch(task, at)
-        self._expect(self._held.renewal_due - lease_now())
+        self._in_flight_task.touch(task, at)
+        self._expect_renewal(self._in_flight_task.renewal_due)
 
 
 class Context(_Context):
-    """For plain functions."""
+    """What a plain function gets as its ``context`` argument."""
 
     def touch(self, extend: Duration | None = None) -> None:
-        """Renew the lease by hand; the worker does so by itself every third of its length.
+        """Renew the lease now; the worker renews it every third of its length.
 
-        A lease that ``extend`` made longer than usual stays so; a shorter one is renewed in time.
+        Args:
+            extend: The length of the lease from now on. A longer one is kept; a shorter one is
+                renewed in time.
         """
         at = lease_now()
-        self._touched(self._queue.run(self._queue.touch(self._held.task, extend)), at)
+        touch = self._queue.touch(self._in_flight_task.task, extend)
+        self._touched(self._queue.run(touch), at)
 
 
 class AsyncContext(_Context):
-    """For coroutines."""
+    """What a coroutine function gets as its ``context`` argument."""
 
     async def touch(self, extend: Duration | None = None) -> None:
-        """Renew the lease by hand, as :meth:`Context.touch` does."""
+        """Renew the lease now, as :meth:`Context.touch` does.
+
+        Args:
+            extend: The length of the lease from now on.
+        """
         at = lease_now()
-        self._touched(await self._queue.run(self._queue.touch(self._held.task, extend)), at)
+        touch = self._queue.touch(self._in_flight_task.task, extend)
+        self._touched(await self._queue.run(touch), at)
 
 
 CONTEXT = "context"

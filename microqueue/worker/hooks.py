@@ -1,32 +1,34 @@
-"""Hooks: what metrics, tracing and users' own code may attach to a worker."""
+"""Hooks: what metrics, tracing and user code attach to a worker."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from microqueue.task import Task
+from microqueue.worker.log import logger
 from microqueue.worker.threads import DaemonThread
 
 LEASE_LOST = "lease_lost"
-"""What hooks call the end of a delivery that has no outcome: the lease went to another."""
-
-logger = logging.getLogger("microqueue.worker")
+"""What metrics and traces call a delivery without an outcome: its lease was lost."""
 
 
 class Hooks:
-    """Override what you need. An error in a hook is logged and changes nothing.
+    """Base class for hooks; override the methods you need.
 
-    In ``AsyncWorker`` methods run in the loop. In ``Worker`` they run in the thread that runs the
-    handler; what the handler has not brought about, a timeout or a cancellation for instance, is
-    told by another thread.
+    An error in a hook is logged, and changes nothing else. ``AsyncWorker`` calls hooks in its
+    event loop. ``Worker`` calls them in the thread that runs the handler, except for events that
+    the handler did not cause, such as a timeout or a cancellation: those have their own thread.
     """
 
     def on_attach(self, knows: Callable[[str], bool]) -> None:
-        """Run when a worker of named tasks is made; ``knows`` tells whether it has a name."""
+        """Run when a worker with named tasks is created.
+
+        Args:
+            knows: Returns whether a task of this name is registered.
+        """
 
     def on_start(self, task: Task[Any]) -> None:
         """Run before the handler."""
@@ -35,23 +37,23 @@ class Hooks:
         """Run after the handler returned."""
 
     def on_retry(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:
-        """Run when the task will be tried again."""
+        """Run when the task will be retried."""
 
     def on_failure(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:
         """Run when the task becomes a dead letter."""
 
     def on_release(self, task: Task[Any]) -> None:
-        """Run when the task is handed back: the worker ends, or it was not started in time."""
+        """Run when the task is released: the worker stops, or could not start it in time."""
 
     def on_cancel(self, task: Task[Any]) -> None:
-        """Run when somebody cancelled the task while this worker held it."""
+        """Run when the task was cancelled while this worker held it."""
 
     def on_lease_lost(self, task: Task[Any]) -> None:
-        """Run when the lease was lost; what the handler did is not recorded."""
+        """Run when the lease was lost; the result of the handler is discarded."""
 
 
 class HookList:
-    """Calls every hook, and lets none of them disturb the others or the worker."""
+    """Calls every hook, and logs the errors they raise."""
 
     def __init__(self, hooks: Sequence[Hooks]) -> None:
         self._hooks = tuple(hooks)
@@ -64,34 +66,46 @@ class HookList:
         for hook in self._hooks:
             try:
                 getattr(hook, name)(*arguments, **options)
-            except BaseException as exc:  # It would end what serves all tasks.
-                main = threading.current_thread() is threading.main_thread()
-                if isinstance(exc, KeyboardInterrupt) and main:
-                    raise  # Somebody has pressed Ctrl-C.
+            except BaseException as exc:  # It would end a thread that serves all tasks.
+                in_main_thread = threading.current_thread() is threading.main_thread()
+                if isinstance(exc, KeyboardInterrupt) and in_main_thread:
+                    raise  # Ctrl-C.
                 logger.exception("hook %s.%s failed", type(hook).__name__, name)
 
 
-class HookDispatcher:
-    """Does one thing after the other that may take long, because it calls code of users.
+class Dispatcher(Protocol):
+    """Runs the hooks for events that a handler did not cause."""
 
-    The threads of leases and deadlines leave that to it: a slow hook must not hold them up.
-    """
+    def submit(self, call: Callable[[], None]) -> None:
+        """Run a hook call, now or later."""
+
+
+class InlineDispatcher:
+    """Runs hooks at once, in the event loop."""
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Run a hook call."""
+        call()
+
+
+class HookDispatcher:
+    """Runs user hooks in order on its own thread, so a slow hook never delays lease renewal."""
 
     def __init__(self) -> None:
-        self._things: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.thread = DaemonThread(self._run, name="microqueue-hooks")
 
-    def put(self, thing: Callable[[], None]) -> None:
-        """Do this, after what was put before."""
-        self._things.put(thing)
+    def submit(self, call: Callable[[], None]) -> None:
+        """Queue a hook call."""
+        self._calls.put(call)
 
     def close(self) -> None:
-        """Say that nothing more will come."""
-        self._things.put(None)
+        """Stop after the calls already queued."""
+        self._calls.put(None)
 
     def _run(self) -> None:
-        while (thing := self._things.get()) is not None:
+        while (call := self._calls.get()) is not None:
             try:
-                thing()
+                call()
             except BaseException:
-                logger.exception("what happened to a task could not be told")
+                logger.exception("hook failed")

@@ -1,4 +1,4 @@
-"""The tasks that a worker holds: claimed, waiting for a free handler, running, or settling."""
+"""The tasks in flight: claimed by this worker, and waiting, running or about to be settled."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from microqueue.worker.outcomes import ExceptionPolicy
 from microqueue.worker.prefetch import PrefetchController
 
 RENEWALS_PER_LEASE = 3
-PAUSE_SEC = 1.0  # Between two tries while the server is away.
-# How much of a lease must be left for a handler to start: a fraction, but no more than a second.
-# Leases are renewed long before, so less is left only if that was not possible.
-LEAST_LEFT = 0.1
-LEAST_LEFT_SEC = 1.0
+# A handler starts only if this much of the lease is left: a fraction, but at most a second.
+# Renewals come long before that, so less is left only if they failed.
+MIN_LEFT = 0.1
+MIN_LEFT_SEC = 1.0
 
 
 def now_sec() -> float:
-    """Read the clock by which a worker measures."""
+    """Read the clock that measures run times and waits."""
     return time.monotonic()
 
 
 def _find_lease_clock() -> Callable[[], float]:
-    """Find a monotonic clock that does not stand still while the machine is suspended."""
-    # Linux; macOS, whose own monotonic clock goes on; else what there is.
+    """Find a monotonic clock that keeps running while the machine is suspended."""
+    # Linux; then macOS, whose CLOCK_MONOTONIC keeps running; then any.
     for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
         number = getattr(time, name, None)
         if number is not None:
-            with suppress(OSError):  # It has a name here, but the kernel does not know it.
+            with suppress(OSError):  # Python has the name, but the kernel does not know it.
                 time.clock_gettime(number)
                 return partial(time.clock_gettime, number)
     return time.monotonic
@@ -42,64 +41,64 @@ lease_clock = _find_lease_clock()
 
 
 def lease_now() -> float:
-    """Read the clock by which leases are measured: it runs on while the process is stopped.
+    """Read the clock that measures leases. It keeps running while the process is stopped.
 
-    The server's clock runs on, too, and with it the lease, while this machine is suspended.
+    So does the server's clock, and with it the lease.
     """
     return lease_clock()
 
 
 class InFlightTask:
-    """One task in this worker's hands.
+    """A claimed task, its lease, and what became of it so far.
 
-    ``claimed_at``, ``renewed`` and ``leased_at`` are readings of :func:`lease_now`, each taken
-    before the server was asked. ``renewed`` is when the lease was last renewed, or found lost;
+    ``claimed_at``, ``renewed_at`` and ``leased_at`` are readings of :func:`lease_now`, each taken
+    before the server was asked. ``renewed_at`` is when the lease was last renewed, or found lost;
     ``leased_at`` is when it was last known to begin.
     """
 
-    # Defaults of the class: most tasks never have one of their own, and many are made.
+    # Class attributes: most tasks never need their own value, and many tasks are created.
     started: float | None = None
     deadline: float | None = None
     exception_policy = ExceptionPolicy()
-    concluded = False
-    cancelled = False
-    was_cancelled = False
+    concluded = False  # Its outcome is decided; see InFlight.conclude.
+    cancelled = False  # The handler should stop.
+    was_cancelled = False  # By Queue.cancel.
     timed_out = False
-    discarded = False  # Not started, because its lease had ended.
-    granted_sec: float | None = None  # The length of its lease, where the handler gave one.
+    counted_unstarted = False  # See UnstartedTasks.
+    granted_sec: float | None = None  # The length of its lease, if the handler chose one.
     progress: Progress | None = None
     on_interrupt: Callable[[], object] | None = None
 
     def __init__(self, queue: Any, claimed: Claimed, claimed_at: float) -> None:
         self.queue = queue
         self.claimed = claimed
-        self.claimed_at = self.renewed = self.leased_at = claimed_at
+        self.claimed_at = self.renewed_at = self.leased_at = claimed_at
 
     @property
     def task(self) -> Task[Any]:
-        """The task as it was claimed, or as it is since its lease was renewed by hand."""
+        """The task as it was claimed, or as :meth:`touch` left it."""
         return self.claimed.task
 
     @property
     def lease_sec(self) -> float:
-        """How long its lease is when the worker renews it."""
+        """The length of its lease when the worker renews it."""
         own = self.claimed.own_timeout_sec
         queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
         return queue_sec if own is None else own
 
     @property
     def lapsed(self) -> bool:
-        """Whether its lease has ended, or is about to, so that its handler must not start.
+        """Whether its lease has expired or is about to, so that its handler must not start.
 
-        The process may have been stopped, or the machine suspended, or MongoDB was away: the
-        sweeper may have given the task to another worker.
+        The process was stopped, the machine suspended, or MongoDB did not answer: the sweeper may
+        have made the task available to another worker.
         """
         lease_sec = self.lease_sec
-        least_sec = min(lease_sec * LEAST_LEFT, LEAST_LEFT_SEC)
-        return lease_now() >= self.leased_at + lease_sec - least_sec
+        min_left_sec = min(lease_sec * MIN_LEFT, MIN_LEFT_SEC)
+        return lease_now() >= self.leased_at + lease_sec - min_left_sec
 
     def interrupt(self) -> None:
-        """Tell the handler that its work is no longer wanted."""
+        """Ask the handler to stop: its result is no longer wanted."""
         self.cancelled = True
         if self.on_interrupt is not None:
             self.on_interrupt()
@@ -111,145 +110,155 @@ class InFlightTask:
 
     @property
     def waiting_sec(self) -> float:
-        """How long it has been waiting for its handler."""
+        """How long it has been waiting for a handler."""
         return lease_now() - self.claimed_at if self.started is None else 0.0
 
     @property
-    def longest_wait_sec(self) -> float:
-        """How long it may wait: a fraction of its queue's lease.
+    def max_wait_sec(self) -> float:
+        """How long it may wait for a handler: a fraction of its queue's visibility timeout.
 
-        Not of its own: it would be given back again and again, and overtaken by the others.
+        Not of its own timeout: a short one would have it released again and again, while other
+        tasks overtake it.
         """
         queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
-        return queue_sec * PrefetchController.FRACTION
+        return queue_sec * PrefetchController.LEASE_FRACTION
 
     def take_progress(self) -> Progress | None:
-        """Give what the handler last said of its progress, if that is news."""
+        """Return the latest progress that was not stored yet, once."""
         progress, self.progress = self.progress, None
         return progress
 
     @property
     def renewal_due(self) -> float:
-        """When the lease should be renewed: after a third of its length.
+        """When to renew the lease: after a third of its length.
 
-        One that the handler made longer is left alone until as much is left as usual.
+        A lease that the handler made longer is renewed when as much is left as usual.
         """
         usual_sec = self.lease_sec
         granted_sec = usual_sec if self.granted_sec is None else self.granted_sec
         left_sec = min(granted_sec, usual_sec) * (1 - 1 / RENEWALS_PER_LEASE)
-        return self.renewed + granted_sec - left_sec
+        return self.renewed_at + granted_sec - left_sec
 
     def renew(self, at: float, *, lost: bool = False) -> None:
-        """Note that the worker renewed the lease, or found it lost, unless the handler did since.
+        """Note that the worker renewed the lease at this time, unless the handler did later.
 
-        A lost one is no news for :attr:`lapsed`: whoever starts tasks may look before it is known
-        how this one was lost.
+        A lost lease does not change :attr:`lapsed`: the task may be about to start before it is
+        known how the lease was lost.
         """
-        if self.renewed <= at:
-            self.renewed, self.granted_sec = at, None
+        if self.renewed_at <= at:
+            self.renewed_at, self.granted_sec = at, None
             if not lost:
                 self.leased_at = at
 
     def touch(self, task: Task[Any], at: float) -> None:
-        """Take the task as it is since its handler renewed the lease."""
+        """Note that the handler renewed the lease at this time."""
         self.claimed.replace(task)
         if task.lease is not None:
             self.granted_sec = (task.lease.expires_at - task.updated_at).total_seconds()
-            self.renewed = self.leased_at = at
+            self.renewed_at = self.leased_at = at
 
 
 def split(
-    held: Iterable[InFlightTask], test: Callable[[InFlightTask], bool]
+    tasks: Iterable[InFlightTask], test: Callable[[InFlightTask], bool]
 ) -> tuple[list[InFlightTask], list[InFlightTask]]:
-    """Part tasks into those that pass a test and the others, asking once, as time goes on."""
+    """Split tasks into those that pass a test and the others.
+
+    Each is tested once, because the answer may depend on the time.
+    """
     passed: list[InFlightTask] = []
     others: list[InFlightTask] = []
-    for one in held:
-        (passed if test(one) else others).append(one)
+    for task in tasks:
+        (passed if test(task) else others).append(task)
     return passed, others
 
 
 class InFlight:
-    """A table of what is held, shared by the threads of a worker.
+    """The table of tasks in flight, shared by the threads of a worker.
 
-    ``unfinished`` counts what waits or runs. What is finished is held until its settlement
-    is written, and does not keep the worker from claiming more. A handler that goes on after
-    its task was settled by its timeout, or taken away, counts until it returns: nothing else
-    can run in its place.
+    ``unfinished`` counts tasks that wait or run. A finished task stays in the table until its
+    settlement is written, and does not keep the worker from claiming more. A handler that runs on
+    after its task timed out, or its lease was lost, counts as unfinished until it returns: it
+    occupies its thread.
     """
 
     def __init__(self) -> None:
-        # In the order of their claims. Not by id: a task may come back, under another token,
-        # while a handler still has it.
-        self._held: dict[InFlightTask, None] = {}
+        # In the order of the claims. Not by id: a task may be claimed again, under another token,
+        # while an earlier handler still runs.
+        self._tasks: dict[InFlightTask, None] = {}
         self._unfinished: set[InFlightTask] = set()
         self._changed = threading.Condition()
-        self._wanted = 0  # How few somebody waits for; 0: nobody waits.
+        self._awaited_unfinished = 0  # What wait_for_room waits for; 0: no thread waits.
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._tasks)
+
+    def __contains__(self, task: InFlightTask) -> bool:
+        return task in self._tasks
 
     @property
     def unfinished(self) -> int:
-        """How many wait, or run."""
+        """How many tasks wait or run."""
         return len(self._unfinished)
 
-    def begin(self) -> None:
-        """Start over, with new handlers: one that goes on from an earlier run takes no place."""
+    def reset(self) -> None:
+        """Start with an empty table: handlers left over from an earlier run do not count."""
         with self._changed:
-            self._held.clear()
+            self._tasks.clear()
             self._unfinished.clear()
 
-    def add(self, held: Sequence[InFlightTask]) -> None:
-        """Take tasks in that were just claimed."""
+    def add(self, tasks: Sequence[InFlightTask]) -> None:
+        """Add tasks that were just claimed."""
         with self._changed:
-            self._held.update(dict.fromkeys(held))
-            self._unfinished.update(held)
+            self._tasks.update(dict.fromkeys(tasks))
+            self._unfinished.update(tasks)
 
-    def conclude(self, held: InFlightTask, *, returned: bool = False) -> bool:
-        """Claim the right to say how a task ended; only the first caller has it.
+    def conclude(self, task: InFlightTask, *, returned: bool = False) -> bool:
+        """Return whether the caller is the first to decide the task's outcome.
 
-        The handler, its timeout, a lost lease and the end of the worker may all want it.
-        The handler says that it has ``returned``.
+        The handler, its timeout, a lost lease and a shutdown compete for it.
+
+        Args:
+            task: The task.
+            returned: Whether its handler has returned.
         """
         with self._changed:
-            first, held.concluded = not held.concluded, True
-            if returned or held.started is None:
-                self._unfinished.discard(held)
-                if len(self._unfinished) < self._wanted:
+            first, task.concluded = not task.concluded, True
+            if returned or task.started is None:
+                self._unfinished.discard(task)
+                if len(self._unfinished) < self._awaited_unfinished:
                     self._changed.notify_all()
             return first
 
-    def remove(self, held: Iterable[InFlightTask]) -> None:
-        """Let tasks go that are settled, and wake who waits for room."""
+    def remove(self, tasks: Iterable[InFlightTask]) -> None:
+        """Remove tasks that are settled, or left to their leases."""
         with self._changed:
-            for one in held:
-                self._held.pop(one, None)
+            for task in tasks:
+                self._tasks.pop(task, None)
             self._changed.notify_all()
 
-    def holds(self, held: InFlightTask) -> bool:
-        """Tell whether a task is still in hand: its settlement is not written yet."""
-        return held in self._held
-
     def snapshot(self) -> list[InFlightTask]:
-        """Give everything held at this moment."""
+        """Return the tasks in flight at this moment."""
         with self._changed:
-            return list(self._held)
+            return list(self._tasks)
 
-    def has_room(self, *, unfinished: int, held: int) -> bool:
-        """Tell whether fewer than these are unfinished, and held in all."""
-        return self.unfinished < unfinished and len(self._held) < held
+    def unconcluded(self) -> list[InFlightTask]:
+        """Return the tasks whose outcome is not decided yet."""
+        return [task for task in self.snapshot() if not task.concluded]
 
-    def await_room(self, *, unfinished: int, held: int, timeout_sec: float) -> None:
-        """Wait until there is room, but not for long."""
+    def has_room(self, *, unfinished: int, total: int) -> bool:
+        """Return whether there are fewer unfinished tasks, and fewer tasks in total."""
+        return self.unfinished < unfinished and len(self._tasks) < total
+
+    def wait_for_room(self, *, unfinished: int, total: int, timeout_sec: float) -> None:
+        """Wait until :meth:`has_room`, or time out."""
         with self._changed:
-            self._wanted = unfinished
+            self._awaited_unfinished = unfinished
             self._changed.wait_for(
-                lambda: self.has_room(unfinished=unfinished, held=held), timeout_sec
+                lambda: self.has_room(unfinished=unfinished, total=total), timeout_sec
             )
-            self._wanted = 0
+            self._awaited_unfinished = 0
 
-    def await_empty(self, timeout_sec: float) -> None:
-        """Wait until nothing is held, but not for long."""
+    def wait_until_empty(self, timeout_sec: float) -> None:
+        """Wait until nothing is in flight, or time out."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._held, timeout_sec)
+            self._changed.wait_for(lambda: not self._tasks, timeout_sec)

@@ -1,8 +1,11 @@
-"""A thread that looks at what a worker holds, whenever something is due."""
+"""What keeps claimed tasks in this worker's hands: lease renewal, heartbeat and timeouts.
+
+All of it runs on its own threads and its own connections, so that neither a busy event loop nor
+an exhausted connection pool costs a lease.
+"""
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import socket
@@ -26,82 +29,53 @@ from microqueue.operations.workers import MOST_NAMES
 from microqueue.queue import Queue
 from microqueue.reports import WorkerInfo
 from microqueue.task import Progress
-from microqueue.worker.in_flight import InFlight, InFlightTask, lease_now, now_sec, split
+from microqueue.worker.in_flight import (
+    RENEWALS_PER_LEASE,
+    InFlight,
+    InFlightTask,
+    lease_now,
+    now_sec,
+    split,
+)
+from microqueue.worker.log import logger
 from microqueue.worker.options import WorkerOptions
+from microqueue.worker.threads import DueThread
 
+QueueT = TypeVar("QueueT", bound=QueueCore[Any])
 
-class DueThread:
-    """Looks, and sleeps until something is due; for good, if nothing is."""
-
-    def __init__(self, name: str) -> None:
-        self._next_look = inf
-        self._stopping = False
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Begin to watch."""
-        self._thread.start()
-
-    def expect(self, due: float) -> None:
-        """Be awake by then: something was taken in that needs attention at that time."""
-        if due < self._next_look:
-            self._wake.set()
-
-    def stop(self) -> None:
-        """End, after the look that is under way."""
-        self._stopping = True
-        self._wake.set()
-
-    def join(self) -> None:
-        """Wait for the end."""
-        if self._thread.ident is not None:  # It may not have been started.
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._next_look = inf  # What comes in from here on is looked at once more.
-            self._wake.clear()
-            self._next_look = due = self._look()
-            self._wake.wait(None if due == inf else max(due - now_sec(), 0.0))
-
-    def _look(self) -> float:
-        """Do what is due; give when something is due again."""
-        raise NotImplementedError
-
-
-logger = logging.getLogger("microqueue.worker")
+MIN_CALL_SEC = 1.0
+"""A busy server may need as long; a shorter timeout would only add attempts."""
+MAX_PAUSE_SEC = 1.0
+MIN_PAUSE_SEC = 0.01
+CHECK_EVERY_SEC = 1.0
+MAX_CHECKED_WAITING = 1000
 
 
 class TimeoutMonitor(DueThread):
-    """Watches the time of what runs."""
+    """Reports each task whose handler has reached its timeout."""
 
-    def __init__(self, in_flight: InFlight, on_timeout: Callable[[InFlightTask], None]) -> None:
+    def __init__(self, in_flight: InFlight, on_timeout: Callable[[InFlightTask], object]) -> None:
         super().__init__("microqueue-deadlines")
         self._in_flight = in_flight
         self._on_timeout = on_timeout
 
-    def _look(self) -> float:
-        """Tell of those whose time is up; give when that of the next one is."""
-        first = inf
-        for one in self._in_flight.snapshot():
-            if one.deadline is None or one.timed_out or one.concluded:
+    def _run_due(self) -> float:
+        next_deadline = inf
+        for task in self._in_flight.snapshot():
+            if task.deadline is None or task.timed_out or task.concluded:
                 continue
-            if one.deadline > now_sec():
-                first = min(first, one.deadline)
+            if task.deadline > now_sec():
+                next_deadline = min(next_deadline, task.deadline)
                 continue
-            one.timed_out = True
+            task.timed_out = True
             try:
-                self._on_timeout(one)
+                self._on_timeout(task)
             except BaseException:
-                logger.exception("the end of a handler's time could not be told")
-        return first
+                logger.exception("could not time out task %s", task.claimed.id)
+        return next_deadline
 
 
-SHORTEST_CALL_SEC = 1.0
-"""A server that is busy takes longer than that, and is not to be asked all the more."""
-
-# One client beside each that queues have, however many queues and workers use it.
+# One dedicated client for each client of a queue, however many queues and workers share it.
 _clients: dict[int, MongoClient[Any] | None] = {}
 _users: dict[int, int] = {}
 _lock = threading.Lock()
@@ -111,10 +85,10 @@ _lock = threading.Lock()
 def open_lease_queue(
     queue: QueueCore[Any], *, heartbeat_sec: float = math.inf
 ) -> Iterator[SyncCore[Any]]:
-    """Give a blocking queue on the same collection.
+    """Open a blocking queue on the same collection, with the dedicated lease client.
 
-    Its calls are short, and must be through before a lease ends or the worker counts as dead. So
-    an attempt is given up early, and made again on another connection.
+    Its calls have a short timeout, so that one that gets no answer is repeated on another
+    connection before the lease expires, or the worker counts as dead.
     """
     collections = queue.collections
     key = id(collections.client)
@@ -126,10 +100,10 @@ def open_lease_queue(
     try:
         source = collections.through(client)
         settings = queue.settings
-        brief = min(heartbeat_sec, settings.visibility_timeout.total_seconds() / 3)
-        limit = min(settings.call_timeout, timedelta(seconds=max(brief, SHORTEST_CALL_SEC)))
-        brisk = settings.model_copy(update={"call_timeout": limit})
-        yield core_of(Queue(source, queue.name, settings=brisk, clock=queue.clock))
+        brief_sec = min(heartbeat_sec, settings.visibility_timeout.total_seconds() / 3)
+        limit = min(settings.call_timeout, timedelta(seconds=max(brief_sec, MIN_CALL_SEC)))
+        brief = settings.model_copy(update={"call_timeout": limit})
+        yield core_of(Queue(source, queue.name, settings=brief, clock=queue.clock))
     finally:
         with _lock:
             _users[key] -= 1
@@ -142,11 +116,8 @@ def open_lease_queue(
                 unused.close()
 
 
-QueueT = TypeVar("QueueT", bound=QueueCore[Any])
-
-
 class Registration:
-    """Says that a worker lives, in the database of each of its collections."""
+    """The entry of a worker in the list of workers, in the database of each collection."""
 
     def __init__(
         self,
@@ -165,9 +136,9 @@ class Registration:
         self._started_at: datetime | None = None
         self.heartbeat_sec = options.heartbeat.total_seconds()
 
-    def beat(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
-        """Say it for these queues, each by the blocking one that stands for it."""
-        held = self._in_flight.snapshot()
+    def heartbeat(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
+        """Register the worker for these queues, or renew its entry."""
+        in_flight = self._in_flight.snapshot()
         names = self._tasks()
         registered = None if names is None else sorted(names)[:MOST_NAMES]
         for group in by_collection(lease_queues):
@@ -179,9 +150,9 @@ class Registration:
                 collection=first.collections.name,
                 host=socket.gethostname(),
                 pid=os.getpid(),
-                queues=[one.name for one in group],
+                queues=[queue.name for queue in group],
                 concurrency=self._options.concurrency,
-                running=sum(one.started is not None and one.queue in group for one in held),
+                running=sum(task.started is not None and task.queue in group for task in in_flight),
                 handled=self._handled(),
                 started_at=self._started_at,
                 heartbeat_at=now,
@@ -191,15 +162,15 @@ class Registration:
             )
             first.run(workers.beat(info))
 
-    def leave(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
-        """Say for these queues that it has ended, and holds nothing."""
+    def remove(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
+        """Deregister the worker for these queues: it holds no task."""
         for group in by_collection(lease_queues):
             first = lease_queues[group[0]]
             first.run(workers.leave(self._worker_id, first.collections.name))
 
 
 def by_collection(queues: Iterable[QueueT]) -> list[list[QueueT]]:
-    """Sort queues by the collection that they are in."""
+    """Group queues by collection."""
     groups: dict[Any, list[QueueT]] = {}
     for queue in queues:
         place = queue.collections
@@ -208,17 +179,15 @@ def by_collection(queues: Iterable[QueueT]) -> list[list[QueueT]]:
     return list(groups.values())
 
 
-LONGEST_PAUSE_SEC = 1.0
-SHORTEST_PAUSE_SEC = 0.01
-LOOK_EVERY_SEC = 1.0
-MOST_WAITING = 1000
-
-
 class LeaseRenewer(DueThread):
-    """Renews the leases in flight, beats, and speaks up when a task was taken away.
+    """Renews the leases of the queues of one client, sends heartbeats, and finds lost tasks.
 
-    ``lease_queues`` has, for each queue, the blocking one on the dedicated client.
-    ``on_looked`` is called after each look, at least once a second.
+    Args:
+        in_flight: The tasks in flight.
+        lease_queues: For each queue, the blocking one on the dedicated client.
+        registration: The worker's entry.
+        on_lost: Called with each task whose lease was lost.
+        after_check: Called after each round, at least once a second.
     """
 
     def __init__(
@@ -227,129 +196,134 @@ class LeaseRenewer(DueThread):
         lease_queues: Mapping[Any, SyncCore[Any]],
         registration: Registration,
         *,
-        on_lost: Callable[[InFlightTask], None],
-        on_looked: Callable[[], None],
+        on_lost: Callable[[InFlightTask], object],
+        after_check: Callable[[], None],
     ) -> None:
         super().__init__("microqueue-leases")
         self._in_flight = in_flight
-        self._twins = lease_queues
+        self._lease_queues = lease_queues
         self._registration = registration
         self._on_lost = on_lost
-        self._on_looked = on_looked
-        self._beat_due = now_sec() + registration.heartbeat_sec
-        self._look_due = 0.0
-        self._troubled = False  # Something failed, and is tried again after a pause.
+        self._after_check = after_check
+        self._heartbeat_due = now_sec() + registration.heartbeat_sec
+        self._check_due = 0.0
+        self._failed = False  # Something failed, and is repeated after a pause.
 
-    def _look(self) -> float:
-        """Beat, renew and look after what is held; give when one of these is due again."""
-        self._troubled = False
-        held = [one for one in self._in_flight.snapshot() if one.queue in self._twins]
-        # First of all the heartbeat: after a time without a server, it shows who is alive.
-        for duty in (self._say_alive, self._renew, self._look_after):
-            with self._undisturbed():
-                duty(held)
-        with self._undisturbed():
-            self._on_looked()
-        return now_sec() + self._pause_sec(held)
+    def _run_due(self) -> float:
+        self._failed = False
+        tasks = [task for task in self._in_flight.snapshot() if task.queue in self._lease_queues]
+        # The heartbeat first: when MongoDB is back, the sweeper must see that this worker lives.
+        for duty in (self._send_heartbeat, self._renew, self._check):
+            with self._logging_errors():
+                duty(tasks)
+        with self._logging_errors():
+            self._after_check()
+        return now_sec() + self._pause_sec(tasks)
 
     @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        """Log what goes wrong with one duty, or with one queue, and go on with the others."""
+    def _logging_errors(self) -> Iterator[None]:
+        """Log the error of one duty, or one queue, so that the others are still performed."""
         try:
             yield
         except MicroqueueError as exc:
             # Two thirds of each lease are left to try again.
-            self._troubled = True
-            logger.warning("leases or heartbeat could not be renewed: %s", exc)
-        except BaseException:  # Without this thread, all that is held would be lost.
-            self._troubled = True
-            logger.exception("leases or heartbeat could not be renewed")
+            self._failed = True
+            logger.warning("could not renew leases or send the heartbeat: %s", exc)
+        except BaseException:  # Without this thread, all leases would be lost.
+            self._failed = True
+            logger.exception("could not renew leases or send the heartbeat")
 
-    def _pause_sec(self, held: list[InFlightTask]) -> float:
-        if self._troubled:
-            return LONGEST_PAUSE_SEC
+    def _pause_sec(self, tasks: list[InFlightTask]) -> float:
+        if self._failed:
+            return MAX_PAUSE_SEC
         now, leased_now = now_sec(), lease_now()
-        pauses = [one.renewal_due - leased_now for one in held]
-        pauses.append(self._beat_due - now)
-        if held:
-            pauses.append(self._look_due - now)
-        return min(max(min(pauses), SHORTEST_PAUSE_SEC), LONGEST_PAUSE_SEC)
+        pauses = [task.renewal_due - leased_now for task in tasks]
+        pauses.append(self._heartbeat_due - now)
+        if tasks:
+            pauses.append(self._check_due - now)
+        return min(max(min(pauses), MIN_PAUSE_SEC), MAX_PAUSE_SEC)
 
-    def _say_alive(self, _held: list[InFlightTask]) -> None:
-        if self._beat_due <= now_sec():
-            self._beat_due = now_sec() + self._registration.heartbeat_sec
-            self._registration.beat(self._twins)
+    def _send_heartbeat(self, _tasks: list[InFlightTask]) -> None:
+        if self._heartbeat_due <= now_sec():
+            self._heartbeat_due = now_sec() + self._registration.heartbeat_sec
+            self._registration.heartbeat(self._lease_queues)
 
-    def _renew(self, held: list[InFlightTask]) -> None:
-        due = [one for one in held if one.renewal_due <= lease_now()]
-        for queue, blocking, group in self._by_queue(due):
-            with self._undisturbed():
-                self._renew_group(queue, blocking, group)
+    def _renew(self, tasks: list[InFlightTask]) -> None:
+        due = [task for task in tasks if task.renewal_due <= lease_now()]
+        for queue, lease_queue, group in self._by_queue(due):
+            with self._logging_errors():
+                self._renew_group(queue, lease_queue, group)
 
-    def _renew_group(self, queue: Any, blocking: SyncCore[Any], group: list[InFlightTask]) -> None:
+    def _renew_group(
+        self, queue: Any, lease_queue: SyncCore[Any], group: list[InFlightTask]
+    ) -> None:
         started = lease_now()
-        lost = blocking.run(
+        lost = lease_queue.run(
             renew(
-                [one.task for one in group],
-                now=blocking.run(blocking.now()),
+                [task.task for task in group],
+                now=lease_queue.run(lease_queue.now()),
                 timeout=queue.settings.visibility_timeout,
             )
         )
         lost_claims = {filters.claim_of(task) for task in lost}
         gone, kept = split(
-            group, lambda one: bool(lost_claims) and filters.claim_of(one.claimed) in lost_claims
+            group,
+            lambda task: bool(lost_claims) and filters.claim_of(task.claimed) in lost_claims,
         )
-        for one in kept:
-            one.renew(started)
-        for one in gone:
-            one.renew(started, lost=True)
+        for task in kept:
+            task.renew(started)
+        for task in gone:
+            task.renew(started, lost=True)
         if gone:
-            self._tell_taken(blocking, gone)
+            self._report_lost(lease_queue, gone)
 
-    def _look_after(self, held: list[InFlightTask]) -> None:
-        """Store progress, and find out which tasks were cancelled or reclaimed.
+    def _check(self, tasks: list[InFlightTask]) -> None:
+        """Store progress, and find tasks that were cancelled or reclaimed.
 
-        Those that take longer than a moment; of those that wait, the next ones to start.
+        Only tasks that take longer than a moment are checked, and the next ones to start.
         """
-        if self._look_due > now_sec():
+        if self._check_due > now_sec():
             return
-        self._look_due = now_sec() + LOOK_EVERY_SEC
-        held = [one for one in held if not one.concluded]
-        running = [one for one in held if one.running_sec > LOOK_EVERY_SEC]
-        waiting = [one for one in held if one.waiting_sec > LOOK_EVERY_SEC]
-        for _, blocking, group in self._by_queue(running + waiting[:MOST_WAITING]):
+        self._check_due = now_sec() + CHECK_EVERY_SEC
+        tasks = [task for task in tasks if not task.concluded]
+        running = [task for task in tasks if task.running_sec > CHECK_EVERY_SEC]
+        waiting = [task for task in tasks if task.waiting_sec > CHECK_EVERY_SEC]
+        for _, lease_queue, group in self._by_queue(running + waiting[:MAX_CHECKED_WAITING]):
             reports: list[tuple[Any, Progress]] = [
-                (one.task, report) for one in group if (report := one.take_progress())
+                (task.task, progress) for task in group if (progress := task.take_progress())
             ]
             if reports:
-                with self._undisturbed():
-                    blocking.run(report_progress(reports))
-            with self._undisturbed():
-                self._tell_taken(blocking, group)
+                with self._logging_errors():
+                    lease_queue.run(report_progress(reports))
+            with self._logging_errors():
+                self._report_lost(lease_queue, group)
 
-    def _tell_taken(self, blocking: SyncCore[Any], held: list[InFlightTask]) -> None:
-        """Find out which were taken away, and how; what was settled meanwhile is gone, not lost."""
-        taken = blocking.run(lease_states([one.claimed for one in held]))
-        for one, how in zip(held, taken, strict=True):
-            if how is not LeaseState.HELD and not one.concluded:
-                one.was_cancelled = how is LeaseState.CANCELLED
-                self._on_lost(one)
+    def _report_lost(self, lease_queue: SyncCore[Any], tasks: list[InFlightTask]) -> None:
+        """Report which of these tasks were lost, and how; a settled task is not lost."""
+        found = lease_queue.run(lease_states([task.claimed for task in tasks]))
+        for task, state in zip(tasks, found, strict=True):
+            if state is not LeaseState.HELD and not task.concluded:
+                task.was_cancelled = state is LeaseState.CANCELLED
+                self._on_lost(task)
 
     def _by_queue(
-        self, held: Iterable[InFlightTask]
+        self, tasks: Iterable[InFlightTask]
     ) -> Iterator[tuple[Any, SyncCore[Any], list[InFlightTask]]]:
         groups: dict[Any, list[InFlightTask]] = defaultdict(list)
-        for one in held:
-            groups[one.queue].append(one)
+        for task in tasks:
+            groups[task.queue].append(task)
         for queue, group in groups.items():
-            yield queue, self._twins[queue], group
+            yield queue, self._lease_queues[queue], group
 
 
 class LeaseService:
-    """Looks after what a worker holds.
+    """The threads and connections behind the leases of one run.
 
-    ``lease_queues`` has a blocking queue, on a dedicated client, for each of the worker's queues.
-    Each client has its own renewer, so a server that does not answer delays no lease on another.
+    Each client has its own renewer, so that a server that does not answer delays no lease on
+    another one.
+
+    Attributes:
+        queues: For each queue of the worker, a blocking one on the dedicated client.
     """
 
     def __init__(
@@ -358,75 +332,80 @@ class LeaseService:
         in_flight: InFlight,
         registration: Registration,
         *,
-        on_timeout: Callable[[InFlightTask], None],
-        on_lost: Callable[[InFlightTask], None],
-        on_looked: Callable[[], None],
+        on_timeout: Callable[[InFlightTask], object],
+        on_lost: Callable[[InFlightTask], object],
+        after_check: Callable[[], None],
     ) -> None:
         self._registration = registration
+        self._min_lease_sec = min(
+            queue.settings.visibility_timeout.total_seconds() for queue in queues
+        )
         with ExitStack() as opened:
-            beat_sec = registration.heartbeat_sec
-            self.lease_queues = {
-                queue: opened.enter_context(open_lease_queue(queue, heartbeat_sec=beat_sec))
+            heartbeat_sec = registration.heartbeat_sec
+            self.queues = {
+                queue: opened.enter_context(open_lease_queue(queue, heartbeat_sec=heartbeat_sec))
                 for queue in queues
             }
             self._opened = opened.pop_all()
-        self._deadlines = TimeoutMonitor(in_flight, on_timeout)
+        self._timeouts = TimeoutMonitor(in_flight, on_timeout)
         by_client: dict[int, list[QueueCore[Any]]] = {}
         for queue in queues:
             by_client.setdefault(id(queue.collections.client), []).append(queue)
-        self._keepers = [
+        self._renewers = [
             LeaseRenewer(
                 in_flight,
-                {queue: self.lease_queues[queue] for queue in group},
+                {queue: self.queues[queue] for queue in group},
                 registration,
                 on_lost=on_lost,
-                on_looked=on_looked,
+                after_check=after_check,
             )
             for group in by_client.values()
         ]
 
     def register(self) -> None:
-        """Say that the worker lives. Before its first claim: its death may come soon."""
-        self._registration.beat(self.lease_queues)
+        """Register the worker. Before its first claim, so that a crash is noticed."""
+        self._registration.heartbeat(self.queues)
 
-    def unregister(self) -> None:
-        """Take the worker off the list: it ends before its first claim."""
-        self._registration.leave(self.lease_queues)
+    def deregister(self) -> None:
+        """Remove the worker from the list. After its last settlement: it must hold no task."""
+        self._registration.remove(self.queues)
 
     def start(self) -> None:
-        """Begin to look after what is held."""
-        for keeper in self._keepers:
-            keeper.start()
-        self._deadlines.start()
+        """Start the threads."""
+        for renewer in self._renewers:
+            renewer.start()
+        self._timeouts.start()
 
-    def expect_renewal(self, within_sec: float) -> None:
-        """Be awake within so many seconds: a lease wants to be renewed."""
-        due = now_sec() + within_sec
-        for keeper in self._keepers:
-            keeper.expect(due)
+    def expect_tasks(self, claimed: Sequence[InFlightTask]) -> None:
+        """Renew the leases of tasks that were just claimed together in time."""
+        if claimed:
+            own = (task.claimed.own_timeout_sec for task in claimed)
+            lease_sec = min([self._min_lease_sec, *(sec for sec in own if sec is not None)])
+            self.expect_renewal(claimed[0].claimed_at + lease_sec / RENEWALS_PER_LEASE)
 
-    def expect_deadline(self, due: float) -> None:
-        """Be awake by then: the time of a handler is up."""
-        self._deadlines.expect(due)
+    def expect_renewal(self, due: float) -> None:
+        """Renew a lease at this reading of :func:`lease_now`."""
+        wake_at = now_sec() + due - lease_now()
+        for renewer in self._renewers:
+            renewer.wake_by(wake_at)
 
-    def stop_deadlines(self) -> None:
-        """Watch nobody's time any more."""
-        self._deadlines.stop()
-        self._deadlines.join()
+    def expect_timeout(self, deadline: float) -> None:
+        """Time out a task at this reading of :func:`now_sec`."""
+        self._timeouts.wake_by(deadline)
+
+    def stop_timeouts(self) -> None:
+        """Stop the timeout monitor, and wait for its end."""
+        self._timeouts.stop()
+        self._timeouts.join()
 
     def stop(self) -> None:
-        """End, and wait for renewals under way."""
-        for keeper in self._keepers:
-            keeper.stop()
-        for keeper in self._keepers:
-            keeper.join()
-        self.stop_deadlines()
+        """Stop all threads, and wait for renewals that are running."""
+        for renewer in self._renewers:
+            renewer.stop()
+        for renewer in self._renewers:
+            renewer.join()
+        self.stop_timeouts()
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._opened.close()
-
-    def let_go(self) -> None:
-        """End, and let go of the connections, however long that takes."""
-        self.stop()
-        self.close()

@@ -1,4 +1,4 @@
-"""Log lines about tasks: readable as text, and with fields for those who log as JSON."""
+"""Log lines about tasks: readable as text, with fields for structured logs."""
 
 from __future__ import annotations
 
@@ -8,48 +8,49 @@ from contextlib import suppress
 from typing import Any
 
 from microqueue.task import Task
+from microqueue.worker.in_flight import InFlightTask
 
 logger = logging.getLogger("microqueue.worker")
 
 
 class UnstartedTasks:
-    """Counts tasks that waited here until their leases were over, for one log line about all.
+    """Counts tasks whose leases expired before they started, for one log line about all of them.
 
-    A worker that was stopped and continued has hundreds of them at once.
+    A worker that was suspended and resumed may have hundreds.
     """
 
     def __init__(self) -> None:
-        self._found: deque[Any] = deque()  # Threads add to it without a lock.
+        self._task_ids: deque[Any] = deque()  # Threads append without a lock.
 
-    def add(self, held: Any) -> None:
-        """Count one; once, however many find out."""
-        if not held.discarded:
-            held.discarded = True
-            self._found.append(held.claimed.id)
+    def add(self, task: InFlightTask) -> None:
+        """Count a task, once."""
+        if not task.counted_unstarted:
+            task.counted_unstarted = True
+            self._task_ids.append(task.claimed.id)
 
     def log(self) -> None:
-        """Log how many there were since the last time, if any."""
+        """Log how many were counted since the last call, if any."""
         count = 0
-        while self._found:
-            with suppress(IndexError):  # Another thread was quicker.
-                self._found.popleft()
+        while self._task_ids:
+            with suppress(IndexError):  # Another thread was faster.
+                self._task_ids.popleft()
                 count += 1
         if count:
             logger.warning(
-                "%d claimed tasks are not started: their leases ended while they waited; "
-                "was this process stopped, the machine suspended, or MongoDB away?",
+                "%d claimed tasks were not started: their leases expired while they waited. "
+                "The process was stopped, the machine was suspended, or MongoDB did not answer.",
                 count,
                 extra={"not_started": count},
             )
 
 
-def named(task: Task[Any]) -> str:
-    """Write a task's id, and its name if it has one."""
+def describe(task: Task[Any]) -> str:
+    """Return a task's id, and its name if it has one."""
     return str(task.id) if task.name is None else f"{task.id} ({task.name})"
 
 
-def tell(level: int, task: Task[Any], event: str, *arguments: Any, **options: Any) -> None:
-    """Log what happened to a task."""
+def log_task(level: int, task: Task[Any], event: str, *arguments: Any, **options: Any) -> None:
+    """Log an event of a task, with the task's fields."""
     if logger.isEnabledFor(level):
         fields = {
             "task_id": str(task.id),
@@ -58,4 +59,5 @@ def tell(level: int, task: Task[Any], event: str, *arguments: Any, **options: An
             "attempt": task.attempts,
             "worker_id": task.lease.worker_id if task.lease else None,
         }
-        logger.log(level, f"task %s: {event}", named(task), *arguments, extra=fields, **options)
+        fields |= options.pop("extra", {})
+        logger.log(level, f"task %s: {event}", describe(task), *arguments, extra=fields, **options)

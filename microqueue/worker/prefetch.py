@@ -1,4 +1,4 @@
-"""How much a worker claims ahead."""
+"""How many tasks a worker claims ahead of its handlers."""
 
 from __future__ import annotations
 
@@ -11,63 +11,64 @@ from bson.codec_options import CodecOptions
 
 
 class PrefetchController:
-    """How many tasks to hold: enough to keep handlers busy, few enough to start them in time.
+    """Decides how many tasks to claim ahead of the handlers.
 
-    What is claimed must start within a fraction of its lease, and within about a second, judged
-    by how long tasks took so far: what waits here is out of reach of idle workers, and goes
-    before what is more urgent. Without experience, one task per handler is held, and one more;
-    then no more than twice as many as were seen, as the first ones may have been the quick ones.
-    Handlers that are ``busy`` for longer than a task may wait start nothing. What waits must fit
-    into memory, too, judged by how large tasks were so far.
+    The limit is the smallest of: the ``prefetch`` option; what can start within a second and
+    within a quarter of the lease, given the mean run time so far; and 64 MB of payload. Until
+    run times are known it grows by doubling, because the first tasks may be the fast ones.
+
+    Attributes:
+        blocked: How many handlers have been running for longer than a task may wait. They are
+            not expected to start another task soon.
     """
 
-    FRACTION = 0.25
-    LONGEST_SEC = 1.0
-    LARGEST_BYTES = 64_000_000
-    # What is long or large is believed at once, what is quick or small only after a while.
-    MORE = 0.5
-    LESS = 0.05
+    LEASE_FRACTION = 0.25
+    MAX_WAIT_SEC = 1.0
+    MAX_BYTES = 64_000_000
+    # A long run or a large task changes the mean at once, a short or small one slowly.
+    WEIGHT_UP = 0.5
+    WEIGHT_DOWN = 0.05
 
     def __init__(self, *, concurrency: int, prefetch: int, lease_sec: float) -> None:
         self._concurrency = concurrency
         self._prefetch = prefetch
         self._lease_sec = lease_sec
-        self._mean_sec: float | None = None
+        self._mean_run_sec: float | None = None
         self._mean_bytes: float | None = None
-        self._seen = 0
-        self.busy = 0
+        self._finished = 0
+        self.blocked = 0
 
-    def learn(self, took_sec: float) -> None:
-        """Take into account how long one task took."""
-        self._seen += 1
-        self._mean_sec = self._drawn(self._mean_sec, took_sec)
+    def record_run(self, run_sec: float) -> None:
+        """Learn from the run time of one task."""
+        self._finished += 1
+        self._mean_run_sec = self._updated(self._mean_run_sec, run_sec)
 
-    def weigh(self, document: Mapping[str, Any], codec_options: CodecOptions[Any]) -> None:
-        """Take into account how large one task is."""
+    def record_size(self, document: Mapping[str, Any], codec_options: CodecOptions[Any]) -> None:
+        """Learn from the size of one task."""
         try:
             size = len(bson.encode(document, codec_options=codec_options))
-        except Exception:  # noqa: BLE001 (users may have types that they can only read)
+        except Exception:  # noqa: BLE001 (a codec of the user may only decode)
             return
-        self._mean_bytes = self._drawn(self._mean_bytes, size)
+        self._mean_bytes = self._updated(self._mean_bytes, size)
 
-    def _drawn(self, mean: float | None, value: float) -> float:
+    def _updated(self, mean: float | None, value: float) -> float:
         if mean is None:
             return value
-        return mean + (self.MORE if value > mean else self.LESS) * (value - mean)
+        return mean + (self.WEIGHT_UP if value > mean else self.WEIGHT_DOWN) * (value - mean)
 
     @property
-    def affordable(self) -> float:
-        """How many tasks may wait, for their handlers or for their settlement, to fit in memory."""
-        return inf if not self._mean_bytes else self.LARGEST_BYTES / self._mean_bytes
+    def max_in_memory(self) -> float:
+        """How many tasks fit into the memory limit, waiting for a handler or for their write."""
+        return inf if not self._mean_bytes else self.MAX_BYTES / self._mean_bytes
 
-    def most(self) -> int:
-        """Give how many tasks may be held at once, those that run included."""
-        least = self._concurrency
+    def limit(self) -> int:
+        """Return how many tasks may wait or run at once."""
         if self._prefetch <= 1:
-            return least
-        free = max(self._concurrency - self.busy, 0)
-        if self._mean_sec is None:
-            return least + min(free, self._prefetch)
-        within_sec = min(self._lease_sec * self.FRACTION, self.LONGEST_SEC)
-        startable = free * within_sec / max(self._mean_sec, 1e-6)
-        return least + int(min(self._prefetch, startable, 2 * self._seen, self.affordable))
+            return self._concurrency
+        free = max(self._concurrency - self.blocked, 0)
+        if self._mean_run_sec is None:
+            return self._concurrency + min(free, self._prefetch)
+        within_sec = min(self._lease_sec * self.LEASE_FRACTION, self.MAX_WAIT_SEC)
+        startable = free * within_sec / max(self._mean_run_sec, 1e-6)
+        ahead = min(self._prefetch, startable, 2 * self._finished, self.max_in_memory)
+        return self._concurrency + int(ahead)

@@ -1,76 +1,61 @@
-"""How a worker is stopped, and how long its end may take."""
+"""How a run is stopped: the request, its deadlines, and the signals that make it."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from types import FrameType
-from typing import Any
 
-from microqueue.worker.in_flight import now_sec
-from microqueue.worker.options import WorkerOptions
-
-CLOSING_WAIT_SEC = 0.05
-SIGNAL_WAIT_SEC = 0.1  # A signal handler sets a plain flag, which is looked at this often.
-# How long the end waits for a server: after the grace, and from a hurry on.
+SIGNAL_WAIT_SEC = 0.1  # A signal handler sets a plain flag, which is read this often.
+# How long a shutdown waits for MongoDB: after the handlers have ended, and after a second signal.
 ENDING_SEC = 5.0
 HURRY_SEC = 2.0
 
 
-class Stopping:
-    """What a worker knows of its end. Handlers may go on until ``_stop_by``."""
+class StopRequest:
+    """Whether one run was asked to stop, and by when its parts must end.
 
-    options: WorkerOptions
+    Each run has its own request: a thread that outlives its run never sees the next run's.
+    """
 
-    # Plain flags: a signal handler must not wait for a lock that its thread holds.
-    _stopping = False
-    _hurrying = False
-    _stop_by = float("inf")
+    # Plain attributes: a signal handler must not wait for a lock that its thread holds.
+    def __init__(self, grace_sec: float) -> None:
+        self._grace_sec = grace_sec
+        self.requested = False
+        self.immediate = False
+        self.grace_ends = inf
+        """Handlers may run until then."""
 
-    def _ask_to_stop(self, *, immediately: bool) -> None:
-        self._hurrying = self._hurrying or immediately
-        grace_sec = 0.0 if self._hurrying else self.options.grace.total_seconds()
-        self._stop_by = min(self._stop_by, now_sec() + grace_sec)
-        self._stopping = True
+    def request(self, *, immediately: bool = False) -> None:
+        """Ask the run to stop; without the grace if ``immediately``."""
+        self.immediate = self.immediate or immediately
+        self.end_grace_within(0.0 if self.immediate else self._grace_sec)
+        self.requested = True
 
-    def _forget_stop(self) -> None:
-        """Be ready for the next run. What was given up stays so: its time is not reset."""
-        self._stopping = self._hurrying = False
+    def end_grace_within(self, seconds: float) -> None:
+        """Shorten the grace."""
+        self.grace_ends = min(self.grace_ends, time.monotonic() + seconds)
 
-    def _end_from(self, since: float) -> Callable[[], float]:
-        """Give until when to wait for the server, if handlers have been through since then.
+    @property
+    def settle_until(self) -> float:
+        """Until when a settlement that MongoDB rejects for now is tried again."""
+        return 0.0 if self.immediate else self.grace_ends
 
-        It is asked again and again, because somebody may begin to hurry.
+    def server_deadline(self, handlers_ended: float) -> Callable[[], float]:
+        """Return until when MongoDB is waited for, given when the handlers ended.
+
+        It is a function because a second signal brings the deadline forward.
         """
 
-        def end_by() -> float:
-            if self._hurrying:
-                return self._stop_by + HURRY_SEC
-            return max(self._stop_by, since + ENDING_SEC)
+        def deadline() -> float:
+            if self.immediate:
+                return self.grace_ends + HURRY_SEC
+            return max(self.grace_ends, handlers_ended + ENDING_SEC)
 
-        return end_by
-
-
-def join_thread(thread: threading.Thread, end_by: Callable[[], float]) -> bool:
-    """Wait for the end of a thread; give whether it came in time."""
-    while thread.is_alive():
-        in_time = now_sec() < end_by()
-        thread.join(CLOSING_WAIT_SEC)  # Once at least: most are about to end.
-        if not in_time:
-            break
-    return not thread.is_alive()
-
-
-async def join_task(task: asyncio.Task[Any], end_by: Callable[[], float]) -> bool:
-    """Wait for the end of a task; give whether it came in time. It is not cancelled."""
-    while True:
-        rest_sec = end_by() - now_sec()
-        await asyncio.wait([task], timeout=min(max(rest_sec, 0.0), CLOSING_WAIT_SEC))
-        if task.done() or rest_sec <= 0:
-            return task.done()
+        return deadline
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -78,9 +63,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stopping_by_signal(stop: Callable[..., None]) -> Iterator[None]:
-    """Stop gently on the first Ctrl-C or SIGTERM, immediately on the second.
+    """Call ``stop()`` on the first SIGINT or SIGTERM, ``stop(immediately=True)`` on the second.
 
-    Only the main thread may say how signals are handled.
+    Python allows this in the main thread only.
+
+    Args:
+        stop: :meth:`Worker.stop`, or any function with the parameter ``immediately``.
     """
     received = 0
 

@@ -1,136 +1,96 @@
-"""Sleep until there may be work: on the process's change stream, or for the time given."""
+"""Waiting: for work, on the process's change streams; and for MongoDB, when a program starts."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
 from microqueue.core import SyncCore
 from microqueue.drivers import change_stream, mongomock
 from microqueue.drivers.change_stream import Listener
 from microqueue.errors import ServerUnavailable
+from microqueue.worker.log import logger
 from microqueue.worker.shutdown import ENDING_SEC, SIGNAL_WAIT_SEC
-from microqueue.worker.threads import DaemonThread, run_in_thread
+from microqueue.worker.threads import DaemonThread
+
+FIRST_PAUSE_SEC = 0.5
+MAX_PAUSE_SEC = 5.0
+JITTER = (0.8, 1.0)  # So that workers do not connect in step.
+
+_random = random.Random()  # noqa: S311 (not for secrets)
 
 
-class _WorkWaiter:
-    """Joins the listener of each collection while it sleeps, on the blocking queues."""
+class WorkWaiter:
+    """Waits until a change stream reports that there may be work.
+
+    Args:
+        lease_queues: For each queue of the worker, the blocking one on the dedicated client.
+    """
 
     def __init__(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
         queues = list(lease_queues.values())
         self._in_memory = queues[0].collections.in_memory
-        self._opened: list[tuple[Any, Listener]] = []
+        self._changed = threading.Event()
+        self._closed = False
+        self._acquired: list[tuple[Any, Listener]] = []
         self._listeners: dict[Listener, list[str]] = {}
         self._ending: list[threading.Thread] = []
         for queue in queues:
             if not queue.collections.in_memory:
-                place = queue.collections.tasks
-                found = change_stream.acquire(place)
-                self._opened.append((place, found))
-                self._listeners.setdefault(found, []).append(queue.name)
+                collection = queue.collections.tasks
+                listener = change_stream.acquire(collection)
+                self._acquired.append((collection, listener))
+                self._listeners.setdefault(listener, []).append(queue.name)
 
-    def _close(self) -> None:
-        for place, found in self._opened:
-            if (thread := change_stream.release(place, found)) is not None:
-                self._ending.append(thread)
-
-    def wait_closed(self) -> None:
-        """Wait until the stream is closed on the server, unless that does not answer."""
-        while self._ending:
-            self._ending.pop(0).join(change_stream.ENDS_WITHIN_SEC)
-
-    def _join(self, wake: Callable[[], None]) -> None:
-        for found, names in self._listeners.items():
-            found.join(wake, names)
-
-    def _part(self, wake: Callable[[], None]) -> None:
-        for found in self._listeners:
-            found.part(wake)
-
-
-class WorkWaiter(_WorkWaiter):
-    """For threads."""
-
-    def __init__(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
-        super().__init__(lease_queues)
-        self._news = threading.Event()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._part(self._news.set)
-        self._close()
-
-    def sleep(self, seconds: float, *, until: Callable[[], bool]) -> bool:
-        """Give whether there was news; return early when ``until`` says so."""
+    def wait(self, seconds: float, *, stopping: Callable[[], bool]) -> bool:
+        """Wait for a change, the timeout or the stop; return whether there was a change."""
         if self._in_memory:
             time.sleep(min(seconds, mongomock.POLL_SEC))
             return True
-        self._join(self._news.set)
+        for listener, names in self._listeners.items():
+            listener.join(self.wake, names)
         deadline = time.monotonic() + seconds
-        while not until():
+        while not stopping():
             remaining = deadline - time.monotonic()
-            if self._news.wait(max(min(remaining, SIGNAL_WAIT_SEC), 0.0)):
+            if self._changed.wait(max(min(remaining, SIGNAL_WAIT_SEC), 0.0)):
                 break
             if remaining <= 0:
-                return False  # Still joined: the stream is read on while nothing happens.
-        self._part(self._news.set)
-        news = self._news.is_set()
-        self._news.clear()
-        return news
-
-
-class AsyncWorkWaiter(_WorkWaiter):
-    """For coroutines; the listener has a thread of its own."""
-
-    def __init__(self, lease_queues: Mapping[Any, SyncCore[Any]]) -> None:
-        super().__init__(lease_queues)
-        self._news = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-
-    def close(self) -> None:
-        """Leave the listener, beside the loop."""
-        closing = DaemonThread(self._leave, name="microqueue-end")
-        closing.start()
-        self._ending.append(closing)
-
-    def _leave(self) -> None:
-        self._part(self.wake)
-        self._close()
+                return False  # Without leaving: the stream is read on while nothing happens.
+        self._leave()
+        changed = self._changed.is_set()
+        self._changed.clear()
+        return changed
 
     def wake(self) -> None:
-        """End a sleep, from any thread."""
-        with suppress(RuntimeError):  # The loop may have ended in between.
-            self._loop.call_soon_threadsafe(self._news.set)
+        """End the wait, from any thread."""
+        self._changed.set()
 
-    async def sleep(self, seconds: float) -> bool:
-        """Give whether there was news."""
-        if self._in_memory:
-            await asyncio.sleep(min(seconds, mongomock.POLL_SEC))
-            return True
-        await run_in_thread(self._join, self.wake)
-        try:
-            await asyncio.wait_for(self._news.wait(), seconds)
-        except TimeoutError:
-            return False  # Still joined: the stream is read on while nothing happens.
-        self._part(self.wake)
-        self._news.clear()
-        return True
+    def close(self) -> None:
+        """Leave the streams, on another thread: the server may not answer. Safe to repeat."""
+        if self._closed:
+            return
+        self._closed = True
+        closing = DaemonThread(self._release, name="microqueue-end")
+        self._ending.append(closing)
+        closing.start()
 
+    def wait_closed(self) -> None:
+        """Wait until the server has closed the streams, unless it does not answer."""
+        while self._ending:
+            self._ending.pop(0).join(change_stream.ENDS_WITHIN_SEC)
 
-FIRST_PAUSE_SEC = 0.5
-LONGEST_PAUSE_SEC = 5.0
-JITTER = (0.8, 1.0)  # So that many workers do not ask at once.
+    def _leave(self) -> None:
+        for listener in self._listeners:
+            listener.part(self.wake)
 
-logger = logging.getLogger("microqueue.worker")
-_random = random.Random()  # noqa: S311 (it only spreads attempts)
+    def _release(self) -> None:
+        self._leave()
+        for collection, listener in self._acquired:
+            if (thread := change_stream.release(collection, listener)) is not None:
+                self._ending.append(thread)
 
 
 def pauses() -> Iterator[float]:
@@ -138,7 +98,7 @@ def pauses() -> Iterator[float]:
     pause_sec = FIRST_PAUSE_SEC
     while True:
         yield pause_sec * _random.uniform(*JITTER)
-        pause_sec = min(2 * pause_sec, LONGEST_PAUSE_SEC)
+        pause_sec = min(2 * pause_sec, MAX_PAUSE_SEC)
 
 
 def await_server(
@@ -148,21 +108,21 @@ def await_server(
     stopping: Callable[[], bool],
     abandon: Callable[..., object] | None = None,
 ) -> bool:
-    """Make an attempt again and again until MongoDB answers.
+    """Repeat an attempt until MongoDB answers.
 
     Args:
-        attempt: What needs the server. Each try runs in its own thread, because a server that
+        attempt: What needs the server. Each attempt runs in its own thread, because a server that
             does not answer must not delay a stop.
-        who: What waits, for the log.
-        stopping: Whether to give up; asked several times a second.
-        abandon: Called if this is given up, when the attempt under way has ended, or some seconds
-            later, with ``succeeded``: whether that attempt did after all.
+        who: The name of the program's part that waits, for the log.
+        stopping: Whether to give up; called several times a second.
+        abandon: Called after giving up, once the running attempt has ended, or some seconds
+            later, with ``succeeded``: whether that attempt succeeded after all.
 
     Returns:
-        Whether it succeeded; not if it was given up.
+        Whether an attempt succeeded; ``False`` after giving up.
 
     Raises:
-        MicroqueueError: The attempt failed for another reason than a missing server.
+        MicroqueueError: An attempt failed for another reason than a missing server.
     """
     waited = False
     for pause_sec in pauses():
@@ -172,11 +132,11 @@ def await_server(
             trial.join(SIGNAL_WAIT_SEC)
         if not trial.is_alive() and trial.error is None:
             if waited:
-                logger.info("MongoDB is there: %s starts", who)
+                logger.info("%s connected to MongoDB", who)
             return True
         if isinstance(trial.error, ServerUnavailable) and not stopping():
             logger.warning(
-                "%s waits for MongoDB; next attempt in %.1f s: %s",
+                "%s is waiting for MongoDB; next attempt in %.1f s: %s",
                 who,
                 pause_sec,
                 trial.error,

@@ -49,7 +49,7 @@ def rig(
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers look after their handlers more often than once a second."""
-    monkeypatch.setattr(lease_renewal, "LOOK_EVERY_SEC", 0.1)
+    monkeypatch.setattr(lease_renewal, "CHECK_EVERY_SEC", 0.1)
 
 
 @pytest.fixture

@@ -237,17 +237,17 @@ def test_hook_that_would_exit_changes_nothing(rig: Rig) -> None:
     assert rig.queue.stats().done == 2
 
 
-def test_task_that_cannot_be_judged_is_left_to_its_lease_and_the_next_one_runs(
+def test_task_that_cannot_be_completed_is_left_to_its_lease_and_the_next_one_runs(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = Completer._ended  # noqa: SLF001 (to make it fail)
+    usual = Completer._complete  # noqa: SLF001 (to make it fail)
 
-    def judge(self: Completer, held: Any, *how: Any) -> Any:
-        if held.claimed.payload["n"] == 0:
+    def complete(self: Completer, task: Any, *how: Any) -> Any:
+        if task.claimed.payload["n"] == 0:
             raise SystemExit(3)
-        return usual(self, held, *how)
+        return usual(self, task, *how)
 
-    monkeypatch.setattr(Completer, "_ended", judge)
+    monkeypatch.setattr(Completer, "_complete", complete)
     first, second = rig.queue.enqueue_many([{"n": 0}, {"n": 1}]).tasks
     thread = rig.start(lambda _payload: None, concurrency=1)
     try:
@@ -265,7 +265,7 @@ def test_settling_goes_on_after_an_error_that_nobody_foresaw(
     usual = completer.commit
 
     def commit(queue: Any, batch: Any) -> Any:
-        if any(held.claimed.payload["n"] == 0 for held, _ in batch):
+        if any(task.claimed.payload["n"] == 0 for task, _ in batch):
             raise RuntimeError("unforeseen")
         return usual(queue, batch)
 
@@ -336,15 +336,15 @@ def test_end_sleeps_while_it_waits_for_a_handler(microqueue_queue: Queue[Any]) -
         go.wait(60)
 
     worker = Worker(microqueue_queue, handler, grace=1)
-    in_flight = worker._in_flight  # noqa: SLF001 (to count the looks)
-    looks: list[float] = []
-    await_empty = in_flight.await_empty
+    in_flight = worker._in_flight  # noqa: SLF001 (to count the waits)
+    waits: list[float] = []
+    wait_until_empty = in_flight.wait_until_empty
 
     def counted(timeout_sec: float) -> None:
-        looks.append(timeout_sec)
-        await_empty(timeout_sec)
+        waits.append(timeout_sec)
+        wait_until_empty(timeout_sec)
 
-    in_flight.await_empty = counted  # type: ignore[method-assign]  # To come in between.
+    in_flight.wait_until_empty = counted  # type: ignore[method-assign]  # To come in between.
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert began.wait(30)
@@ -352,7 +352,7 @@ def test_end_sleeps_while_it_waits_for_a_handler(microqueue_queue: Queue[Any]) -
     thread.join(60)
     go.set()
     assert not thread.is_alive()
-    assert 1 <= len(looks) <= 100
+    assert 1 <= len(waits) <= 100
 
 
 def test_what_a_handler_sets_in_its_context_no_other_sees(rig: Rig) -> None:

@@ -38,7 +38,7 @@ def queue(microqueue_database: Any) -> Queue[Any]:
 def test_slow_hook_of_a_cancelled_task_delays_no_lease(
     queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_renewal, "LOOK_EVERY_SEC", 0.1)
+    monkeypatch.setattr(lease_renewal, "CHECK_EVERY_SEC", 0.1)
     hooks = SlowHooks()
     doomed, other = queue.enqueue_many([{}, {}]).tasks
     worker = Worker(queue, lambda _payload: hooks.go.wait(60), hooks=[hooks])

@@ -14,6 +14,7 @@ from microqueue.core import core_of
 from microqueue.drivers import change_stream
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import AsyncWorker, Worker, lease_renewal, shutdown
+from microqueue.worker.effects import ReleaseUnstarted
 from microqueue.worker.lease_renewal import TimeoutMonitor
 from microqueue.worker.threads import DaemonThread
 from tests.integration.rig import Rig
@@ -37,10 +38,15 @@ def test_second_interrupt_ends_all_that_works(
     worker = Worker(microqueue_queue, handler, concurrency=1)
     microqueue_queue.enqueue({})
 
-    def interrupted() -> None:
+    def interrupted(_effect: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(worker, "_finish_running", interrupted)
+    usual = worker._perform_run  # noqa: SLF001 (to interrupt the shutdown)
+    monkeypatch.setattr(
+        worker,
+        "_perform_run",
+        lambda effect: (interrupted if isinstance(effect, ReleaseUnstarted) else usual)(effect),
+    )
     running = DaemonThread(worker.run, name="test")
     running.start()
     assert begun.wait(30)

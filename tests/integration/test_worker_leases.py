@@ -96,7 +96,7 @@ def test_a_renewal_is_due_while_most_of_the_lease_is_left(
 def test_a_handler_is_told_when_its_task_comes_back_to_the_same_worker(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_renewal, "LOOK_EVERY_SEC", 0.1)
+    monkeypatch.setattr(lease_renewal, "CHECK_EVERY_SEC", 0.1)
     rig.settings = QueueSettings(visibility_timeout=60, backoff=NO_BACKOFF)
     task = rig.queue.enqueue({})
     told: dict[int, bool] = {}
@@ -273,7 +273,7 @@ def test_a_renewal_that_finds_a_task_cancelled_says_so(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        lease_renewal, "LOOK_EVERY_SEC", 60.0
+        lease_renewal, "CHECK_EVERY_SEC", 60.0
     )  # So that the renewal finds it first.
     rig.settings = QueueSettings(visibility_timeout=0.6)
     task = rig.queue.enqueue({})
@@ -314,7 +314,7 @@ class Waiting:
         usual = in_flight.lease_clock
         monkeypatch.setattr(in_flight, "lease_clock", lambda: usual() + self.passed_sec)
         monkeypatch.setattr(
-            PrefetchController, "FRACTION", 10
+            PrefetchController, "LEASE_FRACTION", 10
         )  # None is given back because it waits long.
         self.rig = rig
         self.started: list[tuple[int, str]] = []
@@ -374,7 +374,7 @@ def test_no_renewal_that_comes_too_late_lets_a_lost_task_start(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        lease_renewal, "LOOK_EVERY_SEC", 1000.0
+        lease_renewal, "CHECK_EVERY_SEC", 1000.0
     )  # So that the renewal finds it first.
     asked, answered = threading.Event(), threading.Event()
 

@@ -409,7 +409,7 @@ def test_settlements_share_as_many_writes_as_the_options_say(
 
 
 def test_large_tasks_are_not_hoarded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrefetchController, "LARGEST_BYTES", 6_000)
+    monkeypatch.setattr(PrefetchController, "MAX_BYTES", 6_000)
     held: list[int] = []
 
     def handler(_payload: Any) -> None:

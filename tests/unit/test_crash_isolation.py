@@ -98,7 +98,7 @@ class Hands:
         for number in numbers:
             self.in_flight.conclude(self.claimed[number])
             self.in_flight.remove([self.claimed[number]])
-        self.started += self.isolation.proceed()
+        self.started += self.isolation.admit_delayed()
 
     def numbers(self) -> list[int]:
         return [one.claimed.id for one in self.started]
@@ -109,7 +109,7 @@ def test_plain_tasks_start_without_care() -> None:
     hands.claim("pppp")
     assert hands.numbers() == [0, 1, 2, 3]
     assert not hands.isolation
-    assert hands.isolation.most() is None
+    assert hands.isolation.max_in_flight() is None
 
 
 def test_a_task_that_needs_care_waits_until_few_are_unsettled_and_so_does_what_follows() -> None:
@@ -118,16 +118,16 @@ def test_a_task_that_needs_care_waits_until_few_are_unsettled_and_so_does_what_f
     assert hands.numbers() == [0, 1, 2]
     hands.settle(0)
     assert hands.numbers() == [0, 1, 2]
-    assert hands.isolation.most() == 5  # One of the two that are unsettled must go.
+    assert hands.isolation.max_in_flight() == 5  # One of the two that are unsettled must go.
     hands.settle(1)
     assert hands.numbers() == [0, 1, 2, 3]
     hands.settle(2)
     assert hands.numbers() == [0, 1, 2, 3, 4]
     hands.settle(4)
     assert hands.numbers() == [0, 1, 2, 3, 4, 5]
-    assert hands.isolation.most() == 2  # No more are claimed beside it,
+    assert hands.isolation.max_in_flight() == 2  # No more are claimed beside it,
     hands.settle(3)
-    assert hands.isolation.most() is None  # but after it.
+    assert hands.isolation.max_in_flight() is None  # but after it.
 
 
 def test_a_task_that_runs_alone_has_nothing_beside_it() -> None:
@@ -136,11 +136,11 @@ def test_a_task_that_runs_alone_has_nothing_beside_it() -> None:
     assert hands.numbers() == [0]
     hands.settle(0)
     assert hands.numbers() == [0, 1]
-    assert hands.isolation.proceed() == []
+    assert hands.isolation.admit_delayed() == []
     hands.settle(1)
     assert hands.numbers() == [0, 1, 2]
     hands.claim("a")
-    assert hands.isolation.most() == 2  # The one before it, and itself.
+    assert hands.isolation.max_in_flight() == 2  # The one before it, and itself.
 
 
 def test_what_was_taken_away_while_it_was_set_aside_is_not_started() -> None:

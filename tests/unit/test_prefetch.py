@@ -27,58 +27,58 @@ def test_the_prefetch_is_what_can_start_within_a_second(
     controller = PrefetchController(concurrency=4, prefetch=prefetch, lease_sec=60)
     if took_sec is not None:
         for _ in range(250):
-            controller.learn(took_sec)
-    assert controller.most() == most
+            controller.record_run(took_sec)
+    assert controller.limit() == most
 
 
 def test_the_prefetch_is_what_can_start_within_a_quarter_of_a_short_lease() -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=2)
     for _ in range(250):
-        controller.learn(0.25)
-    assert controller.most() == 4 + 8
+        controller.record_run(0.25)
+    assert controller.limit() == 4 + 8
 
 
 def test_a_quick_task_does_not_make_a_worker_hoard() -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=600)
-    controller.learn(0.0001)
-    assert controller.most() == 4 + 2
+    controller.record_run(0.0001)
+    assert controller.limit() == 4 + 2
     for _ in range(500):
-        controller.learn(0.0001)
-    assert controller.most() == 504
+        controller.record_run(0.0001)
+    assert controller.limit() == 504
     for _ in range(4):
-        controller.learn(1.0)
-    assert controller.most() < 4 + 6
+        controller.record_run(1.0)
+    assert controller.limit() < 4 + 6
 
 
 @pytest.mark.parametrize(("busy", "most"), [(0, 20), (1, 16), (4, 4)])
 def test_handlers_that_are_busy_for_long_start_nothing(busy: int, most: int) -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=60)
     for _ in range(250):
-        controller.learn(0.25)
-    controller.busy = busy
-    assert controller.most() == most
+        controller.record_run(0.25)
+    controller.blocked = busy
+    assert controller.limit() == most
 
 
 @pytest.mark.parametrize(("size", "waiting"), [(250, 500), (1_000_000, 64), (15_000_000, 4)])
 def test_no_more_wait_than_fit_in_memory(size: int, waiting: int) -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=60)
     for _ in range(250):
-        controller.learn(0.001)
-    controller.weigh({"payload": b"x" * (size - 30)}, PLAIN)
-    assert controller.most() == 4 + waiting
-    assert controller.affordable >= waiting
+        controller.record_run(0.001)
+    controller.record_size({"payload": b"x" * (size - 30)}, PLAIN)
+    assert controller.limit() == 4 + waiting
+    assert controller.max_in_memory >= waiting
 
 
 def test_a_large_task_is_believed_before_a_small_one() -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=60)
-    controller.weigh({"payload": b"x" * 10_000_000}, PLAIN)
-    controller.weigh({}, PLAIN)
-    assert 6 < controller.affordable < 7
-    controller.weigh({"payload": b"x" * 15_000_000}, PLAIN)
-    assert controller.affordable < 6
+    controller.record_size({"payload": b"x" * 10_000_000}, PLAIN)
+    controller.record_size({}, PLAIN)
+    assert 6 < controller.max_in_memory < 7
+    controller.record_size({"payload": b"x" * 15_000_000}, PLAIN)
+    assert controller.max_in_memory < 6
 
 
 def test_what_cannot_be_weighed_changes_nothing() -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=60)
-    controller.weigh({"payload": object()}, PLAIN)
-    assert controller.affordable == float("inf")
+    controller.record_size({"payload": object()}, PLAIN)
+    assert controller.max_in_memory == float("inf")
