@@ -1,14 +1,19 @@
-"""Workers: claim, run the handler, settle; renew the leases meanwhile.
+"""Workers: claim tasks, run their handlers, renew their leases, and settle them.
 
-``Worker`` runs plain functions in threads, ``AsyncWorker`` awaits coroutines. A handler
-returns, or raises: any exception means a retry with backoff, :class:`Retry` one with a delay
-of its own, :class:`Fail` a dead letter at once, :class:`Snooze` later and uncounted.
+``Worker`` runs plain functions in threads; ``AsyncWorker`` awaits coroutines. When a handler
+returns, its task is done. Any exception is a retry after the backoff; :class:`Retry` chooses the
+delay, :class:`Fail` makes the task a dead letter at once, and :class:`Snooze` delivers it again
+later without counting the attempt.
+
+One task passes through these modules: ``fetcher`` claims it, ``worker`` or ``async_worker`` runs
+its handler, ``completer`` decides and writes the outcome, and ``lease_renewal`` keeps its lease
+meanwhile. ``core`` has the order of the steps of a run; ``effects`` are those steps.
 """
 
 from microqueue.worker.async_worker import AsyncWorker
 from microqueue.worker.handlers import AsyncContext, Context, load_handler
 from microqueue.worker.hooks import Hooks
-from microqueue.worker.options import WorkerOptions
+from microqueue.worker.options import WorkerOptions, WorkerOptionsDict
 from microqueue.worker.outcomes import Fail, Retry, Snooze
 from microqueue.worker.registry import Tasks
 from microqueue.worker.shutdown import stopping_by_signal
@@ -25,6 +30,7 @@ __all__ = [
     "Tasks",
     "Worker",
     "WorkerOptions",
+    "WorkerOptionsDict",
     "load_handler",
     "stopping_by_signal",
 ]

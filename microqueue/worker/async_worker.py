@@ -7,7 +7,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Unpack
 
 from microqueue.async_queue import AsyncQueue
 from microqueue.core import AsyncCore
@@ -34,6 +34,7 @@ from microqueue.worker.effects import (
 from microqueue.worker.handlers import AsyncContext, Context, Handler, close_unrun
 from microqueue.worker.hooks import Hooks, InlineDispatcher
 from microqueue.worker.in_flight import InFlightTask, split
+from microqueue.worker.options import WorkerOptionsDict
 from microqueue.worker.shutdown import StopRequest
 from microqueue.worker.threads import join_task, join_thread, run_in_thread
 from microqueue.worker.waiting import WorkWaiter
@@ -53,7 +54,7 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
         *,
         hooks: Sequence[Hooks] = (),
         worker_id: str | None = None,
-        **options: Any,
+        **options: Unpack[WorkerOptionsDict],
     ) -> None:
         """Create a worker; :meth:`run` starts it.
 

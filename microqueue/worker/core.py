@@ -29,7 +29,7 @@ from microqueue.worker.hooks import Dispatcher, HookList, Hooks
 from microqueue.worker.in_flight import InFlight, InFlightTask, now_sec
 from microqueue.worker.lease_renewal import LeaseService, Registration
 from microqueue.worker.log import UnstartedTasks, logger
-from microqueue.worker.options import WorkerOptions
+from microqueue.worker.options import WorkerOptions, WorkerOptionsDict
 from microqueue.worker.prefetch import PrefetchController
 from microqueue.worker.shutdown import StopRequest
 from microqueue.worker.threads import POLL_SEC, DaemonThread
@@ -62,7 +62,7 @@ class WorkerCore(Generic[QueueT]):
         *,
         hooks: Sequence[Hooks],
         worker_id: str | None,
-        options: dict[str, Any],
+        options: WorkerOptionsDict,
     ) -> None:
         self.options = WorkerOptions(**options)
         self.worker_id = worker_id or worker_name()

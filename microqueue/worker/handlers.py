@@ -1,4 +1,4 @@
-"""What a handler sees of the task it works on, if it asks for a ``context``."""
+"""Handlers: the functions that process tasks, how they are found, and what they may see."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ UNKNOWN_TASK = "unknown_task"
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function, and how it wants to be called and judged."""
+    """A function, and how to call it and treat its exceptions."""
 
     function: Callable[..., Any]
     wants_context: bool
@@ -116,34 +116,34 @@ class Handler:
     exception_policy: ExceptionPolicy = field(default_factory=ExceptionPolicy)
 
     def call(self, payload: Any, make_context: Callable[[], Any]) -> Any:
-        """Call the function with the payload, and with its context if it asks for it."""
+        """Call the function with the payload, and with a context if it has that parameter."""
         if self.wants_context:
             return self.function(payload, context=make_context())
         return self.function(payload)
 
     def check_ran(self, result: Any) -> None:
-        """Refuse a result that has yet to be run: its task would pass for done."""
+        """Reject a result that was not run: the task would count as done."""
         if inspect.isawaitable(result):
             close_unrun(result)
-            reason = "a coroutine; make it an async def, or use AsyncWorker, which awaits it"
+            reason = "a coroutine; declare it with async def, or use AsyncWorker, which awaits it"
         elif isinstance(result, GeneratorType | AsyncGeneratorType):
-            reason = "a generator, which nobody would run"
+            reason = "a generator, which the worker does not run"
         else:
             return
-        raise TypeError(f"{self.name} gave {reason}")
+        raise TypeError(f"{self.name} returned {reason}")
 
 
 class Router(Protocol):
-    """Finds the handler of a task; the registry of named tasks is one."""
+    """Finds the handler of a task; :class:`Tasks` is one."""
 
     def handler_for(self, task: Task[Any]) -> Handler:
-        """Give the handler, or raise :class:`Retry` or :class:`Fail` if there is none."""
+        """Return the handler; raise :class:`Retry` or :class:`Fail` if there is none."""
 
     def names(self) -> list[str]:
-        """Name the handlers."""
+        """Return the names of the handlers."""
 
     def coroutines(self) -> list[str]:
-        """Name the handlers that only ``AsyncWorker`` can run."""
+        """Return the names of the handlers that only ``AsyncWorker`` can run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +153,20 @@ class SingleHandler:
     handler: Handler
 
     def handler_for(self, task: Task[Any]) -> Handler:  # noqa: ARG002 (the same for all)
-        """Give the one handler that there is."""
+        """Return the handler."""
         return self.handler
 
     def names(self) -> list[str]:
-        """Name the function."""
+        """Return the name of the function."""
         return [self.handler.name]
 
     def coroutines(self) -> list[str]:
-        """Name the function, if it is a coroutine function."""
+        """Return the name of the function if it is a coroutine function."""
         return [repr(self.handler.function)] if self.handler.is_async else []
 
 
 def router_for(handler: Any) -> Router:
-    """Take a function, or anything that routes, as a worker's handler."""
+    """Return the router for a worker's handler: a function, or a router itself."""
     if hasattr(handler, "handler_for"):
         router: Router = handler
         return router
@@ -174,30 +174,30 @@ def router_for(handler: Any) -> Router:
 
 
 def task_names(router: Router) -> list[str] | None:
-    """List the names of the tasks that a router serves; ``None``: tasks of any name."""
+    """Return the names of the tasks that a router serves; ``None``: any name."""
     return None if isinstance(router, SingleHandler) else router.names()
 
 
 def make_handler(function: Any, **options: Any) -> Handler:
-    """Look at a function's signature once, before any task is claimed for it."""
+    """Check a function's signature, before any task is claimed for it."""
     if not callable(function):
         raise refused("handler", function, "give a function, a coroutine function or Tasks")
     if _is_any(function, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
         raise InvalidArgument(
-            f"handler={function!r} is a generator function, and calling it would run nothing",
+            f"handler={function!r} is a generator function: calling it would run nothing",
             argument="handler",
             value=function,
         )
     try:
         signature = inspect.signature(function)
-    except ValueError as exc:  # Some of what is written in C has none.
-        reason = "its arguments cannot be read; give a function that calls it"
+    except ValueError as exc:  # Some functions written in C have none.
+        reason = "its parameters cannot be read; give a function that calls it"
         raise refused("handler", function, reason) from exc
     wants_context = CONTEXT in signature.parameters
     try:
         signature.bind(None, **({CONTEXT: None} if wants_context else {}))
     except TypeError as exc:
-        reason = f"it is called with the payload alone, and that does not fit: {exc}"
+        reason = f"it must accept the payload as its only argument: {exc}"
         raise refused("handler", function, reason) from exc
     return Handler(
         function=function,
@@ -209,35 +209,44 @@ def make_handler(function: Any, **options: Any) -> Handler:
 
 
 def _is_any(function: Any, *kinds: Callable[[Any], bool]) -> bool:
-    """Tell whether what is called in the end is of one of these kinds."""
+    """Return whether a callable, without its partials, is of one of these kinds."""
     while isinstance(function, functools.partial):
         function = function.func
-    called = getattr(function, "__call__", None)  # noqa: B004 (itself, not whether there is one)
+    called = getattr(function, "__call__", None)  # noqa: B004 (the method itself is needed)
     return any(kind(function) or kind(called) for kind in kinds)
 
 
 def close_unrun(result: Any) -> None:
-    """Close a coroutine that nobody will await, so that it does not warn of that."""
+    """Close a coroutine that will not be awaited, so that Python does not warn."""
     if inspect.iscoroutine(result):
         result.close()
 
 
 def unknown_task(name: str | None, known: list[str]) -> Fail | Retry:
-    """Make the outcome of a task that no handler is registered for.
+    """Return the outcome of a task that no handler is registered for.
 
-    Another worker may know its name, or this one when it is deployed next: it is tried again.
+    It is retried if it has a name: another worker may know it, or the next release.
     """
     listed = f"registered: {', '.join(sorted(known)) or 'none'}"
     if name is None:
-        how = "the task has no name, which is in its header 'task' (--header task=NAME)"
-        return Fail(f"{how}; {listed}", code=UNKNOWN_TASK)
+        reason = "the task has no name; set its header 'task' (--header task=NAME)"
+        return Fail(f"{reason}; {listed}", code=UNKNOWN_TASK)
     return Retry(f"no handler for task {name!r}; {listed}", code=UNKNOWN_TASK)
 
 
 def load_handler(reference: str, *, kind: str = "handler", example: str = "send_mail") -> Any:
-    """Import ``module:function``; modules of the current directory are found too.
+    """Import a handler, also from modules in the current directory.
 
-    ``kind`` is the argument that is refused if there is no such thing.
+    Args:
+        reference: ``module:function``, or ``module:registry``.
+        kind: The argument that an error names.
+        example: The name in an error's example.
+
+    Returns:
+        The function, or the :class:`Tasks` registry.
+
+    Raises:
+        InvalidArgument: It cannot be imported or called.
     """
     module_name, colon, path = reference.partition(":")
     if not (module_name and colon and path):
@@ -255,12 +264,10 @@ def load_handler(reference: str, *, kind: str = "handler", example: str = "send_
         except AttributeError as exc:
             raise refused(kind, reference, f"{module_name!r} has no {path!r}") from exc
     if not callable(found) and not hasattr(found, "handler_for"):
-        raise refused(
-            kind, reference, f"{path!r} is {type(found).__name__}, which cannot be called"
-        )
+        raise refused(kind, reference, f"{path!r} is not callable: it is {type(found).__name__}")
     return found
 
 
 def load_model(reference: str) -> Any:
-    """Import ``module:Class``, a model of payloads."""
+    """Import a payload model, ``module:Class``."""
     return load_handler(reference, kind="model", example="Mail")

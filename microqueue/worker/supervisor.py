@@ -1,9 +1,9 @@
-"""Run a worker in several processes: start them, start anew those that die, end them together.
+"""Run a worker in several processes: start them, restart those that die, stop them together.
 
-For CPU-bound handlers, which threads of one interpreter cannot run side by side. A process
-that ends before its tasks do costs one attempt of those that it started: its end is seen at
-once, and ``on_death`` takes them back. The supervisor itself holds no task. If it is killed, its
-processes see the end of their lifeline, a pipe, and stop as on SIGTERM.
+For CPU-bound handlers, which threads of one interpreter cannot run in parallel. When a process
+dies, ``on_death`` reclaims its tasks at once; each one that it had started loses an attempt. The
+supervisor itself holds no task. If it is killed, its processes see the end of a pipe, their
+lifeline, and stop as on SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NAME_VARIABLE = "_MICROQUEUE_PROCESS"
 
 TICK_SEC = 0.1
 SHORT_LIFE_SEC = 5.0
-MOST_SHORT_LIVES = 5
-LONGEST_WAIT_SEC = 10.0
+MAX_SHORT_LIVES = 5
+MAX_RESTART_SEC = 10.0
 KILL_AFTER_SEC = 10.0
 INIT_PID = 1
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("microqueue.supervisor")
 
 @dataclass
 class Child:
-    """One of the processes, through all its lives."""
+    """One of the processes, with all its restarts."""
 
     number: int
     name: str = ""
@@ -48,13 +48,18 @@ class Child:
 
 
 class Supervisor:
-    """Keeps ``count`` processes of a command alive until it is stopped, or all have ended.
+    """Keeps ``count`` processes of a command running until it is stopped, or all have finished.
 
-    Each gets its name in the environment. ``on_death`` is called with the name of one that
-    ended other than by being told to, and gives how many tasks it held; none, if that cannot be
-    told. A ``patient`` one starts what failed at the next :meth:`restart` only. Where processes
-    ``may_end`` by themselves, one that does so without an error, and held nothing, is through;
-    else it is started anew.
+    Args:
+        command: The command of each process, which finds its name in the environment.
+        count: How many processes to run.
+        name: The first part of their names.
+        on_death: Called with the name of a process that ended without being asked to. It reclaims
+            the tasks in flight, and returns how many there were; ``None`` if that is unknown.
+        grace_sec: How long a process may take to stop.
+        patient: Restart a process that failed only at the next :meth:`restart`.
+        may_end: Whether a process that ends without an error and without tasks in flight has
+            finished. Otherwise it is restarted.
     """
 
     def __init__(
@@ -82,20 +87,23 @@ class Supervisor:
         self._lifeline, self._held_end = os.pipe()
 
     def stop(self) -> None:
-        """Pass a stop on to the processes; the second one tells them to hurry.
+        """Stop the processes; called again, stop them without the grace.
 
-        Only counts, so that a signal handler may call it.
+        It only counts, so that a signal handler may call it.
         """
         self._signals += 1
 
     def restart(self) -> None:
-        """End the processes gently and start new ones: their code has changed."""
+        """Replace the processes, within their grace: their code has changed."""
         self._restarting = True
 
     def run(self) -> int:
-        """Work until :meth:`stop`, or until all have ended by themselves; give the status.
+        """Run until :meth:`stop`, or until all processes have finished.
 
-        A process that does not end some time after its grace is killed.
+        A process that is still alive some time after its grace is killed.
+
+        Returns:
+            The exit status: 1 if the processes cannot start.
         """
         try:
             while (
@@ -104,10 +112,10 @@ class Supervisor:
             ):
                 for child in self._children:
                     self._attend(child)
-                self._pass_on()
+                self._forward()
                 self._reap_orphans()
-                if any(child.failed_starts >= MOST_SHORT_LIVES for child in self._children):
-                    logger.error("processes end as soon as they start; giving up")
+                if any(child.failed_starts >= MAX_SHORT_LIVES for child in self._children):
+                    logger.error("processes exit as soon as they start; giving up")
                     return 1
                 time.sleep(TICK_SEC)
             return 0
@@ -115,7 +123,7 @@ class Supervisor:
             self._end_all()
 
     def _attend(self, child: Child) -> None:
-        """Start a process that is not running, and see to one that ended."""
+        """Start a process that is not running, and handle the end of one that was."""
         if child.ended:
             return
         if child.process is None:
@@ -141,60 +149,62 @@ class Supervisor:
                 LIFELINE_VARIABLE: str(self._lifeline),
             },
             pass_fds=[self._lifeline],
-            process_group=0,  # Ctrl-C is for the supervisor, which passes it on.
+            process_group=0,  # Ctrl-C reaches the supervisor alone, which forwards it.
         )
-        logger.info("process %s started with pid %d", child.name, child.process.pid)
+        logger.info("process %s started (pid %d)", child.name, child.process.pid)
 
     def _note_end(self, child: Child, status: int) -> None:
-        held: int | None = 0
+        in_flight: int | None = 0
         if status != 0:
             level = logging.INFO if self._signals else logging.WARNING
-            logger.log(level, "process %s ended with %s", child.name, describe_end(status))
+            fields = {"process_name": child.name, "status": status}
+            how = describe_end(status)
+            logger.log(level, "process %s died: %s", child.name, how, extra=fields)
         if status != 0 or not (self._signals or self._restarting):
-            held = self._on_death(child.name)  # A handler may end it with any status, also 0.
-            if status == 0 and held:
-                logger.warning("process %s ended in the midst of its tasks", child.name)
-        through = status == 0 and held == 0 and self._may_end
-        if self._signals or (through and not self._restarting):
+            in_flight = self._on_death(child.name)  # A handler may exit with any status, even 0.
+            if status == 0 and in_flight:
+                logger.warning("process %s died with %d tasks in flight", child.name, in_flight)
+        finished = status == 0 and in_flight == 0 and self._may_end
+        if self._signals or (finished and not self._restarting):
             child.ended = True
         elif self._restarting:
-            pass  # Which starts it, and counts nothing.
+            pass  # The restart starts it, and counts no failure.
         elif status != 0 and self._patient:
-            child.start_at = float("inf")  # Its code is being written: until it changes.
+            child.start_at = float("inf")  # Until its code has changed.
         else:
-            self._put_off(child, failed=status > 0 and not held)
+            self._schedule_restart(child, failed=status > 0 and not in_flight)
 
-    def _put_off(self, child: Child, *, failed: bool) -> None:
-        """Decide when a process is started again, and whether it could start at all.
+    def _schedule_restart(self, child: Child, *, failed: bool) -> None:
+        """Decide when a process is restarted, and count the starts that failed.
 
-        A task may end its process again and again until it is buried: that is no reason to
-        give up, as it is if the program itself has ``failed``, with no task to blame.
+        A task may kill its process again and again until it is a dead letter: that is no reason
+        to give up. A program that ``failed`` with no task in flight is.
         """
         short = time.monotonic() - child.born_at < SHORT_LIFE_SEC
         child.failed_starts = child.failed_starts + 1 if short and failed else 0
-        child.short_lives = min(child.short_lives + 1, MOST_SHORT_LIVES - 1) if short else 0
+        child.short_lives = min(child.short_lives + 1, MAX_SHORT_LIVES - 1) if short else 0
         if short:
-            wait_sec = min(2.0**child.short_lives / 4, LONGEST_WAIT_SEC)
+            wait_sec = min(2.0**child.short_lives / 4, MAX_RESTART_SEC)
             child.start_at = time.monotonic() + wait_sec
 
-    def _pass_on(self) -> None:
-        """Forward what signals asked for since the last look."""
+    def _forward(self) -> None:
+        """Forward the stops and restarts that were requested since the last call."""
         if self._restarting and not self._signals:
-            self._tell(signal.SIGTERM)
+            self._send(signal.SIGTERM)
             self._await_ends(self._grace_sec + KILL_AFTER_SEC)
             if not self._signals:
-                self._tell(signal.SIGKILL)  # What has not ended by now does not react.
+                self._send(signal.SIGKILL)  # It does not react.
             self._restarting = False
             for child in self._children:
                 child.start_at, child.short_lives, child.failed_starts = 0.0, 0, 0
         while self._forwarded < self._signals:
             self._forwarded += 1
-            self._tell(signal.SIGTERM)
+            self._send(signal.SIGTERM)
             grace_sec = self._grace_sec if self._forwarded == 1 else 0.0
             self._stop_by = time.monotonic() + grace_sec + KILL_AFTER_SEC
             time.sleep(TICK_SEC)  # Two signals at the same time would be received as one.
 
-    def _tell(self, number: signal.Signals) -> None:
+    def _send(self, number: signal.Signals) -> None:
         for child in self._children:
             if child.process is not None and child.process.poll() is None:
                 child.process.send_signal(number)
@@ -214,7 +224,7 @@ class Supervisor:
             self._note_end(child, status)
 
     def _reap_orphans(self) -> None:
-        """As the first process of a container, bury what others left behind."""
+        """Reap orphans, as the first process of a container must."""
         if os.getpid() != INIT_PID:
             return
         own = {child.process.pid for child in self._children if child.process is not None}
@@ -228,12 +238,12 @@ class Supervisor:
             os.waitpid(ended.si_pid, 0)
 
     def _end_all(self) -> None:
-        """Make sure that nothing is left running."""
+        """Stop every process, and kill those that do not stop in time."""
         os.close(self._held_end)
         os.close(self._lifeline)
         grace_sec = 0.0 if self._signals else self._grace_sec
         deadline = time.monotonic() + grace_sec + KILL_AFTER_SEC
-        self._tell(signal.SIGTERM)
+        self._send(signal.SIGTERM)
         for child in self._children:
             if child.process is not None:
                 try:
@@ -246,7 +256,7 @@ class Supervisor:
 
 
 def describe_end(status: int) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -256,18 +266,18 @@ def describe_end(status: int) -> str:
 
 
 def own_name() -> str | None:
-    """Give the name that a supervisor gave to this process, if there is one."""
+    """Return the name that a supervisor gave to this process, if there is one."""
     return _inherited()[0]
 
 
 def end_with_supervisor(stop: Callable[[], None]) -> None:
-    """Call ``stop`` when the supervisor is gone, however it ended."""
+    """Call ``stop`` when the supervisor has ended, for whatever reason."""
     _, lifeline = _inherited()
     if lifeline is None:
         return
 
     def watch() -> None:
-        os.read(int(lifeline), 1)  # Nothing is ever written: it returns when the pipe closes.
+        os.read(int(lifeline), 1)  # Nothing is written: it returns when the pipe closes.
         stop()
 
     threading.Thread(target=watch, name="microqueue-lifeline", daemon=True).start()
@@ -277,6 +287,6 @@ def end_with_supervisor(stop: Callable[[], None]) -> None:
 def _inherited() -> tuple[str | None, str | None]:
     """Take the name and the lifeline out of the environment, before handlers are imported.
 
-    What handlers start is no process of the supervisor, and has another file by that number.
+    A process that a handler starts must not inherit them: it is none of the supervisor's.
     """
     return os.environ.pop(NAME_VARIABLE, None), os.environ.pop(LIFELINE_VARIABLE, None)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context as Variables
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from microqueue.core import SyncCore
 from microqueue.errors import InvalidArgument
@@ -39,6 +39,7 @@ from microqueue.worker.effects import (
 from microqueue.worker.handlers import Context, Handler
 from microqueue.worker.hooks import HookDispatcher, Hooks
 from microqueue.worker.in_flight import InFlightTask, split
+from microqueue.worker.options import WorkerOptionsDict
 from microqueue.worker.shutdown import SIGNAL_WAIT_SEC, StopRequest
 from microqueue.worker.threads import DaemonThread, join_thread
 from microqueue.worker.waiting import WorkWaiter
@@ -114,7 +115,7 @@ class Worker(WorkerCore[SyncCore[Any]]):
         *,
         hooks: Sequence[Hooks] = (),
         worker_id: str | None = None,
-        **options: Any,
+        **options: Unpack[WorkerOptionsDict],
     ) -> None:
         """Create a worker; :meth:`run` starts it.
 

@@ -18,7 +18,13 @@ import logging, os, sys, time
 from microqueue import Queue
 from microqueue.worker import Worker, stopping_by_signal
 
-logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message).8s")
+def note(record):
+    if hasattr(record, "grace_sec"):
+        print("stopping", flush=True)
+    return True
+
+logging.basicConfig(level=logging.INFO)
+logging.getLogger("microqueue.worker").addFilter(note)
 
 def handler(payload):
     print("begun", flush=True)
@@ -37,7 +43,13 @@ import asyncio, logging, os, sys
 from microqueue import AsyncQueue
 from microqueue.worker import AsyncWorker, stopping_by_signal
 
-logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message).8s")
+def note(record):
+    if hasattr(record, "grace_sec"):
+        print("stopping", flush=True)
+    return True
+
+logging.basicConfig(level=logging.INFO)
+logging.getLogger("microqueue.worker").addFilter(note)
 
 async def handler(payload):
     print("begun", flush=True)

@@ -62,6 +62,7 @@ def test_prefetched_tasks_whose_leases_ended_are_not_started(
     options = ("--concurrency", "1", "--log-format", "json")
     program.start("worker", f"app:{handler}", *options)
     wait_for(lambda: len(program.started()) == GATE + 1)
+    wait_for(lambda: queue.stats().done == GATE)
     wait_for(lambda: queue.stats().processing > 5)  # Prefetched, beside the one that runs.
 
     program.signal(signal.SIGSTOP)

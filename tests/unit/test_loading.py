@@ -46,7 +46,7 @@ def test_handler_is_found_in_the_current_directory(project: Path, reference: str
         ("no_such_module:handle", "No module named 'no_such_module'"),
         ("shop_broken:handle", "ZeroDivisionError"),
         ("shop_tasks:missing", "has no 'missing'"),
-        ("shop_tasks:number", "is int, which cannot be called"),
+        ("shop_tasks:number", "'number' is not callable: it is int"),
     ],
 )
 def test_handler_that_cannot_be_used_is_refused_by_name(
@@ -64,7 +64,7 @@ def test_handler_that_cannot_be_used_is_refused_by_name(
         ("nowhere:Model", "No module named 'nowhere'"),
         ("shop_tasks", "give module:name, for example shop.tasks:Mail"),
         ("shop_tasks:Missing", "has no 'Missing'"),
-        ("shop_tasks:number", "is int, which cannot be called"),
+        ("shop_tasks:number", "'number' is not callable: it is int"),
     ],
 )
 def test_model_that_cannot_be_used_is_refused_as_a_model(
