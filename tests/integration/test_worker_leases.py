@@ -378,12 +378,12 @@ def test_no_renewal_that_comes_too_late_lets_a_lost_task_start(
     )  # So that the renewal finds it first.
     asked, answered = threading.Event(), threading.Event()
 
-    def find_taken(tasks: Any) -> Any:
+    def delayed(tasks: Any) -> Any:
         asked.set()
         answered.wait(30)
         return (yield from leases.lease_states(tasks))
 
-    monkeypatch.setattr(lease_renewal, "find_taken", find_taken)
+    monkeypatch.setattr(lease_renewal, "lease_states", delayed)
     lost: list[int] = []
 
     class Listening(Hooks):
