@@ -1,7 +1,7 @@
-"""A live dashboard (extra ``dashboard``): see the queue, and deal with the dead letters.
+"""A live dashboard of all queues of a collection, with a REST API (extra ``dashboard``).
 
-app.mount("/queue", dashboard(queue))          # in an app of your own, or alone:
-uvicorn.run(dashboard(queue))                  # microqueue dashboard does the same
+app.mount("/queue", dashboard(queue))          # inside your app, or on its own:
+uvicorn.run(dashboard(queue))                  # the command `microqueue dashboard` does the same
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Call a queue from the event loop: an ``AsyncQueue`` is awaited, a ``Queue`` runs in threads."""
+"""Reach a queue's collection from the event loop, and share reads between requests."""
 
 from __future__ import annotations
 
@@ -23,15 +23,22 @@ from microqueue.settings import QueueSettings
 from microqueue.sweeper import AsyncSweeper, Sweeper
 
 AnyQueue: TypeAlias = Queue[Any] | AsyncQueue[Any]
-AnyLetters: TypeAlias = DeadLetters[Any] | AsyncDeadLetters[Any]
-MOST_QUEUES = 1000
+AnyDeadLetters: TypeAlias = DeadLetters[Any] | AsyncDeadLetters[Any]
+
+MAX_QUEUES = 1000
+MAX_RESULTS = 256
+MIN_AGE_FACTOR = 5
+"""A result is kept at least this many times as long as it took to read, which bounds the load."""
+MAX_AGE_SEC = 900.0
+"""The longest time that a slow result is kept."""
+PENDING_SEC = 1.0
+"""How long to wait for a read that is under way."""
 
 
-class Access:
-    """A queue's collection, all of its queues, and its views, for code that awaits."""
+class QueueAccess:
+    """Awaitable access to all queues of a collection: a ``Queue`` is called in threads."""
 
     def __init__(self, queue: AnyQueue) -> None:
-        # Payloads are shown and edited as they are stored, so the model is left out.
         self.blocking = isinstance(queue, Queue)
         self._queue = queue
         self.name = queue.name
@@ -44,11 +51,11 @@ class Access:
 
     @property
     def settings(self) -> QueueSettings:
-        """The queue's settings, which say more once its server was reached for the first time."""
+        """The queue's settings; connecting to the server may complete them."""
         return self.core.settings
 
     async def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call a method of a queue or a collection, and give its result."""
+        """Call a method of a queue, a view or a driver object, and return its result."""
         if self.blocking:
             return await anyio.to_thread.run_sync(
                 functools.partial(method, *arguments, **options), abandon_on_cancel=False
@@ -60,15 +67,15 @@ class Access:
         return await self.call(self.core.run, operation)
 
     async def now(self) -> Any:
-        """Give the server's time."""
+        """Return the server's time."""
         return await self.call(self._queue.now)
 
     def queue(self, name: str | None) -> AnyQueue:
-        """Give one of the collection's queues, by name; payloads are left as they are stored."""
+        """Return a queue of the collection by name, without a payload model."""
         chosen = self.name if name is None else check_name(name)
         found = self._queues.get(chosen)
         if found is None or found.settings is not self.settings:
-            if len(self._queues) >= MOST_QUEUES:
+            if len(self._queues) >= MAX_QUEUES:
                 self._queues.clear()
             kind = Queue if self.blocking else AsyncQueue
             found = self._queues[chosen] = kind(
@@ -77,27 +84,19 @@ class Access:
         return found
 
     async def names(self) -> list[str]:
-        """List all queues of the collection."""
+        """Return the names of all queues of the collection."""
         found: list[str] = await self.call(self.insights.queue_names)
         return found
 
     def sweeper(self) -> Sweeper | AsyncSweeper:
-        """Make a sweeper of all queues."""
+        """Return a sweeper of all queues."""
         queue = self.queue(None)
         return Sweeper(queue) if isinstance(queue, Queue) else AsyncSweeper(queue)
 
 
-MOST_ANSWERS = 256
-SHARE_OF_TIME = 5
-"""An answer is kept at least this many times as long as it took: an open page is never busy."""
-LONGEST_SEC = 900.0
-"""No answer is older than this, and what it took to read it."""
-SOON_SEC = 1.0
-
-
 @dataclass
-class _Answer:
-    """What was read, when reading began, and how long it is kept: at least, and now."""
+class _Result:
+    """The value of a read, when the read began, and how long it is kept: at least, and now."""
 
     value: Any
     began: float
@@ -105,30 +104,22 @@ class _Answer:
     until: float
 
 
-async def overview_of(access: Access, read_cache: ReadCache, *, exact: bool = False) -> Overview:
-    """Give the overview that all viewers share; with ``exact``, everything is counted."""
-    found: Overview = await read_cache.get(
-        ("overview", exact), lambda: access.call(access.insights.overview, exact=exact)
-    )
-    return found
-
-
 class ReadCache:
-    """Keeps answers for a moment, and lets those who ask meanwhile wait for the same one.
+    """Coalesces equal reads: concurrent requests await one read, and its result is kept briefly.
 
-    With ``keep_sec=0`` nothing is kept.
+    With ``keep_sec=0`` no result is kept.
     """
 
     def __init__(self, keep_sec: float) -> None:
         self._keep_sec = keep_sec
-        self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
+        self._results: OrderedDict[Hashable, _Result] = OrderedDict()
         self._pending: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
         self._generation = 0
         self._changed = float("-inf")
 
     async def get(self, key: Hashable, read: Callable[[], Awaitable[Any]]) -> Any:
-        """Give the answer to ``key``, read anew if there is none that is fresh."""
-        known = self._answers.get(key)
+        """Return the result for ``key``; call ``read`` if none is fresh and none is under way."""
+        known = self._results.get(key)
         if known is not None and time.monotonic() < known.until:
             return known.value
         if key not in self._pending:
@@ -136,25 +127,26 @@ class ReadCache:
             reading = self._read(key, read, began, self._generation)
             self._pending[key] = (began, asyncio.ensure_future(reading))
         _, pending = self._pending[key]
-        return await asyncio.shield(pending)  # One who leaves must not stop it for the others.
+        # A cancelled request must not cancel the read for the others.
+        return await asyncio.shield(pending)
 
-    def forget(self) -> None:
-        """Drop all answers: somebody acted, and wants to see it."""
+    def clear(self) -> None:
+        """Drop all results: a viewer changed something, and must see it."""
         self._generation += 1
-        self._answers.clear()
+        self._results.clear()
         self._pending.clear()
 
     def expire(self) -> None:
-        """Note that something changed: answers from before are kept no longer than they must."""
+        """Shorten the life of all results to the minimum: something changed."""
         self._changed = time.monotonic()
-        for answer in self._answers.values():
-            answer.until = min(answer.until, answer.least_until)
+        for result in self._results.values():
+            result.until = min(result.until, result.least_until)
 
     def outdated_sec(self) -> float:
-        """Tell for how long answers from before the last change may still be given."""
+        """Return for how long results from before the last change may still be returned."""
         now = time.monotonic()
-        left = [one.until - now for one in self._answers.values() if one.began < self._changed]
-        left += [SOON_SEC for began, _ in self._pending.values() if began < self._changed]
+        left = [one.until - now for one in self._results.values() if one.began < self._changed]
+        left += [PENDING_SEC for began, _ in self._pending.values() if began < self._changed]
         return max([0.0, *left])
 
     async def _read(
@@ -171,9 +163,19 @@ class ReadCache:
 
     def _keep(self, key: Hashable, value: Any, began: float) -> None:
         now = time.monotonic()
-        least_until = now + min((now - began) * SHARE_OF_TIME, LONGEST_SEC)
+        least_until = now + min((now - began) * MIN_AGE_FACTOR, MAX_AGE_SEC)
         until = least_until if began < self._changed else max(least_until, now + self._keep_sec)
-        self._answers[key] = _Answer(value, began, least_until, until)
-        self._answers.move_to_end(key)
-        while len(self._answers) > MOST_ANSWERS:
-            self._answers.popitem(last=False)
+        self._results[key] = _Result(value, began, least_until, until)
+        self._results.move_to_end(key)
+        while len(self._results) > MAX_RESULTS:
+            self._results.popitem(last=False)
+
+
+async def read_overview(
+    access: QueueAccess, read_cache: ReadCache, *, exact: bool = False
+) -> Overview:
+    """Return the overview that all viewers share; with ``exact``, nothing is estimated."""
+    found: Overview = await read_cache.get(
+        ("overview", exact), lambda: access.call(access.insights.overview, exact=exact)
+    )
+    return found

@@ -1,4 +1,4 @@
-"""The page, the login, the stream of events, health and metrics."""
+"""The dashboard as an app: page, login, event stream, health checks, metrics and REST API."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ service = APIRouter()
 
 @pages.get("/")
 async def page() -> FileResponse:
-    """Give the page."""
+    """Return the page."""
     return FileResponse(STATIC / "index.html")
 
 
 @pages.get("/login")
 async def login_page(context: DashboardContext) -> Response:
-    """Give the form that asks for the token."""
+    """Return the login form."""
     if not context.guard.required:
         return RedirectResponse("./", HTTPStatus.SEE_OTHER)
     return FileResponse(STATIC / "login.html")
@@ -61,15 +61,15 @@ async def login_page(context: DashboardContext) -> Response:
 
 @pages.post("/login")
 async def log_in(request: Request, context: DashboardContext) -> Response:
-    """Take the token, and give a cookie for it."""
+    """Check the token, and set a session cookie."""
     fields = parse_qs((await request.body()).decode("utf-8", "replace"))
     try:
-        right = context.guard.check_login(request, fields.get("token", [""])[0])
+        correct = context.guard.check_login(request, fields.get("token", [""])[0])
     except HTTPException as exc:
         if "text/html" not in request.headers.get("accept", ""):
             raise
         return _throttled_form(exc)
-    if not right:
+    if not correct:
         return RedirectResponse("login?failed=1", HTTPStatus.SEE_OTHER)
     response = RedirectResponse("./", HTTPStatus.SEE_OTHER)
     context.guard.log_in(request, response)
@@ -77,16 +77,16 @@ async def log_in(request: Request, context: DashboardContext) -> Response:
 
 
 def _throttled_form(exc: HTTPException) -> HTMLResponse:
-    """Give the form again, with the reason why it was not looked at."""
+    """Return the login form with the reason why the login was rejected."""
     form = (STATIC / "login.html").read_text(encoding="utf-8")
     reason = f"{exc.detail[:1].upper()}{exc.detail[1:]}."
-    told = form.replace('id="throttled" hidden>', f'id="throttled">{reason}')
-    return HTMLResponse(told, exc.status_code, headers=dict(exc.headers or {}))
+    page = form.replace('id="throttled" hidden>', f'id="throttled">{reason}')
+    return HTMLResponse(page, exc.status_code, headers=dict(exc.headers or {}))
 
 
 @pages.post("/logout")
 async def log_out(request: Request, context: DashboardContext) -> RedirectResponse:
-    """Take the cookie back."""
+    """Delete the session cookie."""
     response = RedirectResponse("login", HTTPStatus.SEE_OTHER)
     context.guard.log_out(request, response)
     return response
@@ -96,12 +96,12 @@ async def log_out(request: Request, context: DashboardContext) -> RedirectRespon
 async def event_stream(
     context: DashboardContext, last_event_id: LastEventId = None, opened_after: OpenedAfter = None
 ) -> EventSourceResponse:
-    """Stream what happens, from where the viewer left off if that is still known.
+    """Stream events, starting after the last one that the viewer received, if still known.
 
-    A browser that comes back by itself says so in a header, to the address of the first time.
+    A browser that reconnects by itself sends a header; its URL is that of the first connection.
     """
     return EventSourceResponse(
-        context.events.follow(last_event_id or opened_after),
+        context.events.subscribe(last_event_id or opened_after),
         ping=context.options.heartbeat_sec,
         ping_message_factory=lambda: ServerSentEvent("{}", event="heartbeat"),
         send_timeout=SEND_TIMEOUT_SEC,
@@ -110,13 +110,13 @@ async def event_stream(
 
 @service.get("/healthz")
 async def health() -> dict[str, str]:
-    """Say that the process is there."""
+    """Return that the process is up."""
     return {"status": "ok"}
 
 
 @service.get("/readyz", responses={503: {"description": "MongoDB does not answer."}})
 async def ready(context: DashboardContext) -> Any:
-    """Say whether MongoDB answers."""
+    """Return whether MongoDB answers."""
     try:
         await context.access.run(diagnostics.hello())
     except MicroqueueError:
@@ -158,10 +158,19 @@ class _Families:
 
 
 def dashboard(queue: AnyQueue, **options: Any) -> FastAPI:
-    """Make the dashboard of a queue's collection; ``options`` are those of `DashboardOptions`.
+    """Return the dashboard of all queues of a queue's collection, as an ASGI app.
 
-    It shows all queues of the collection, and the given one first. Mount it in an app of your
-    own, or serve it alone: then give a token, unless nobody else can reach it.
+    Mount it in your app, or serve it on its own. Give a token if other machines can reach it.
+
+    Args:
+        queue: The queue whose collection to show. The form that enqueues a task suggests it.
+        options: The options of :class:`DashboardOptions`.
+
+    Returns:
+        An app that can be mounted in another app.
+
+    Raises:
+        InvalidArgument: ``queue`` is not a queue, or an option is not valid.
     """
     if not isinstance(queue, Queue | AsyncQueue):
         raise refused("queue", queue, "give a Queue or an AsyncQueue")
@@ -175,23 +184,23 @@ def dashboard(queue: AnyQueue, **options: Any) -> FastAPI:
     app = FastAPI(
         title="microqueue",
         version=microqueue.__version__,
-        docs_url=None,  # They would load scripts from elsewhere.
+        docs_url=None,  # These pages would load scripts from another site.
         redoc_url=None,
         openapi_url=f"{API}/openapi.json",
         lifespan=lifespan,
     )
     app.state.context = context
-    problems.install(app)
-    told: dict[int | str, dict[str, Any]] = {
+    problems.install_handlers(app)
+    errors: dict[int | str, dict[str, Any]] = {
         "4XX": {"model": problems.Problem},
         "5XX": {"model": problems.Problem},
     }
     if not context.options.read_only:
         app.include_router(
-            routes_act.dead_letter_router, prefix=API, tags=["dead letters"], responses=told
+            routes_act.dead_letter_router, prefix=API, tags=["dead letters"], responses=errors
         )
-        app.include_router(routes_act.router, prefix=API, tags=["acting"], responses=told)
-    app.include_router(routes_read.router, prefix=API, tags=["reading"], responses=told)
+        app.include_router(routes_act.router, prefix=API, tags=["actions"], responses=errors)
+    app.include_router(routes_read.router, prefix=API, tags=["views"], responses=errors)
     app.include_router(service, tags=["service"])
     app.include_router(pages)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

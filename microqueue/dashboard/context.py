@@ -1,22 +1,23 @@
-"""What all routes of one dashboard share."""
+"""The state that all routes of one dashboard share, and the audit log of its actions."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import anyio.to_thread
 from bson import ObjectId
 from fastapi import Request
 
-from microqueue.dashboard.access import Access, AnyQueue, ReadCache, overview_of
+from microqueue.dashboard.access import AnyQueue, QueueAccess, ReadCache, read_overview
 from microqueue.dashboard.events import EventHub
 from microqueue.dashboard.options import DashboardOptions
 from microqueue.dashboard.payloads import Redactor
 from microqueue.dashboard.security import Guard, storable
-from microqueue.dashboard.views import TaskDetail, Viewer
+from microqueue.dashboard.views import TaskDetail, TaskViews
 from microqueue.errors import MicroqueueError, TaskNotFound
 from microqueue.insights import Overview
 from microqueue.operations import audit, lookup, workers
@@ -24,27 +25,27 @@ from microqueue.operations.call import Document
 from microqueue.reports import AuditEntry, ServedNames
 from microqueue.task import TaskId
 
-LONGEST_TARGET = 300
+MAX_TARGET_LENGTH = 300
 
 logger = logging.getLogger("microqueue.dashboard")
 
 
-class Tally:
-    """Says who acts, and at the end how many tasks it concerned."""
+@dataclass
+class Action:
+    """An action under way: who performs it, and how many tasks it changed."""
 
-    def __init__(self, who: str) -> None:
-        self.who = who
-        self.count = 0
+    who: str
+    count: int = 0
 
 
 class Context:
-    """The queue, the views, the shared reads and the stream of events."""
+    """The queue, its views, the read cache, the guard and the event stream of a dashboard."""
 
     def __init__(self, queue: AnyQueue, options: DashboardOptions) -> None:
         self.options = options
-        self.access = Access(queue)
+        self.access = QueueAccess(queue)
         self.redactor = Redactor(options.redact)
-        self.viewer = Viewer(
+        self.views = TaskViews(
             self.redactor, read_only=options.read_only, manual_actions=options.manual_actions
         )
         self.guard = Guard(options)
@@ -53,11 +54,11 @@ class Context:
         self._audit_ready = False
 
     async def overview(self, *, exact: bool = False) -> Overview:
-        """Give the overview that all viewers share; with ``exact``, everything is counted."""
-        return await overview_of(self.access, self.read_cache, exact=exact)
+        """Return the overview that all viewers share; with ``exact``, nothing is estimated."""
+        return await read_overview(self.access, self.read_cache, exact=exact)
 
     async def served_names(self) -> list[ServedNames]:
-        """List which names of tasks the living workers serve, by queue."""
+        """Return the task names that live workers have registered, by queue."""
 
         async def read() -> list[ServedNames]:
             now = await self.access.now()
@@ -70,14 +71,15 @@ class Context:
         return names
 
     def known_names(self) -> list[str]:
-        """List the named tasks that this dashboard was given."""
+        """Return the names of the tasks in the option ``tasks``."""
         tasks = self.options.tasks
         return [] if tasks is None else sorted(tasks.names())
 
     async def check_payload(self, queue: str, name: str | None, payload: Any) -> None:
-        """Raise :class:`InvalidPayload` if a task could not run with this payload.
+        """Check a payload against the model of the dashboard's queue and the option ``tasks``.
 
-        Known here are the model of the dashboard's own queue, and the named tasks that were given.
+        Raises:
+            InvalidPayload: A worker could not run a task with this payload.
         """
 
         def check() -> None:
@@ -86,35 +88,35 @@ class Context:
             if name is not None and self.options.tasks is not None:
                 self.options.tasks.check(name, payload)
 
-        await anyio.to_thread.run_sync(check)  # Validators are the caller's, and may take long.
+        await anyio.to_thread.run_sync(check)  # Validators are user code, and may take long.
 
     async def document(self, task_id: str) -> Document:
-        """Find a task by the id in an address, or raise :class:`TaskNotFound`."""
+        """Return the document of the task with the id in a URL, or raise TaskNotFound."""
         found: Document | None = await self.access.call(self.access.insights.find, task_id)
         if found is None:
             raise TaskNotFound(task_id=task_id)
         return found
 
     async def detail(self, task_id: TaskId) -> TaskDetail:
-        """Show the task of this very id as it is now."""
+        """Return the current details of the task with exactly this id, or raise TaskNotFound."""
         document = await self.access.run(lookup.get(task_id, self.access.settings))
         if document is None:
             raise TaskNotFound(task_id=task_id)
         now = await self.access.now()
-        return await anyio.to_thread.run_sync(self.viewer.detail, document, now)
+        return await anyio.to_thread.run_sync(self.views.detail, document, now)
 
     @asynccontextmanager
-    async def acting(
+    async def audited(
         self, request: Request, action: str, *, queue: str | None = None, target: Any = None
-    ) -> AsyncIterator[Tally]:
-        """Write what is done inside to the audit log, whatever comes of it.
+    ) -> AsyncIterator[Action]:
+        """Record the action in the block in the audit log, whether it succeeds or fails.
 
-        Who acts is found out first: nothing is done for somebody who cannot be named.
+        The user is identified first: an action of an unknown user is not performed.
         """
-        tally = Tally(self.guard.who(request))
+        performed = Action(self.guard.who(request))
         outcome = "ok"
         try:
-            yield tally
+            yield performed
         except MicroqueueError as exc:
             outcome = type(exc).__name__
             raise
@@ -122,33 +124,33 @@ class Context:
             outcome = "error"
             raise
         finally:
-            self.read_cache.forget()
+            self.read_cache.clear()
             await self._record(
-                who=tally.who,
+                who=performed.who,
                 action=action,
                 queue=queue,
-                target=None if target is None else storable(str(target))[:LONGEST_TARGET],
-                count=tally.count,
+                target=None if target is None else storable(str(target))[:MAX_TARGET_LENGTH],
+                count=performed.count,
                 outcome=outcome,
             )
 
-    async def _record(self, **what: Any) -> None:
+    async def _record(self, **fields: Any) -> None:
         await self._prepare_audit()
         try:
-            entry = AuditEntry(id=str(ObjectId()), at=await self.access.now(), **what)
+            entry = AuditEntry(id=str(ObjectId()), at=await self.access.now(), **fields)
             await self.access.run(audit.record(entry, self.access.collections.name))
         except MicroqueueError:
-            # What was done is done; that it could not be noted must not look like a failure.
-            logger.exception("%s by hand is not in the audit log", what["action"])
+            # The action is done. It must not look failed because it could not be recorded.
+            logger.exception("could not record %s in the audit log", fields["action"])
 
     async def _prepare_audit(self) -> None:
-        """See that entries end in time; those that are kept too long are better than none."""
+        """Create the index that deletes old entries, or go on without it."""
         if self._audit_ready:
             return
         try:
-            # The default must not shorten what another dashboard was told to keep.
-            told = "audit_retention" in self.options.model_fields_set
-            await self.access.run(audit.prepare(self.options.audit_retention, adjust=told))
+            # The default must not shorten the retention that another dashboard has set.
+            adjust = "audit_retention" in self.options.model_fields_set
+            await self.access.run(audit.prepare(self.options.audit_retention, adjust=adjust))
             self._audit_ready = True
         except MicroqueueError:
-            logger.exception("the audit log has no index that ends its entries")
+            logger.exception("could not create the index that deletes old audit log entries")

@@ -1,4 +1,4 @@
-"""Where events come from: a change stream where there is one, else a look every second."""
+"""The sources of events: a change stream, or polling if the server has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 from pymongo.errors import PyMongoError
 
-from microqueue.dashboard.access import Access
+from microqueue.dashboard.access import QueueAccess
 from microqueue.drivers.asynchronous import settled
 from microqueue.insights import Overview, read_report
 from microqueue.operations import audit, diagnostics, events, id_order, pauses, poll, workers
@@ -21,45 +21,45 @@ from microqueue.sweeper import SweepReport
 
 STREAM_WAIT_SEC = 0.25
 COUNTS_SEC = 3.0
-"""How often a look compares the counts of all queues, which cost more than what is new."""
-MOST_WORKERS = 10_000
-MOST_MOVING = 10_000
-"""Of how many tasks it is remembered that they are copied, and not yet deleted where they were."""
+"""How often polling compares the counts of all queues, which cost more than new tasks."""
+MAX_WORKERS = 10_000
+MAX_MOVING = 10_000
+"""The number of tasks remembered between their copy to the DLQ collection and their deletion."""
 
 logger = logging.getLogger("microqueue.dashboard")
 
 
 class FeedEnded(Exception):
-    """A feed will tell nothing any more."""
+    """The feed has ended, and must be opened again."""
 
 
 class ChangeFeed:
-    """Reads a change stream of the tasks, the workers and the sweeper's report."""
+    """Reads a change stream of tasks, dead letters, workers, pauses and sweep reports."""
 
     kind = "change_stream"
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: QueueAccess) -> None:
         self._access = access
         self._stream: Any = None
-        places = access.collections
-        self._tasks = places.name
-        self._letters = dlq_collection_name(places.name)
-        self._workers = places.workers.name
-        self._locks = places.locks.name
-        self._pauses = places.pauses.name
+        collections = access.collections
+        self._tasks = collections.name
+        self._dead_letters = dlq_collection_name(collections.name)
+        self._workers = collections.workers.name
+        self._locks = collections.locks.name
+        self._pauses = collections.pauses.name
         self._gone_at: dict[Any, datetime] = {}
         self._moving: set[Any] = set()
 
     async def open(self) -> bool:
-        """Open the stream; tell whether the server has one."""
+        """Open the stream; return whether the server has one."""
         access = self._access
         if access.collections.in_memory:
             return False
         selection = events.pipeline(
-            [self._tasks, self._letters, self._workers, self._locks, self._pauses]
+            [self._tasks, self._dead_letters, self._workers, self._locks, self._pauses]
         )
-        places = access.collections
-        database = places.database.with_options(codec_options=places.codec_options)
+        collections = access.collections
+        database = collections.database.with_options(codec_options=collections.codec_options)
         try:
             begin = poll.from_now_on(await access.call(database.command, "hello"))
             self._stream = begin and await access.call(
@@ -79,14 +79,14 @@ class ChangeFeed:
             await self._access.call(self._stream.close)
 
     async def read(self, for_sec: float) -> list[Change]:
-        """Wait for a change, then gather what comes within ``for_sec``."""
+        """Return the next change and those within ``for_sec`` of it; none if none comes soon."""
         if self._access.blocking:
             found = await self._access.call(self._drain, for_sec)
         else:
             found = await self._drain_awaited(for_sec)
         if not found and not self._stream.alive:
             raise FeedEnded
-        return [change for one in found if (change := self._understand(one)) is not None]
+        return [change for one in found if (change := self._parse(one)) is not None]
 
     def _drain(self, for_sec: float) -> list[Any]:
         found: list[Any] = []
@@ -110,82 +110,82 @@ class ChangeFeed:
             found.append(change)
         return found
 
-    def _understand(self, change: Any) -> Change | None:
-        place = change.get("ns", {}).get("coll")
-        if place == self._tasks:
-            return self._of_task(change)
-        if place == self._letters:
-            return self._of_letter(change)
-        if place == self._locks:
-            return self._of_sweeper(change)
-        if place == self._pauses:
-            return self._of_pause(change)
-        if place == self._workers:
-            return self._of_worker(change)
+    def _parse(self, change: Any) -> Change | None:
+        collection = change.get("ns", {}).get("coll")
+        if collection == self._tasks:
+            return self._parse_task(change)
+        if collection == self._dead_letters:
+            return self._parse_dead_letter(change)
+        if collection == self._locks:
+            return self._parse_sweep(change)
+        if collection == self._pauses:
+            return self._parse_pause(change)
+        if collection == self._workers:
+            return self._parse_worker(change)
         return None
 
-    def _of_task(self, change: Any) -> Change | None:
+    def _parse_task(self, change: Any) -> Change | None:
         task_id = change.get("documentKey", {}).get("_id")
         key = id_order.key(task_id)
         if change["operationType"] == "delete" and key in self._moving:
             self._moving.remove(key)
-            return None  # It is among the dead letters now; that it failed was told.
+            return None  # It moved to the DLQ collection; its failure was reported before.
         return events.task_change(change)
 
-    def _of_letter(self, change: Any) -> Change | None:
+    def _parse_dead_letter(self, change: Any) -> Change | None:
         if change["operationType"] == "delete":
-            return None  # A tombstone, whose letter was replayed or discarded long ago.
+            return None  # A tombstone of a dead letter that was replayed or discarded before.
         if not events.is_new_dead_letter(change):
             return events.task_change(change)
-        if len(self._moving) >= MOST_MOVING:
+        if len(self._moving) >= MAX_MOVING:
             self._moving.clear()
         self._moving.add(id_order.key(change["documentKey"]["_id"]))
         return None
 
-    def _of_sweeper(self, change: Any) -> Change | None:
+    def _parse_sweep(self, change: Any) -> Change | None:
         name = change.get("documentKey", {}).get("_id")
-        ours = name == f"report:{self._access.collections.name}"
-        report = read_report(events.sweep_report_in(change)) if ours else None
+        own = name == f"report:{self._access.collections.name}"
+        report = read_report(events.sweep_report_in(change)) if own else None
         return Change("sweep.finished", report=report) if report else None
 
-    def _of_pause(self, change: Any) -> Change | None:
+    def _parse_pause(self, change: Any) -> Change | None:
         name = str(change.get("documentKey", {}).get("_id"))
-        place, _, queue = name.partition("/")
-        if place != self._access.collections.name:
+        collection, _, queue = name.partition("/")
+        if collection != self._access.collections.name:
             return None
         deleted = change["operationType"] == "delete"
         return Change("queue.resumed" if deleted else "queue.paused", queue=queue)
 
-    def _of_worker(self, change: Any) -> Change | None:
+    def _parse_worker(self, change: Any) -> Change | None:
         registration = str(change.get("documentKey", {}).get("_id"))
-        worker_id, _, place = registration.rpartition("@")
-        if place != self._access.collections.name:
+        worker_id, _, collection = registration.rpartition("@")
+        if collection != self._access.collections.name:
             return None
         if change["operationType"] == "delete":
             gone_at = self._gone_at.pop(worker_id, None)
             gone = gone_at is not None and gone_at <= self._access.core.clock.now()
             return Change("worker.gone" if gone else "worker.left", worker_id)
-        described = change.get("updateDescription", {}).get("updatedFields", {})
-        known = {**(change.get("fullDocument") or {}), **described}
+        updated = change.get("updateDescription", {}).get("updatedFields", {})
+        known = {**(change.get("fullDocument") or {}), **updated}
         if gone_at := known.get("gone_at"):
-            if len(self._gone_at) >= MOST_WORKERS:
+            if len(self._gone_at) >= MAX_WORKERS:
                 self._gone_at.clear()
             self._gone_at[worker_id] = gone_at
         return Change("worker.started", worker_id) if change["operationType"] == "insert" else None
 
 
 class PollFeed:
-    """Looks every so often at what runs and what is new, and tells the difference.
+    """Polls for running and new tasks, and reports the differences.
 
-    A replay or a discard leaves nothing to be seen of that. It is found by the newest entry of
-    the audit log, and by the counts of the ``overview`` that all viewers share.
+    A replay or a discard is not visible in these. It is detected by the newest entry of the audit
+    log, and by the counts of the shared ``overview``.
     """
 
     kind = "polling"
 
     def __init__(
         self,
-        access: Access,
+        access: QueueAccess,
         every_sec: float,
         overview: Callable[[], Awaitable[Overview]] | None = None,
     ) -> None:
@@ -198,58 +198,58 @@ class PollFeed:
         self._overview = overview
         self._counts: Mapping[str, tuple[int, ...]] = {}
         self._counted_at = float("-inf")
-        self._acted: str | None = None
+        self._newest_action: str | None = None
 
     async def open(self) -> bool:
-        """Take the first look."""
-        self._before = await self._look()
-        self._workers = await self._alive()
+        """Take the first snapshot."""
+        self._before = await self._snapshot()
+        self._workers = await self._workers_alive()
         self._sweeps = await self._last_sweeps()
         self._paused = await self._paused_now()
-        self._acted = await self._last_action()
-        await self._recounted()
+        self._newest_action = await self._last_action()
+        await self._changed_counts()
         return True
 
     async def close(self) -> None:
         """There is nothing to close."""
 
-    async def read(self, for_sec: float) -> list[Change]:  # noqa: ARG002 (a look is one batch)
-        """Wait for the next look, and tell what is different."""
+    async def read(self, for_sec: float) -> list[Change]:  # noqa: ARG002 (a snapshot is one batch)
+        """Wait, take the next snapshot, and return what changed."""
         await anyio.sleep(self._every_sec)
-        before, after = self._before, await self._look()
+        before, after = self._before, await self._snapshot()
         assert before is not None  # noqa: S101 (opened before it is read)
         left = [one["_id"] for key, one in before.running.items() if key not in after.running]
         back = await self._access.run(events.read_current(left[: events.MOST_NEW]))
         self._before = after
-        return [*events.compare(before, after, back), *await self._others()]
+        return [*events.compare(before, after, back), *await self._other_changes()]
 
-    async def _look(self) -> events.Snapshot:
+    async def _snapshot(self) -> events.Snapshot:
         now = await self._access.now()
         since = now if self._before is None else self._before.at
         queues = await self._access.run(diagnostics.queue_names())
-        glance: events.Snapshot = await self._access.run(events.snapshot(since, now, queues))
-        return glance
+        snapshot: events.Snapshot = await self._access.run(events.snapshot(since, now, queues))
+        return snapshot
 
-    async def _others(self) -> Sequence[Change]:
+    async def _other_changes(self) -> Sequence[Change]:
         found: list[Change] = []
-        before, self._workers = self._workers, await self._alive()
+        before, self._workers = self._workers, await self._workers_alive()
         found += [Change("worker.started", one) for one in self._workers if one not in before]
         for worker_id, alive in before.items():
             if worker_id not in self._workers:
                 found.append(Change("worker.left" if alive else "worker.gone", worker_id))
-        told, self._sweeps = self._sweeps, await self._last_sweeps()
-        new = [report for at, report in self._sweeps.items() if at not in told]
+        reported, self._sweeps = self._sweeps, await self._last_sweeps()
+        new = [report for at, report in self._sweeps.items() if at not in reported]
         found += [Change("sweep.finished", report=report) for report in new]
         paused, self._paused = self._paused, await self._paused_now()
         found += [Change("queue.paused", queue=name) for name in self._paused - paused]
         found += [Change("queue.resumed", queue=name) for name in paused - self._paused]
-        acted, self._acted = self._acted, await self._last_action()
-        if acted != self._acted:
+        action, self._newest_action = self._newest_action, await self._last_action()
+        if action != self._newest_action:
             found.append(Change(events.REFRESH))
-        return [*found, *await self._recounted()]
+        return [*found, *await self._changed_counts()]
 
-    async def _recounted(self) -> list[Change]:
-        """Tell of which queues the counts are no longer the same, if it is time to look."""
+    async def _changed_counts(self) -> list[Change]:
+        """Return a refresh for each queue whose counts changed, if it is time to compare them."""
         if self._overview is None or time.monotonic() - self._counted_at < COUNTS_SEC:
             return []
         before, overview = self._counts, await self._overview()
@@ -272,17 +272,17 @@ class PollFeed:
         paused = await self._access.run(pauses.list_paused(self._access.collections.name))
         return {one.queue for one in paused}
 
-    async def _alive(self) -> dict[str, bool]:
+    async def _workers_alive(self) -> dict[str, bool]:
         now = await self._access.now()
         registered = await self._access.run(workers.list_workers(self._access.collections.name))
         return {one.id: one.gone_at() > now for one in registered}
 
     async def _last_sweeps(self) -> dict[datetime, SweepReport]:
-        """Read the last sweep that moved something, and the last of all, by when they were."""
+        """Return the last sweep, and the last one that changed something, by their time."""
         last, active = await self._access.call(self._access.insights.last_sweeps)
         return {report.at: report for report in (active, last) if report is not None}
 
 
 def _coarse(estimate: int) -> int:
-    """Round an estimate to one digit: two of the same queue differ by chance."""
+    """Round an estimate to one digit, because two estimates of a queue differ by chance."""
     return int(round(estimate, 1 - len(str(estimate))))

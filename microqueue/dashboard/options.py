@@ -1,4 +1,4 @@
-"""What a dashboard may be told."""
+"""The options of a dashboard."""
 
 from __future__ import annotations
 
@@ -14,16 +14,25 @@ from microqueue.model import Model
 
 
 class DashboardOptions(Model):
-    """How a dashboard behaves.
+    """The options of :func:`~microqueue.dashboard.dashboard`.
 
-    ``token``, of at least 16 characters, protects everything but the health checks.
-    ``login_failures`` wrong tokens per address, and ``login_failures_in_all``, are answered within
-    ``login_period``. ``manual_actions`` lets viewers mark tasks as done or failed that no worker
-    ran. ``tasks`` are your named tasks: what viewers enqueue is checked against them.
-    ``redact`` is a pattern of keys whose values are not shown; ``None`` shows all. ``identify``
-    names the user of a request for the audit log, where your own app knows who it is. ``hosts``
-    are the names under which the dashboard may be asked for; ``None`` leaves that to the app
-    around it.
+    Attributes:
+        token: Protects everything but the health checks. It needs at least 16 characters.
+        login_failures: How many wrong tokens an address may try within ``login_period``.
+        login_failures_in_all: How many all addresses together may try within ``login_period``.
+        login_period: How long a failed login counts.
+        read_only: Whether the routes that change something are left out.
+        manual_actions: Whether viewers may mark tasks as done or failed without running them.
+        tasks: Your named tasks. The payloads that viewers enqueue are checked against them.
+        redact: A pattern of keys whose values are masked; ``None`` masks nothing.
+        audit_retention: How long entries of the audit log are kept.
+        page_limit: The largest number of tasks on a page.
+        request_bytes: The largest body of a request.
+        identify: A function that returns the user of a request for the audit log.
+        hosts: The accepted values of the ``Host`` header; ``None`` accepts all.
+        cache_sec: How long the results of reads are kept.
+        poll_sec: How often to poll for changes if the server has no change streams.
+        heartbeat_sec: How often the event stream sends a heartbeat.
     """
 
     token: SecretStr | None = None
@@ -51,7 +60,7 @@ class DashboardOptions(Model):
         return tasks
 
     @model_validator(mode="after")
-    def _acts_or_not(self) -> Self:
+    def _read_only_excludes_manual_actions(self) -> Self:
         if self.read_only and self.manual_actions:
             raise ValueError("give read_only or manual_actions, not both")
         return self

@@ -1,10 +1,10 @@
-"""Payloads as JSON that keeps MongoDB's types: its relaxed extended JSON."""
+"""Payloads on the page: as extended JSON, masked, shortened, and restored after an edit."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from bson import json_util
 from bson.errors import BSONError
@@ -13,56 +13,60 @@ from microqueue.errors import InvalidArgument
 from microqueue.extended_json import RELAXED
 from microqueue.masking import MASK, Masker
 
-LARGEST_EXACT = 2**53 - 1
-"""Beyond it, a browser rounds integers."""
+MAX_SAFE_INTEGER = 2**53 - 1
+"""Browsers round larger integers."""
+PREVIEW_LENGTH = 200
+HEAD_LENGTH = 2000
+"""How much of a long text is searched for secrets, unless it contains one."""
+MAX_PREVIEW_KEYS = 50
+"""So many keys fill a preview, whatever their values."""
 
 
 def to_json(value: Any) -> Any:
-    """Write a value as relaxed extended JSON: plain where JSON has the type."""
+    """Convert a value to relaxed extended JSON, which is plain JSON where JSON has the type."""
     return json.loads(json_util.dumps(value, json_options=RELAXED))
 
 
-def to_exact_json(value: Any) -> Any:
-    """Write a value so that a browser gives it back as it is.
+def to_browser_json(value: Any) -> Any:
+    """Convert a value to extended JSON that survives a round trip through a browser.
 
-    As :func:`to_json`, but numbers that it would round, or take for integers, are written out:
+    As :func:`to_json`, but numbers that a browser would round or turn into integers are typed:
     ``{"$numberLong": "9007199254740993"}``, ``{"$numberDouble": "10.0"}``.
     """
-    return to_json(_written_out(value))
+    return to_json(_with_typed_numbers(value))
 
 
 def from_json(value: Any, *, name: str = "payload") -> Any:
-    """Read extended JSON: ``{"$date": ...}`` becomes a date again."""
+    """Convert extended JSON to values: ``{"$date": ...}`` becomes a date."""
     try:
         return json_util.loads(json.dumps(value), json_options=RELAXED)
     except (ValueError, TypeError, KeyError, BSONError, OverflowError, RecursionError) as exc:
         raise InvalidArgument(f"{name} is not valid extended JSON: {exc}", argument=name) from exc
 
 
-def _written_out(value: Any) -> Any:
+def _with_typed_numbers(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _written_out(item) for key, item in value.items()}
+        return {key: _with_typed_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_written_out(item) for item in value]
+        return [_with_typed_numbers(item) for item in value]
     if isinstance(value, float) and value.is_integer():
         return {"$numberDouble": repr(value)}
-    if isinstance(value, int) and abs(value) > LARGEST_EXACT:
+    if isinstance(value, int) and abs(value) > MAX_SAFE_INTEGER:
         return {"$numberLong": str(int(value))}
     return value
 
-
-__all__ = ["Redactor"]
 
 MISSING = object()
 
 
 class Redactor(Masker):
-    """A masker that can put back what it masked, after an edit."""
+    """A masker that can restore masked values after an edit."""
 
     def restore(self, edited: Any, stored: Any) -> Any:
-        """Put back what was masked when a value was shown, and left as it was by the edit.
+        """Return an edited payload with its masks replaced by the stored values.
 
-        A mask is refused where it cannot be told which value it stands for.
+        Raises:
+            InvalidArgument: It is ambiguous which value a mask stands for.
         """
         if self._secret is None:
             return edited
@@ -82,27 +86,29 @@ class Redactor(Masker):
             }
             masked = self.mask(restored)
             for key, item in edited.items():
-                # Under another name the value would no longer be masked.
+                # Under another key the value would no longer be masked.
                 if isinstance(item, str) and MASK in item and masked[key] != item:
-                    raise _refused(f"{path}.{key}")
+                    raise _ambiguous_mask(f"{path}.{key}")
             return restored
         if isinstance(edited, list):
             return self._restored_list(edited, stored, shown, path)
         if not isinstance(edited, str) or MASK not in edited:
             return edited
         if edited != shown:
-            raise _refused(path)
+            raise _ambiguous_mask(path)
         return stored
 
     def _restored_list(self, edited: list[Any], stored: Any, shown: Any, path: str) -> list[Any]:
         if not _holds_mask(edited):
             return edited
         if not isinstance(shown, list) or len(edited) != len(shown):
-            raise _refused(path)
+            raise _ambiguous_mask(path)
         restored = []
         for place, (item, before, was) in enumerate(zip(edited, stored, shown, strict=True)):
-            if _holds_mask(item) and not _alike(to_exact_json(item), to_exact_json(was)):
-                raise _refused(f"{path}.{place}")
+            if _holds_mask(item) and not _same_but_for_masks(
+                to_browser_json(item), to_browser_json(was)
+            ):
+                raise _ambiguous_mask(f"{path}.{place}")
             restored.append(self._restored(item, before, was, f"{path}.{place}"))
         return restored
 
@@ -115,103 +121,89 @@ def _holds_mask(value: Any) -> bool:
     return isinstance(value, str) and MASK in value
 
 
-def _alike(edited: Any, shown: Any) -> bool:
-    """Tell whether nothing but masked values was changed."""
+def _same_but_for_masks(edited: Any, shown: Any) -> bool:
+    """Return whether nothing but masked values differs."""
     if isinstance(shown, str) and MASK in shown:
         return True
     if isinstance(shown, dict):
         same = isinstance(edited, dict) and edited.keys() == shown.keys()
-        return same and all(_alike(edited[key], item) for key, item in shown.items())
+        return same and all(_same_but_for_masks(edited[key], item) for key, item in shown.items())
     if isinstance(shown, list):
         same = isinstance(edited, list) and len(edited) == len(shown)
-        return same and all(map(_alike, edited, shown))
+        return same and all(map(_same_but_for_masks, edited, shown))
     return bool(edited == shown)
 
 
-def _refused(path: str) -> InvalidArgument:
+def _ambiguous_mask(path: str) -> InvalidArgument:
     return InvalidArgument(
-        f"{path} holds {MASK!r}, which stands for a stored value, and it cannot be told for "
-        "which; leave it and what is beside it in a list as it was shown, or write the value",
+        f"{path} contains {MASK!r}, and it is ambiguous which stored value that stands for: "
+        "leave it and the other items of its list unchanged, or enter the value",
         argument=path,
     )
 
 
-LONGEST = 200
-HEAD = 2000
-"""Of a longer text only the beginning is looked at, unless there is something to mask in it."""
-MOST_SHOWN = 50
-"""So many names are longer than a preview, whatever they stand for."""
-
-
-class Masking(Protocol):
-    """What masks secrets."""
-
-    def mask(self, value: Any) -> Any:
-        """Give a value with what is secret in it masked."""
-
-
-def preview(value: Any, masking: Masking, options: json_util.JSONOptions) -> str:
-    """Write the first 200 characters of a value."""
+def preview(value: Any, masker: Masker) -> str:
+    """Return the first 200 characters of a value as masked JSON, reading no more than needed."""
     text = ""
-    for piece in _Writer(masking, options).pieces(value):
-        text += piece
-        if len(text) > LONGEST:
-            return f"{text[: LONGEST - 1]}…"
+    for chunk in _PreviewWriter(masker).write(value):
+        text += chunk
+        if len(text) > PREVIEW_LENGTH:
+            return f"{text[: PREVIEW_LENGTH - 1]}…"
     return text
 
 
-class _Writer:
-    def __init__(self, masking: Masking, options: json_util.JSONOptions) -> None:
-        self._mask = masking.mask
-        self._options = options
+class _PreviewWriter:
+    """Writes masked JSON in chunks, so that the caller can stop early."""
 
-    def pieces(self, value: Any) -> Iterator[str]:
+    def __init__(self, masker: Masker) -> None:
+        self._mask = masker.mask
+
+    def write(self, value: Any) -> Iterator[str]:
         if isinstance(value, Mapping):
-            yield from self._of_mapping(value)
+            yield from self._write_mapping(value)
         elif isinstance(value, list | tuple):
             yield "["
-            for place, item in enumerate(value):
-                yield ", " if place else ""
-                yield from self._of_item(item, _head(item), self._mask([_head(item)])[0])
+            for index, item in enumerate(value):
+                yield ", " if index else ""
+                yield from self._write_item(item, _head(item), self._mask([_head(item)])[0])
             yield "]"
         else:
-            yield from self._of_item(value, _head(value), self._mask(_head(value)))
+            yield from self._write_item(value, _head(value), self._mask(_head(value)))
 
-    def _of_mapping(self, value: Mapping[Any, Any]) -> Iterator[str]:
-        # What is masked may depend on what stands beside it.
+    def _write_mapping(self, value: Mapping[Any, Any]) -> Iterator[str]:
+        # Whether a value is masked may depend on the other keys.
         heads = {
-            key: _head(item, HEAD if place < MOST_SHOWN else LONGEST)
-            for place, (key, item) in enumerate(value.items())
+            key: _head(item, HEAD_LENGTH if index < MAX_PREVIEW_KEYS else PREVIEW_LENGTH)
+            for index, (key, item) in enumerate(value.items())
         }
         shown = self._mask(heads)
         yield "{"
-        for place, (key, item) in enumerate(value.items()):
-            yield f"{', ' if place else ''}{json.dumps(key, ensure_ascii=False)}: "
-            yield from self._of_item(item, heads[key], shown[key])
+        for index, (key, item) in enumerate(value.items()):
+            yield f"{', ' if index else ''}{json.dumps(key, ensure_ascii=False)}: "
+            yield from self._write_item(item, heads[key], shown[key])
         yield "}"
 
-    def _of_item(self, item: Any, head: Any, shown: Any) -> Iterator[str]:
+    def _write_item(self, item: Any, head: Any, shown: Any) -> Iterator[str]:
         if isinstance(item, Mapping | list | tuple) and shown == head:
             if item:
-                yield from self.pieces(item)
+                yield from self.write(item)
                 return
         elif isinstance(item, str) and shown not in (head, MASK):
-            shown = self._mask(item)  # What is masked may end far behind the beginning.
-        plain = json.loads(json_util.dumps(shown, json_options=self._options))
-        yield json.dumps(plain, ensure_ascii=False)
+            shown = self._mask(item)  # A secret may end far beyond the head.
+        yield json.dumps(to_json(shown), ensure_ascii=False)
 
 
-def _head(item: Any, longest: int = HEAD) -> Any:
-    """Give the beginning of a text; of what holds others, that it is there."""
+def _head(item: Any, length: int = HEAD_LENGTH) -> Any:
+    """Return the beginning of a text; an empty container for a container."""
     if isinstance(item, Mapping):
         return {}
     if isinstance(item, list | tuple):
         return []
     if isinstance(item, bytes):
-        return item if len(item) <= longest else item[:longest]
-    if not isinstance(item, str) or len(item) <= longest:
+        return item if len(item) <= length else item[:length]
+    if not isinstance(item, str) or len(item) <= length:
         return item
-    end = item.find("\n", longest)
-    # The user of an address ends at the last such sign of a line.
-    more = item.find("@", longest, end if end >= 0 else len(item)) >= 0
-    return f"{item[:longest]}@" if more else item[:longest]
+    end = item.find("\n", length)
+    # The user in a URL ends at the last @ of the line, so the head must show that there is one.
+    more = item.find("@", length, end if end >= 0 else len(item)) >= 0
+    return f"{item[:length]}@" if more else item[:length]

@@ -1,4 +1,4 @@
-"""Errors as ``application/problem+json``; addresses and passwords stay out of them."""
+"""Errors as ``application/problem+json``, without addresses and passwords."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ STATUSES: dict[type[MicroqueueError], HTTPStatus] = {
     DuplicateTask: HTTPStatus.CONFLICT,
     ServerUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
 }
-LONGEST_DETAIL = 1000
-MOST_ERRORS = 50
-FIELDS = {"delay": "delay_sec", "expires_in": "expires_in_sec"}
-"""Options of a task that a request calls otherwise."""
+MAX_DETAIL_LENGTH = 1000
+MAX_FIELD_ERRORS = 50
+REQUEST_FIELDS = {"delay": "delay_sec", "expires_in": "expires_in_sec"}
+"""Fields of a request whose names differ from the options of a task."""
 
 logger = logging.getLogger("microqueue.dashboard")
 
 
 class Problem(BaseModel):
-    """What went wrong, as RFC 9457 has it; ``code`` is the name of the error.
+    """An error as in RFC 9457; ``code`` is the name of the error.
 
-    ``errors`` names the fields of a request that are not valid, as in ``payload.to``.
+    ``errors`` lists the invalid fields of a request, such as ``payload.to``.
     """
 
     type: str = "about:blank"
@@ -58,21 +58,21 @@ class Problem(BaseModel):
 
 
 class NothingReady(MicroqueueError):
-    """There is no ready task to process, or its queue is paused."""
+    """No task of the queue is ready, or the queue is paused."""
 
     def __init__(self, *, queue: str, paused: bool = False) -> None:
         self.queue = queue
-        reason = f"queue {queue!r} is paused; resume it first"
-        super().__init__(reason if paused else f"no task of queue {queue!r} is ready")
+        paused_reason = f"queue {queue!r} is paused; resume it first"
+        super().__init__(paused_reason if paused else f"queue {queue!r} has no ready task")
 
 
 class ManualActionsOff(MicroqueueError):
-    """Tasks are settled by their workers alone here."""
+    """Manual actions are off: only workers settle tasks."""
 
     def __init__(self) -> None:
         super().__init__(
-            "tasks are not marked as done or failed by hand here; start the dashboard with "
-            "manual_actions=True, or --manual-actions"
+            "manual actions are off; start the dashboard with manual_actions=True or "
+            "--manual-actions to mark tasks as done or failed"
         )
 
 
@@ -87,46 +87,46 @@ def problem(
     headers: dict[str, str] | None = None,
     errors: Sequence[FieldNote] = (),
 ) -> JSONResponse:
-    """Make the reply that tells a problem."""
-    found = Problem(
+    """Return a response with a problem."""
+    body = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
-        detail=without_fragments(detail)[:LONGEST_DETAIL],
+        detail=without_fragments(detail)[:MAX_DETAIL_LENGTH],
         code=code,
         errors=[
-            FieldNote(path=one.path, message=without_fragments(one.message)[:LONGEST_DETAIL])
-            for one in errors[:MOST_ERRORS]
+            FieldNote(path=one.path, message=without_fragments(one.message)[:MAX_DETAIL_LENGTH])
+            for one in errors[:MAX_FIELD_ERRORS]
         ],
     )
     return JSONResponse(
-        found.model_dump(), status, headers=headers, media_type="application/problem+json"
+        body.model_dump(), status, headers=headers, media_type="application/problem+json"
     )
 
 
 def status_of(error: MicroqueueError) -> int:
-    """Give the status that stands for an error."""
+    """Return the HTTP status of an error."""
     kinds = (status for kind, status in STATUSES.items() if isinstance(error, kind))
     return next(kinds, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def install(app: FastAPI) -> None:
-    """Have the app tell all errors this way."""
+def install_handlers(app: FastAPI) -> None:
+    """Make the app respond to all errors with a problem."""
 
-    async def own(request: Request, exc: Exception) -> JSONResponse:
+    async def microqueue_error(request: Request, exc: Exception) -> JSONResponse:
         error = exc if isinstance(exc, MicroqueueError) else MicroqueueError(str(exc))
         status = status_of(error)
         if status == HTTPStatus.INTERNAL_SERVER_ERROR:
             log_failure(request, error)
         return problem(status, str(error), type(error).__name__, errors=_notes_of(error))
 
-    async def invalid(_request: Request, exc: Exception) -> JSONResponse:
+    async def invalid_request(_request: Request, exc: Exception) -> JSONResponse:
         found = exc.errors() if isinstance(exc, RequestValidationError) else []
         notes = [FieldNote(path=_path(one["loc"]), message=_reason(one)) for one in found]
         return problem(
             HTTPStatus.UNPROCESSABLE_ENTITY, _first_problem(exc), "InvalidArgument", errors=notes
         )
 
-    async def http(_request: Request, exc: Exception) -> JSONResponse:
+    async def http_error(_request: Request, exc: Exception) -> JSONResponse:
         status = exc.status_code if isinstance(exc, HTTPException) else 500
         detail = str(getattr(exc, "detail", "")) or HTTPStatus(status).phrase
         headers = getattr(exc, "headers", None)
@@ -134,22 +134,22 @@ def install(app: FastAPI) -> None:
 
     async def unexpected(request: Request, exc: Exception) -> JSONResponse:
         log_failure(request, exc)
-        return problem(500, "something went wrong; the log says what", "InternalError")
+        return problem(500, "unexpected error; see the log of the dashboard", "InternalError")
 
-    app.add_exception_handler(MicroqueueError, own)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(MicroqueueError, microqueue_error)
+    app.add_exception_handler(RequestValidationError, invalid_request)
+    app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(Exception, unexpected)
 
 
 def log_failure(request: Request, error: Exception) -> None:
-    """Log what nobody could foresee; the reply does not say it all."""
+    """Log an unexpected error, whose details the response omits."""
     text = without_fragments(repr(error))
     logger.error("%s %s failed: %s", request.method, request.scope["path"], text)
 
 
 def _notes_of(error: MicroqueueError) -> list[FieldNote]:
-    """Name the fields that an error is about: of a payload, all that its model refuses."""
+    """Return the fields that an error is about; of a payload, all that its model rejects."""
     if not isinstance(error, InvalidArgument) or error.argument is None:
         return []
     cause = error.__cause__
@@ -158,11 +158,12 @@ def _notes_of(error: MicroqueueError) -> list[FieldNote]:
             FieldNote(path=_path((error.argument, *one["loc"])), message=_reason(one))
             for one in cause.errors(include_url=False, include_input=False)
         ]
-    return [FieldNote(path=FIELDS.get(error.argument, error.argument), message=str(error))]
+    return [FieldNote(path=REQUEST_FIELDS.get(error.argument, error.argument), message=str(error))]
 
 
-def _path(place: Sequence[Any]) -> str:
-    parts = place[1:] if place and place[0] in {"body", "query", "path"} else place
+def _path(location: Sequence[Any]) -> str:
+    source = location[0] if location else None
+    parts = location[1:] if source in {"body", "query", "path"} else location
     return ".".join(str(part) for part in parts)
 
 
@@ -177,9 +178,9 @@ def _first_problem(exc: Exception) -> str:
         *_, character = first["loc"]
         reason = first.get("ctx", {}).get("error", reason)
         return f"the body is not JSON: {reason} at character {character}"
-    place = _path(first.get("loc", ()))
+    path = _path(first.get("loc", ()))
     value = first.get("input")
-    # Of what is missing, that is all the rest; and a document would hide the reason.
-    told = place and first.get("type") != "missing" and isinstance(value, str | int | float)
-    subject = f"{place}={shorten(value)}" if told else place or "the request"
+    # The input of a missing field is the whole body, and a document would hide the reason.
+    show_value = path and first.get("type") != "missing" and isinstance(value, str | int | float)
+    subject = f"{path}={shorten(value)}" if show_value else path or "the request"
     return f"{subject} is not valid: {reason}"

@@ -1,4 +1,4 @@
-"""What requests may say, and what routes get made of it."""
+"""The parameters and bodies of requests."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from pydantic import (
 )
 
 from microqueue.arguments import is_encodable
-from microqueue.dashboard.access import AnyLetters
+from microqueue.dashboard.access import AnyDeadLetters
 from microqueue.dashboard.context import Context
-from microqueue.dashboard.payloads import LARGEST_EXACT
+from microqueue.dashboard.payloads import MAX_SAFE_INTEGER
 from microqueue.dlq import DeadLetterFilter
 from microqueue.operations import lookup
-from microqueue.task import NAME_HEADER
+from microqueue.task import NAME_HEADER, TaskId
 from microqueue.task_filter import LONGEST_TEXT
 from microqueue.task_ids import candidate_ids
 
-LONGEST_CURSOR = 2000
-MOST_IDS = 10_000
+MAX_CURSOR_LENGTH = 2000
+MAX_IDS = 10_000
 CENTURY_SEC = 36_500 * 86_400
 
 
 def context_of(request: Request) -> Context:
-    """Give the dashboard that a request is for."""
+    """Return the context of the dashboard that serves a request."""
     context: Context = request.app.state.context
     return context
 
@@ -43,19 +43,21 @@ QueueName = Annotated[str | None, Query(min_length=1, max_length=120)]
 Text = Annotated[str | None, Query(max_length=LONGEST_TEXT)]
 Instant = Annotated[AwareDatetime | None, Query()]
 Limit = Annotated[int, Query(ge=1, le=1000)]
-Cursor = Annotated[str | None, Query(max_length=LONGEST_CURSOR)]
-Exact = Annotated[bool, Query(description="Count everything, however long it takes.")]
+Cursor = Annotated[str | None, Query(max_length=MAX_CURSOR_LENGTH)]
+Exact = Annotated[
+    bool, Query(description="Count everything instead of estimating, which may take long.")
+]
 Seconds = Annotated[float, Field(ge=0, le=CENTURY_SEC, allow_inf_nan=False)]
 
 
 class Strict(BaseModel):
-    """A body in which unknown names are refused."""
+    """A body that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class LetterFilter(Strict):
-    """Which dead letters; an empty filter means all of the queue."""
+class DeadLetterFilterBody(Strict):
+    """A filter of dead letters; an empty filter matches all."""
 
     code: str | None = Field(default=None, max_length=LONGEST_TEXT)
     text: str | None = Field(default=None, max_length=LONGEST_TEXT)
@@ -63,64 +65,70 @@ class LetterFilter(Strict):
     since: AwareDatetime | None = None
     until: AwareDatetime | None = None
 
-    def read(self, shown: Callable[[str], str]) -> DeadLetterFilter:
-        """Give it as the queue takes it, for messages as they are shown."""
+    def to_filter(self, shown: Callable[[str], str]) -> DeadLetterFilter:
+        """Return the filter; ``shown`` masks messages, which match as they are shown."""
         return DeadLetterFilter(**self.model_dump(), shown=shown)
 
 
 class Selection(Strict):
-    """Dead letters by their ids, or all of a queue, or of all queues, that a filter matches.
+    """Dead letters by ``ids``, or all of one queue or of all queues that match ``filter``.
 
-    An id is given as it was shown, or as a task's ``reference``. It means a letter of any queue,
-    unless one is named.
+    An id is a task's ``id`` or ``reference``, of any queue unless ``queue`` is given.
     """
 
     queue: str | None = Field(default=None, min_length=1, max_length=120)
     all_queues: bool = False
-    ids: list[str | int] | None = Field(default=None, min_length=1, max_length=MOST_IDS)
-    filter: LetterFilter | None = None
+    ids: list[str | int] | None = Field(default=None, min_length=1, max_length=MAX_IDS)
+    filter: DeadLetterFilterBody | None = None
     limit: int | None = Field(default=None, ge=1, le=2**31 - 1)
     dry_run: bool = False
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Selection:
+    def _is_unambiguous(self) -> Selection:
         if (self.ids is None) == (self.filter is None):
             raise ValueError("give either ids or filter")
         if self.queue is not None and self.all_queues:
             raise ValueError("give either queue or all_queues=true")
         if self.ids is None and self.queue is None and not self.all_queues:
-            raise ValueError("say which queue: give queue, or all_queues=true for all of them")
+            raise ValueError("give queue, or all_queues=true for all queues")
         return self
 
-    def letters(self, context: Context) -> AnyLetters:
+    def dead_letters(self, context: Context) -> AnyDeadLetters:
         """Return the dead letters of the queue, or of all queues."""
-        letters = context.access.queue(self.queue).dead_letters
-        return letters if self.queue is not None else letters.all_queues
+        dead_letters = context.access.queue(self.queue).dead_letters
+        return dead_letters if self.queue is not None else dead_letters.all_queues
 
-    async def chosen(self, context: Context) -> Any:
-        """Give it as the queue takes it: the filter, or the very ids that are meant."""
+    async def resolve(self, context: Context) -> DeadLetterFilter | list[TaskId]:
+        """Return the filter, or for each of ``ids`` the reading that exists."""
         if self.filter is not None:
-            return self.filter.read(context.redactor.text)
-        meant = [[one] if isinstance(one, int) else _meant(one) for one in self.ids or ()]
-        return await context.access.run(lookup.first_existing(meant, context.access.settings))
+            return self.filter.to_filter(context.redactor.text)
+        readings = [[one] if isinstance(one, int) else _readings(one) for one in self.ids or ()]
+        ids: list[TaskId] = await context.access.run(
+            lookup.first_existing(readings, context.access.settings)
+        )
+        return ids
 
-    def described(self) -> str:
-        """Name it for the audit log."""
+    def describe(self) -> str:
+        """Return the selection as text for the audit log."""
         if self.filter is None:
             return ", ".join(str(one) for one in self.ids or ())
         given = self.filter.model_dump(exclude_none=True, mode="json")
-        told = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "all"
-        return told if self.queue is not None else f"all queues: {told}"
+        text = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "all"
+        return text if self.queue is not None else f"all queues: {text}"
 
 
-def _meant(text: str) -> list[Any]:
-    """Read an id that was shown as text: a small integer would have been a number."""
+def _readings(text: str) -> list[Any]:
+    """Return the ids that a text may mean; small integers last, as these are JSON numbers."""
     candidates = candidate_ids(text) or [text]
-    return sorted(candidates, key=lambda one: isinstance(one, int) and abs(one) <= LARGEST_EXACT)
+    return sorted(candidates, key=_is_json_number)
+
+
+def _is_json_number(task_id: Any) -> bool:
+    return isinstance(task_id, int) and abs(task_id) <= MAX_SAFE_INTEGER
 
 
 class Replay(Selection):
-    """How to send dead letters back."""
+    """A selection of dead letters, and how to replay them."""
 
     delay_sec: Seconds = 0
     spread_sec: Seconds = 0
@@ -128,7 +136,7 @@ class Replay(Selection):
 
 
 class EditAndReplay(Strict):
-    """A new payload for a dead letter that is sent back; masked values stay as they are."""
+    """A new payload for a dead letter to replay; masked values keep what is stored."""
 
     payload: dict[str, Any]
     delay_sec: Seconds = 0
@@ -144,9 +152,9 @@ PrintableName = Annotated[str, Field(min_length=1, max_length=120), AfterValidat
 
 
 class NewTaskBody(Strict):
-    """A task to add by hand. The payload may hold extended JSON, as in ``{"$date": ...}``.
+    """A task to enqueue. The payload may contain extended JSON, such as ``{"$date": ...}``.
 
-    ``name`` is what named tasks are found by; it is stored in the header ``task``.
+    ``name`` is the name of the task's handler. It is stored in the header ``task``.
     """
 
     queue: PrintableName | None = None
@@ -165,29 +173,29 @@ class NewTaskBody(Strict):
     def _name_is_given_once(cls, headers: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         name = info.data.get("name")
         if name is not None and headers.get(NAME_HEADER, name) != name:
-            raise ValueError(f"{NAME_HEADER!r} holds the task's name, which is {name!r}")
+            raise ValueError(f"header {NAME_HEADER!r} contradicts the task name {name!r}")
         return headers
 
     def named_headers(self) -> dict[str, Any]:
-        """Give the headers with the name among them."""
+        """Return the headers, including the name."""
         return self.headers if self.name is None else {**self.headers, NAME_HEADER: self.name}
 
 
 class Success(Strict):
-    """What a task that is processed by hand gives."""
+    """The result of a task that is marked as done."""
 
     result: Any = None
 
 
 class Failure(Strict):
-    """Why a task that is processed by hand fails."""
+    """The error of a task that is marked as failed."""
 
     message: str = Field(default="failed by hand", min_length=1, max_length=2000)
     code: str | None = Field(default="by_hand", min_length=1, max_length=200)
 
 
-class LetterQuery:
-    """A filter of dead letters that stands in an address."""
+class DeadLetterQuery:
+    """A filter of dead letters in the query of a URL."""
 
     def __init__(
         self,
@@ -200,4 +208,4 @@ class LetterQuery:
         until: Instant = None,
     ) -> None:
         self.queue = queue
-        self.which = DeadLetterFilter(code=code, text=text, group=group, since=since, until=until)
+        self.filter = DeadLetterFilter(code=code, text=text, group=group, since=since, until=until)

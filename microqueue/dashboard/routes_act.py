@@ -1,4 +1,7 @@
-"""The routes that act. With ``read_only`` none of them exists. Each is in the audit log."""
+"""The routes that change something. All record an entry in the audit log.
+
+With the option ``read_only`` none of them exists.
+"""
 
 from __future__ import annotations
 
@@ -48,17 +51,17 @@ FailureBody = Annotated[Failure | None, Body()]
 Settlement: TypeAlias = Callable[[AnyQueue, Task[Any]], Awaitable[Any]]
 
 
-def manual_actions(context: DashboardContext) -> None:
-    """Reject what settles a task that no worker ran, unless that is allowed here."""
+def require_manual_actions(context: DashboardContext) -> None:
+    """Reject manual actions unless the option allows them."""
     if not context.options.manual_actions:
         raise ManualActionsOff
 
 
-MANUAL = [Depends(manual_actions)]
+MANUAL = [Depends(require_manual_actions)]
 
 
 class Paused(BaseModel):
-    """Whether a queue is paused now."""
+    """Whether a queue is paused."""
 
     queue: str
     paused: bool
@@ -66,9 +69,9 @@ class Paused(BaseModel):
 
 @router.post("/tasks", status_code=HTTPStatus.CREATED)
 async def enqueue(request: Request, context: DashboardContext, body: NewTaskBody) -> EnqueuedTask:
-    """Add a task by hand. What is not valid is rejected before anything is stored."""
+    """Enqueue a task. Invalid fields are rejected before anything is stored."""
     queue = context.access.queue(body.queue)
-    given: EnqueueOptions = {
+    options: EnqueueOptions = {
         "priority": body.priority,
         "delay": body.delay_sec,
         "max_attempts": body.max_attempts,
@@ -78,51 +81,51 @@ async def enqueue(request: Request, context: DashboardContext, body: NewTaskBody
     }
     if body.task_id is not None:
         chosen = body.task_id
-        given["task_id"] = new_id(chosen) if isinstance(chosen, str) else chosen
+        options["task_id"] = new_id(chosen) if isinstance(chosen, str) else chosen
     payload = from_json(body.payload)
-    name = name_in(given["headers"])
+    name = name_in(options["headers"])
     await context.check_payload(queue.name, name, payload)
-    warnings = await _doubts(context, queue.name, name)
-    async with context.acting(request, "task.enqueue", queue=queue.name) as tally:
-        task = await context.access.call(queue.enqueue, payload, **given)
-        tally.count = 1
+    warnings = await _name_warnings(context, queue.name, name)
+    async with context.audited(request, "task.enqueue", queue=queue.name) as action:
+        task = await context.access.call(queue.enqueue, payload, **options)
+        action.count = 1
     detail = await context.detail(task.id)
     return EnqueuedTask(**detail.model_dump(), warnings=warnings)
 
 
-async def _doubts(context: Context, queue: str, name: str | None) -> list[FieldNote]:
-    """Say if no worker that is alive is known to serve the name, or the lack of one."""
+async def _name_warnings(context: Context, queue: str, name: str | None) -> list[FieldNote]:
+    """Warn if no live worker of the queue runs tasks of this name, or without one."""
     served = [one for one in await context.served_names() if one.queue == queue]
     if any(one.any_name for one in served):
         return []
     if name is None:
-        message = f"the workers of queue {queue!r} serve named tasks alone"
+        message = f"the workers of queue {queue!r} run named tasks only"
         return [FieldNote(path="name", message=message)] if served else []
     if name in context.known_names() or any(name in one.names for one in served):
         return []
-    message = f"no worker of queue {queue!r} has registered the name {name!r}"
+    message = f"no worker of queue {queue!r} has registered the task name {name!r}"
     return [FieldNote(path="name", message=message)]
 
 
 @router.post("/tasks/{task_id:path}/cancel")
 async def cancel(request: Request, context: DashboardContext, task_id: str) -> TaskDetail:
-    """Fail a task before it is delivered; it can be replayed like any dead letter."""
+    """Cancel a task. It becomes a dead letter, which can be replayed."""
     task = await _task(context, task_id)
-    async with _acting_on(context, request, "task.cancel", task) as tally:
+    async with _audited(context, request, "task.cancel", task) as action:
         await context.access.call(context.access.queue(task.queue).cancel, task.id)
-        tally.count = 1
+        action.count = 1
     return await context.detail(task.id)
 
 
 @router.post("/tasks/{task_id:path}/release")
 async def release(request: Request, context: DashboardContext, task_id: str) -> TaskDetail:
-    """Hand a running task back, its attempt refunded; its worker finds its lease lost."""
+    """Release a running task and refund its attempt; its worker loses the lease."""
     task = await _task(context, task_id)
     if task.lease is None:
         raise WrongStatus(task_id=task.id, status=str(task.status), needed="processing")
-    async with _acting_on(context, request, "task.release", task) as tally:
+    async with _audited(context, request, "task.release", task) as action:
         await context.access.call(context.access.queue(task.queue).release, task)
-        tally.count = 1
+        action.count = 1
     return await context.detail(task.id)
 
 
@@ -130,16 +133,16 @@ async def release(request: Request, context: DashboardContext, task_id: str) -> 
 async def retry(request: Request, context: DashboardContext, task_id: str) -> TaskDetail:
     """Make a delayed task ready now, or replay a dead letter."""
     task = await _task(context, task_id)
-    async with _acting_on(context, request, "task.retry", task) as tally:
+    async with _audited(context, request, "task.retry", task) as action:
         if task.status == TaskStatus.FAILED:
-            letters = context.access.queue(task.queue).dead_letters
-            report = await context.access.call(letters.replay, task.id)
+            dead_letters = context.access.queue(task.queue).dead_letters
+            report = await context.access.call(dead_letters.replay, task.id)
             if not report.replayed:
                 raise WrongStatus(task_id=task.id, status="no longer the same", needed="failed")
         else:
             now = await context.access.now()
             await context.access.run(administration.run_now(task.id, now))
-        tally.count = 1
+        action.count = 1
     return await context.detail(task.id)
 
 
@@ -147,12 +150,12 @@ async def retry(request: Request, context: DashboardContext, task_id: str) -> Ta
 async def succeed(
     request: Request, context: DashboardContext, task_id: str, body: SuccessBody = None
 ) -> TaskDetail:
-    """Claim a waiting task and mark it as done; no worker runs it."""
+    """Mark a pending task as done without running it."""
     task = await _task(context, task_id)
     settlement = _settlement(context, body or Success())
-    async with _acting_on(context, request, "task.succeed", task) as tally:
+    async with _audited(context, request, "task.succeed", task) as action:
         await _settle(context, await _claim(context, task), settlement)
-        tally.count = 1
+        action.count = 1
     return await context.detail(task.id)
 
 
@@ -160,12 +163,15 @@ async def succeed(
 async def fail(
     request: Request, context: DashboardContext, task_id: str, body: FailureBody = None
 ) -> TaskDetail:
-    """Claim a waiting task and mark its attempt as failed: it waits again, or is buried."""
+    """Mark an attempt of a pending task as failed without running it.
+
+    The task is retried after its backoff, or becomes a dead letter after its last attempt.
+    """
     task = await _task(context, task_id)
     settlement = _settlement(context, body or Failure())
-    async with _acting_on(context, request, "task.fail", task) as tally:
+    async with _audited(context, request, "task.fail", task) as action:
         await _settle(context, await _claim(context, task), settlement)
-        tally.count = 1
+        action.count = 1
     return await context.detail(task.id)
 
 
@@ -173,49 +179,49 @@ async def fail(
 async def succeed_next(
     request: Request, context: DashboardContext, queue: QueueInPath, body: SuccessBody = None
 ) -> TaskDetail:
-    """Pop the next task and mark it as done; no worker runs it."""
-    return await _process_next(request, context, queue, "queue.succeed_next", body or Success())
+    """Mark the next ready task of a queue as done without running it."""
+    return await _settle_next(request, context, queue, "queue.succeed_next", body or Success())
 
 
 @router.post("/queues/{queue:path}/fail-next", dependencies=MANUAL)
 async def fail_next(
     request: Request, context: DashboardContext, queue: QueueInPath, body: FailureBody = None
 ) -> TaskDetail:
-    """Pop the next task and mark its attempt as failed; no worker runs it."""
-    return await _process_next(request, context, queue, "queue.fail_next", body or Failure())
+    """Mark an attempt of the next ready task of a queue as failed without running it."""
+    return await _settle_next(request, context, queue, "queue.fail_next", body or Failure())
 
 
 @router.post("/queues/{queue:path}/pause")
 async def pause(request: Request, context: DashboardContext, queue: QueueInPath) -> Paused:
-    """Stop deliveries from a queue, for all workers."""
+    """Pause a queue for all workers."""
     chosen = context.access.queue(queue)
-    async with context.acting(request, "queue.pause", queue=chosen.name) as tally:
-        await context.access.call(chosen.pause, reason=f"by {tally.who}")
-        tally.count = 1
+    async with context.audited(request, "queue.pause", queue=chosen.name) as action:
+        await context.access.call(chosen.pause, reason=f"by {action.who}")
+        action.count = 1
     return Paused(queue=chosen.name, paused=True)
 
 
 @router.post("/queues/{queue:path}/resume")
 async def resume(request: Request, context: DashboardContext, queue: QueueInPath) -> Paused:
-    """Let a queue go on."""
+    """Resume a queue."""
     chosen = context.access.queue(queue)
-    async with context.acting(request, "queue.resume", queue=chosen.name) as tally:
-        tally.count = int(await context.access.call(chosen.resume))
+    async with context.audited(request, "queue.resume", queue=chosen.name) as action:
+        action.count = int(await context.access.call(chosen.resume))
     return Paused(queue=chosen.name, paused=False)
 
 
 @router.post("/sweeper/run")
 async def sweep(request: Request, context: DashboardContext) -> SweepReport:
     """Sweep all queues now."""
-    async with context.acting(request, "sweeper.run") as tally:
+    async with context.audited(request, "sweeper.run") as action:
         report: SweepReport = await context.access.call(context.access.sweeper().run_once)
         ended = report.buried + report.expired + report.purged
-        tally.count = report.reclaimed + report.promoted + ended
+        action.count = report.reclaimed + report.promoted + ended
     return report
 
 
-def _acting_on(context: Context, request: Request, action: str, task: Task[Any]) -> Any:
-    return context.acting(request, action, queue=task.queue, target=task.id)
+def _audited(context: Context, request: Request, action: str, task: Task[Any]) -> Any:
+    return context.audited(request, action, queue=task.queue, target=task.id)
 
 
 async def _task(context: Context, task_id: str) -> Task[Any]:
@@ -223,7 +229,7 @@ async def _task(context: Context, task_id: str) -> Task[Any]:
 
 
 async def _claim(context: Context, task: Task[Any]) -> Task[Any]:
-    """Claim a task for a moment: long enough to settle it."""
+    """Claim a task in order to settle it."""
     now = await context.access.now()
     lease = Lease(
         token=secrets.token_hex(12),
@@ -234,23 +240,23 @@ async def _claim(context: Context, task: Task[Any]) -> Task[Any]:
     return Task.from_document(await context.access.run(administration.claim_one(task.id, lease)))
 
 
-async def _process_next(
-    request: Request, context: Context, name: str, action: str, outcome: Success | Failure
+async def _settle_next(
+    request: Request, context: Context, name: str, action_name: str, outcome: Success | Failure
 ) -> TaskDetail:
     queue = context.access.queue(name)
     settlement = _settlement(context, outcome)
-    async with context.acting(request, action, queue=queue.name) as tally:
+    async with context.audited(request, action_name, queue=queue.name) as action:
         task = await context.access.call(queue.pop, worker_id=WORKER_ID)
         if task is None:
             pause = await context.access.call(queue.paused)
             raise NothingReady(queue=queue.name, paused=pause is not None)
         await _settle(context, task, settlement)
-        tally.count = 1
+        action.count = 1
     return await context.detail(task.id)
 
 
 def _settlement(context: Context, outcome: Success | Failure) -> Settlement:
-    """Make what settles a claimed task; what is not valid is refused before one is claimed."""
+    """Return a function that settles a claimed task; an invalid result is rejected at once."""
     if isinstance(outcome, Success):
         result = from_json(outcome.result, name="result")
         check_encodable({"result": result}, context.access.collections.codec_options)
@@ -264,7 +270,7 @@ async def _settle(context: Context, task: Task[Any], settlement: Settlement) -> 
     try:
         await settlement(queue, task)
     except MicroqueueError:
-        with suppress(MicroqueueError):  # Why it was not settled matters more.
+        with suppress(MicroqueueError):  # The first error matters more.
             await context.access.call(queue.release, task)
         raise
 
@@ -273,9 +279,9 @@ dead_letter_router = APIRouter()
 
 
 class ReplayReply(BaseModel):
-    """How many letters matched, and how many went back. A dry run only counts.
+    """How many dead letters matched, and how many were replayed. A dry run only counts.
 
-    ``missing`` are the ids that the queue has no task with.
+    ``skipped`` have a dedupe key that is in use. ``missing`` are ids without a task.
     """
 
     matched: int
@@ -288,7 +294,7 @@ class ReplayReply(BaseModel):
 
 
 class DiscardReply(BaseModel):
-    """How many letters matched, and how many were deleted; ``missing`` as for a replay."""
+    """How many dead letters matched and were deleted; ``missing`` are ids without a task."""
 
     matched: int
     discarded: int
@@ -300,8 +306,8 @@ class DiscardReply(BaseModel):
 
 @dead_letter_router.post("/dead-letters/replay")
 async def replay(request: Request, context: DashboardContext, body: Replay) -> ReplayReply:
-    """Send dead letters back: now, later, or spread over a period."""
-    letters = body.letters(context)
+    """Replay dead letters: now, after a delay, or spread over a period."""
+    dead_letters = body.dead_letters(context)
     options = {
         "reset_attempts": body.reset_attempts,
         "delay": timedelta(seconds=body.delay_sec),
@@ -310,16 +316,16 @@ async def replay(request: Request, context: DashboardContext, body: Replay) -> R
         "dry_run": body.dry_run,
         "missing_ok": True,
     }
-    chosen = await body.chosen(context)
-    await _check_exist(context, body, chosen)
+    selected = await body.resolve(context)
+    await _find_missing(context, body, selected)
     if body.dry_run:
-        report = await context.access.call(letters.replay, chosen, **options)
+        report = await context.access.call(dead_letters.replay, selected, **options)
     else:
-        async with context.acting(
-            request, "dead_letters.replay", queue=body.queue, target=body.described()
-        ) as tally:
-            report = await context.access.call(letters.replay, chosen, **options)
-            tally.count = report.replayed
+        async with context.audited(
+            request, "dead_letters.replay", queue=body.queue, target=body.describe()
+        ) as action:
+            report = await context.access.call(dead_letters.replay, selected, **options)
+            action.count = report.replayed
     return ReplayReply(
         matched=report.matched,
         replayed=report.replayed,
@@ -333,31 +339,33 @@ async def replay(request: Request, context: DashboardContext, body: Replay) -> R
 
 @dead_letter_router.post("/dead-letters/discard")
 async def discard(request: Request, context: DashboardContext, body: Selection) -> DiscardReply:
-    """Delete dead letters for good."""
-    letters = body.letters(context)
+    """Delete dead letters permanently."""
+    dead_letters = body.dead_letters(context)
     where = {"queue": body.queue, "all_queues": body.queue is None}
-    chosen = await body.chosen(context)
-    missing = [shown_id(one) for one in await _check_exist(context, body, chosen)]
+    selected = await body.resolve(context)
+    missing = [shown_id(one) for one in await _find_missing(context, body, selected)]
     if body.dry_run:
-        matched = await context.access.call(letters.count, chosen)
+        matched = await context.access.call(dead_letters.count, selected)
         matched = matched if body.limit is None else min(matched, body.limit)
         return DiscardReply(matched=matched, discarded=0, missing=missing, dry_run=True, **where)
-    async with context.acting(
-        request, "dead_letters.discard", queue=body.queue, target=body.described()
-    ) as tally:
+    async with context.audited(
+        request, "dead_letters.discard", queue=body.queue, target=body.describe()
+    ) as action:
         count = await context.access.call(
-            letters.discard, chosen, limit=body.limit, missing_ok=True
+            dead_letters.discard, selected, limit=body.limit, missing_ok=True
         )
-        tally.count = count
+        action.count = count
     return DiscardReply(matched=count, discarded=count, missing=missing, dry_run=False, **where)
 
 
-async def _check_exist(context: Context, body: Selection, chosen: Any) -> list[TaskId]:
-    """Return the ids that there is no task with, or raise if there is a task with none."""
-    if isinstance(chosen, DeadLetterFilter):
+async def _find_missing(
+    context: Context, body: Selection, selected: DeadLetterFilter | list[TaskId]
+) -> list[TaskId]:
+    """Return the ids without a task; raise TaskNotFound if that is all of them."""
+    if isinstance(selected, DeadLetterFilter):
         return []
-    missing: list[TaskId] = await context.access.call(body.letters(context).missing, chosen)
-    if len(missing) == len(chosen):
+    missing: list[TaskId] = await context.access.call(body.dead_letters(context).missing, selected)
+    if len(missing) == len(selected):
         raise TaskNotFound(task_ids=missing, queue=body.queue)
     return missing
 
@@ -366,20 +374,22 @@ async def _check_exist(context: Context, body: Selection, chosen: Any) -> list[T
 async def edit_and_replay(
     request: Request, context: DashboardContext, task_id: str, body: EditAndReplay
 ) -> TaskDetail:
-    """Send a dead letter back with another payload; values left masked stay as they are."""
+    """Replay a dead letter with another payload; masked values keep what is stored."""
     document = await context.document(task_id)
     task: Task[object] = Task.from_document(document)
-    given = from_json(body.payload)
-    check_encodable({"payload": given}, context.access.collections.codec_options)
-    payload = context.redactor.restore(given, task.payload)
-    letters = context.access.queue(task.queue).dead_letters
-    async with context.acting(
+    edited = from_json(body.payload)
+    check_encodable({"payload": edited}, context.access.collections.codec_options)
+    payload = context.redactor.restore(edited, task.payload)
+    dead_letters = context.access.queue(task.queue).dead_letters
+    async with context.audited(
         request, "dead_letters.edit_and_replay", queue=task.queue, target=task.id
-    ) as tally:
+    ) as action:
         delay = timedelta(seconds=body.delay_sec)
-        report = await context.access.call(letters.edit_and_replay, task.id, payload, delay=delay)
+        report = await context.access.call(
+            dead_letters.edit_and_replay, task.id, payload, delay=delay
+        )
         if not report.replayed:
             needed = TaskStatus.FAILED
             raise WrongStatus(task_id=task.id, status=str(task.status), needed=needed)
-        tally.count = 1
+        action.count = 1
     return await context.detail(task.id)

@@ -1,4 +1,4 @@
-"""What the routes that only look reply with."""
+"""The read-only routes. Equal reads of several viewers are shared."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from microqueue.dashboard.context import Context
 from microqueue.dashboard.requests import (
     Cursor,
     DashboardContext,
+    DeadLetterQuery,
     Exact,
     Instant,
-    LetterQuery,
     Limit,
     QueueName,
     Text,
@@ -37,21 +37,21 @@ from microqueue.insights import (
 from microqueue.masking import MASK
 from microqueue.operations import audit
 from microqueue.operations.call import Document
-from microqueue.operations.dead_letters import groups as letter_groups
+from microqueue.operations.dead_letters import groups as group_dead_letters
 from microqueue.reports import AuditPage, ServedNames
 from microqueue.sweeper import SweepReport
 from microqueue.task_filter import State
 
 
-class Shown(BaseModel):
-    """Which queues a reply shows: one, or all."""
+class Scope(BaseModel):
+    """The queue that a reply is about, or all queues."""
 
     queue: str | None
     all_queues: bool
 
 
 class Config(BaseModel):
-    """What the page has to know before it shows anything. ``at`` is the server's time."""
+    """The settings that the page needs. ``at`` is the server's time."""
 
     at: datetime
     queue: str
@@ -71,7 +71,7 @@ class Config(BaseModel):
 
 
 class OverviewReply(BaseModel):
-    """How everything stands."""
+    """The queues, workers and last sweeps."""
 
     at: datetime
     queues: list[QueueOverview]
@@ -82,23 +82,23 @@ class OverviewReply(BaseModel):
 
 
 class QueuesReply(BaseModel):
-    """How the queues stand."""
+    """The queues with their counts."""
 
     at: datetime
     queues: list[QueueOverview]
 
 
 class WorkersReply(BaseModel):
-    """Who works, and on what."""
+    """The registered workers and their running tasks."""
 
     at: datetime
     workers: list[WorkerView]
 
 
-class NamesReply(Shown):
-    """The names of tasks that living workers have registered, by queue.
+class NamesReply(Scope):
+    """The task names that live workers have registered, by queue.
 
-    ``known`` are those of the tasks that the dashboard was given; their payloads are checked.
+    ``known`` are the names of the tasks that the dashboard checks payloads against.
     """
 
     at: datetime
@@ -106,8 +106,8 @@ class NamesReply(Shown):
     known: list[str]
 
 
-class RunningReply(Shown):
-    """What runs, those whose lease ends soonest first; ``estimated``: the total is an estimate."""
+class RunningReply(Scope):
+    """Running tasks by the expiry of their lease; ``estimated``: the total is an estimate."""
 
     at: datetime
     total: int
@@ -115,8 +115,8 @@ class RunningReply(Shown):
     items: list[RunningTask]
 
 
-class TasksReply(Shown):
-    """A page of tasks; not ``complete``: go on with ``next_cursor`` even if there are few."""
+class TasksReply(Scope):
+    """A page of tasks. If it is not ``complete``, more may follow at ``next_cursor``."""
 
     at: datetime
     items: list[TaskRow]
@@ -124,11 +124,11 @@ class TasksReply(Shown):
     complete: bool = True
 
 
-class GroupsReply(Shown):
+class GroupsReply(Scope):
     """Dead letters by code and normalised message, the largest groups first.
 
-    ``more_groups`` is how many smaller ones there are; ``total`` counts their letters too.
-    ``truncated``: there are older letters, which were not looked at.
+    ``more_groups`` is the number of smaller groups left out; ``total`` includes them.
+    ``truncated``: older dead letters were not examined.
     """
 
     at: datetime
@@ -139,24 +139,24 @@ class GroupsReply(Shown):
 
 
 class SweeperReply(BaseModel):
-    """What the last sweeps did."""
+    """The last sweep, and the last one that changed something."""
 
     at: datetime
     last_sweep: SweepReport | None
     last_active_sweep: SweepReport | None
 
 
-EXPORT_STEP = 500
-MOST_GROUPS = 200
+EXPORT_PAGE = 500
+MAX_GROUPS = 200
 EXPORT_BYTES = 8_000_000
-"""How much of an export is written at a time, to within one letter."""
+"""How much of an export is built at a time, plus at most one task."""
 
 router = APIRouter()
 
 
 @router.get("/config")
 async def config(context: DashboardContext) -> Config:
-    """Tell the settings that the page goes by, and the server's time."""
+    """Return the settings of the dashboard, and the server's time."""
     settings, options = context.access.settings, context.options
     retention = settings.retention
     return Config(
@@ -180,7 +180,7 @@ async def config(context: DashboardContext) -> Config:
 
 @router.get("/overview")
 async def overview(context: DashboardContext, exact: Exact = False) -> OverviewReply:  # noqa: FBT002 (a query parameter)
-    """Tell how all queues, workers and the sweeper stand."""
+    """Return the queues, workers and last sweeps."""
     found: Overview = await context.overview(exact=exact)
     return OverviewReply.model_construct(
         **{name: getattr(found, name) for name in OverviewReply.model_fields}
@@ -189,14 +189,14 @@ async def overview(context: DashboardContext, exact: Exact = False) -> OverviewR
 
 @router.get("/queues")
 async def queues(context: DashboardContext, exact: Exact = False) -> QueuesReply:  # noqa: FBT002 (as above)
-    """Tell how the queues stand."""
+    """Return the queues with their counts."""
     found: Overview = await context.overview(exact=exact)
     return QueuesReply.model_construct(at=found.at, queues=list(found.queues))
 
 
 @router.get("/workers")
 async def workers(context: DashboardContext) -> WorkersReply:
-    """Tell which workers are registered, whether they are alive, and what they hold."""
+    """Return the registered workers, whether they are alive, and their running tasks."""
     found: Overview = await context.overview()
     return WorkersReply.model_construct(at=found.at, workers=list(found.workers))
 
@@ -205,21 +205,21 @@ async def workers(context: DashboardContext) -> WorkersReply:
 async def running(
     context: DashboardContext, queue: QueueName = None, limit: Limit = 200
 ) -> RunningReply:
-    """List what runs, with the end of each lease."""
-    most = min(limit, context.options.page_limit)
+    """List running tasks with the expiry of their leases."""
+    limit = min(limit, context.options.page_limit)
     found: Overview = await context.overview()
     rows = [row for row in found.running if queue is None or row.queue == queue]
     counted = [one for one in found.queues if queue is None or one.queue == queue]
     total = sum(one.processing for one in counted)
     estimated = any("processing" in one.estimated for one in counted)
-    if len(rows) < min(most, total):  # The overview holds those that end soonest of all queues.
+    if len(rows) < min(limit, total):  # The overview has only the first leases of all queues.
         rows = await context.read_cache.get(
-            ("running", queue, most),
-            lambda: context.access.call(context.access.insights.running, queue, limit=most),
+            ("running", queue, limit),
+            lambda: context.access.call(context.access.insights.running, queue, limit=limit),
         )
     shown = [
-        row.model_copy(update={"progress": context.viewer.progress(row.progress)})
-        for row in rows[:most]
+        row.model_copy(update={"progress": context.views.progress(row.progress)})
+        for row in rows[:limit]
     ]
     return RunningReply.model_construct(
         at=found.at,
@@ -233,7 +233,7 @@ async def running(
 
 @router.get("/task-names")
 async def task_names(context: DashboardContext, queue: QueueName = None) -> NamesReply:
-    """List the names of tasks that workers serve, for whoever enqueues one."""
+    """List the task names that live workers have registered."""
     served = await context.served_names()
     return NamesReply.model_construct(
         at=await context.access.now(),
@@ -257,58 +257,62 @@ async def tasks(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> TasksReply:
-    """Find tasks, newest first."""
-    which = TaskFilter(queue=queue, status=status, code=code, text=text, since=since, until=until)
-    most = min(limit, context.options.page_limit)
+    """List tasks, newest first."""
+    task_filter = TaskFilter(
+        queue=queue, status=status, code=code, text=text, since=since, until=until
+    )
+    limit = min(limit, context.options.page_limit)
 
     async def read() -> TasksReply:
         found = await context.access.call(
             context.access.insights.tasks,
-            which,
-            limit=most,
+            task_filter,
+            limit=limit,
             cursor=cursor,
             mask=context.redactor.mask,
-            convert=context.viewer.row,
+            convert=context.views.row,
         )
-        return _listed(found, queue)
+        return _tasks_reply(found, queue)
 
-    reply: TasksReply = await context.read_cache.get(("tasks", repr(which), most, cursor), read)
+    reply: TasksReply = await context.read_cache.get(
+        ("tasks", repr(task_filter), limit, cursor), read
+    )
     return reply
 
 
 @router.get("/tasks/{task_id:path}")
 async def task(context: DashboardContext, task_id: str) -> TaskDetail:
-    """Show all of a task."""
+    """Return a task with all fields."""
     document = await context.document(task_id)
-    return context.viewer.detail(document, await context.access.now())
+    return context.views.detail(document, await context.access.now())
 
 
 @router.get("/dead-letters")
 async def dead_letters(
     context: DashboardContext,
-    query: Annotated[LetterQuery, Depends()],
+    query: Annotated[DeadLetterQuery, Depends()],
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> TasksReply:
-    """List dead letters of a queue, or of all, newest first."""
-    most = min(limit, context.options.page_limit)
+    """List dead letters of one queue or of all queues, newest first."""
+    limit = min(limit, context.options.page_limit)
 
     async def read() -> TasksReply:
-        found = await _letters(
-            context, query, limit=most, cursor=cursor, convert=context.viewer.row
+        found = await _list_dead_letters(
+            context, query, limit=limit, cursor=cursor, convert=context.views.row
         )
-        return _listed(found, query.queue)
+        return _tasks_reply(found, query.queue)
 
-    key = ("letters", query.queue, repr(query.which), most, cursor)
+    key = ("dead-letters", query.queue, repr(query.filter), limit, cursor)
     reply: TasksReply = await context.read_cache.get(key, read)
     return reply
 
 
 @router.get("/dead-letters/groups")
 async def groups(
-    context: DashboardContext, query: Annotated[LetterQuery, Depends()]
+    context: DashboardContext, query: Annotated[DeadLetterQuery, Depends()]
 ) -> GroupsReply:
-    """Group dead letters of a queue, or of all, by error code and normalised message."""
+    """Group dead letters of one queue or of all queues by error code and normalised message."""
 
     async def read() -> GroupsReply:
         queues = (
@@ -317,9 +321,9 @@ async def groups(
             else context.access.queue(query.queue).name
         )
         found: LetterGroups = await context.access.run(
-            letter_groups(
+            group_dead_letters(
                 queues,
-                query.which,
+                query.filter,
                 context.access.settings,
                 shown=context.redactor.text,
             )
@@ -328,13 +332,13 @@ async def groups(
             at=await context.access.now(),
             total=found.total,
             truncated=found.truncated,
-            groups=list(found.groups[:MOST_GROUPS]),
-            more_groups=max(len(found.groups) - MOST_GROUPS, 0),
+            groups=list(found.groups[:MAX_GROUPS]),
+            more_groups=max(len(found.groups) - MAX_GROUPS, 0),
             queue=query.queue,
             all_queues=query.queue is None,
         )
 
-    key = ("groups", query.queue, repr(query.which))
+    key = ("groups", query.queue, repr(query.filter))
     reply: GroupsReply = await context.read_cache.get(key, read)
     return reply
 
@@ -345,10 +349,10 @@ async def groups(
     responses={200: {"content": {"application/x-ndjson": {}}}},
 )
 async def export(
-    context: DashboardContext, query: Annotated[LetterQuery, Depends()]
+    context: DashboardContext, query: Annotated[DeadLetterQuery, Depends()]
 ) -> StreamingResponse:
-    """Give all dead letters of a queue, or of all, that match, one JSON document per line."""
-    first = await _lines(context, query, None)
+    """Export all matching dead letters of one queue or of all queues as JSON lines."""
+    first = await _export_page(context, query, None)
 
     async def lines() -> AsyncIterator[str]:
         found = first
@@ -357,7 +361,7 @@ async def export(
                 yield line
             if found.next_cursor is None:
                 return
-            found = await _lines(context, query, found.next_cursor)
+            found = await _export_page(context, query, found.next_cursor)
 
     return StreamingResponse(
         lines(),
@@ -368,7 +372,7 @@ async def export(
 
 @router.get("/sweeper")
 async def sweeper(context: DashboardContext) -> SweeperReply:
-    """Tell what the last sweeps did."""
+    """Return the last sweep, and the last one that changed something."""
     found: Overview = await context.overview()
     return SweeperReply.model_construct(
         at=found.at, last_sweep=found.last_sweep, last_active_sweep=found.last_active_sweep
@@ -379,54 +383,54 @@ async def sweeper(context: DashboardContext) -> SweeperReply:
 async def audit_log(
     context: DashboardContext, limit: Limit = 50, cursor: Cursor = None
 ) -> AuditPage:
-    """List what was done by hand, newest first."""
-    most = min(limit, context.options.page_limit)
+    """List the actions of viewers, newest first."""
+    limit = min(limit, context.options.page_limit)
 
     async def read() -> AuditPage:
         now = await context.access.now()
-        place = context.access.collections.name
+        collection = context.access.collections.name
         found: AuditPage = await context.access.run(
-            audit.page(place, now=now, limit=most, cursor=cursor)
+            audit.page(collection, now=now, limit=limit, cursor=cursor)
         )
         return found
 
-    reply: AuditPage = await context.read_cache.get(("audit", most, cursor), read)
+    reply: AuditPage = await context.read_cache.get(("audit", limit, cursor), read)
     return reply
 
 
-async def _lines(context: Context, query: LetterQuery, cursor: str | None) -> TaskPage:
-    """Write some letters, few of large ones."""
+async def _export_page(context: Context, query: DeadLetterQuery, cursor: str | None) -> TaskPage:
+    """Return a page of dead letters as JSON lines, shorter if they are large."""
     size = 0
 
     def line(document: Document, now: datetime) -> str:
         nonlocal size
-        detail = context.viewer.detail(document, now)
+        detail = context.views.detail(document, now)
         text = json.dumps(detail.model_dump(mode="json", exclude={"actions", "at"})) + "\n"
         size += len(text)
         return text
 
-    return await _letters(
+    return await _list_dead_letters(
         context,
         query,
-        limit=EXPORT_STEP,
+        limit=EXPORT_PAGE,
         cursor=cursor,
         convert=line,
         stop=lambda: size > EXPORT_BYTES,
     )
 
 
-async def _letters(context: Context, query: LetterQuery, **options: Any) -> TaskPage:
+async def _list_dead_letters(context: Context, query: DeadLetterQuery, **options: Any) -> TaskPage:
     found: TaskPage = await context.access.call(
         context.access.insights.dead_letters,
         None if query.queue is None else context.access.queue(query.queue).name,
-        query.which,
+        query.filter,
         mask=context.redactor.text,
         **options,
     )
     return found
 
 
-def _listed(found: TaskPage, queue: str | None) -> TasksReply:
+def _tasks_reply(found: TaskPage, queue: str | None) -> TasksReply:
     return TasksReply(
         at=found.at,
         items=list(found.documents),

@@ -1,4 +1,13 @@
-"""Who may ask: a token, a cookie that stands for it, and no other site's page."""
+"""Access control: token and session cookie, origin and host checks, and throttled logins.
+
+While a login limit is reached, no token is compared, not even the right one: otherwise guessing
+could continue at full speed. Three rules keep this from locking out those who have the token:
+
+- The same wrong token from the same address counts once. A scraper or a page with an old token
+  sends it again and again, and a guesser learns nothing from it.
+- An address that sent the right token before is held to its own limit, not to that of all.
+- A session that this process opened is not compared with the token; see :class:`Guard`.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +35,17 @@ from microqueue.errors import InvalidArgument
 
 COOKIE = "microqueue_session"
 CREDENTIALS = "microqueue.credentials"
-"""Where the scope of a request says how it proved that it may ask."""
+"""The key of a request's scope that holds how it was authenticated."""
 SESSION_SEC = 12 * 3600
-SHORTEST_TOKEN = 16
-LONGEST_INSTANT = 12
+MIN_TOKEN_LENGTH = 16
+MAX_TIMESTAMP_LENGTH = 12
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login"})
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+MAX_ADDRESSES = 1000
+IPV6_NETWORK = 64
+"""The prefix length that failed logins count for: one client may have all addresses of it."""
+
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; font-src 'self'; manifest-src 'self'; form-action 'self'; "
@@ -48,13 +61,16 @@ HEADERS = {
 }
 
 
-class Guard:
-    """Decides about requests.
+logger = logging.getLogger("microqueue.dashboard")
 
-    A session's cookie holds two seals. One is made with a key that this process drew: nobody can
-    guess it, so it is believed even while logins are throttled. The other is made with the token,
-    so that another process of the same dashboard, or this one after a restart, believes it too.
-    To guess that one is to guess the token, and it is throttled likewise.
+
+class Guard:
+    """Authenticates requests, and rejects those of other sites.
+
+    A session cookie holds two signatures. One is made with a random key of this process: it cannot
+    be guessed, so it is accepted even while logins are throttled. The other is made with the token,
+    so that other processes of the dashboard accept it too, and this one after a restart. Guessing
+    that one means guessing the token, so it is throttled like a login.
     """
 
     def __init__(self, options: DashboardOptions) -> None:
@@ -75,16 +91,22 @@ class Guard:
         """Whether a token is needed."""
         return self._token is not None
 
-    def is_token(self, given: str) -> bool:
-        """Return whether this is the token, in a time that does not depend on how much is right."""
-        return self._token is not None and hmac.compare_digest(_digest(given), _hash(self._token))
+    def is_token(self, candidate: str) -> bool:
+        """Return whether this is the token, comparing in constant time."""
+        return self._token is not None and hmac.compare_digest(
+            _digest(candidate), _hash(self._token)
+        )
 
-    def check_login(self, request: Request, given: str) -> bool:
-        """Return whether the login form was given the token; too many failures are a 429."""
+    def check_login(self, request: Request, candidate: str) -> bool:
+        """Return whether the login form got the token.
+
+        Raises:
+            HTTPException: 429, while logins are throttled.
+        """
         address = address_of(request)
         self._check_throttle(address)
-        if not self.is_token(given):
-            self.throttle.failed(address, given)
+        if not self.is_token(candidate):
+            self.throttle.failed(address, candidate)
             return False
         self.throttle.succeeded(address, reset=True)
         return True
@@ -98,67 +120,65 @@ class Guard:
             )
 
     def check_host(self, request: Request) -> None:
-        """Refuse a name that is not ours: another site's name may be made to lead here."""
+        """Reject an unknown ``Host``, which protects against DNS rebinding."""
         if self._hosts is None:
             return
-        place = _place(f"//{request.headers.get('host', '')}")
-        if place is None or (place.hostname or "") not in self._hosts:
-            raise HTTPException(HTTPStatus.MISDIRECTED_REQUEST, "this name does not lead here")
+        url = _split_url(f"//{request.headers.get('host', '')}")
+        if url is None or (url.hostname or "") not in self._hosts:
+            raise HTTPException(HTTPStatus.MISDIRECTED_REQUEST, "this host name is not served here")
 
     def check_origin(self, request: Request, *, with_token: bool = False) -> None:
-        """Reject an action that a page of another site asks for in the viewer's name.
+        """Reject an action that a page of another site requests on behalf of the viewer.
 
-        A request that carries the token itself was not made by such a page.
+        A request with the token in a header cannot come from such a page.
         """
         if request.method in SAFE_METHODS or with_token:
             return
-        fetched_by = request.headers.get("sec-fetch-site")
+        fetch_site = request.headers.get("sec-fetch-site")
         origin = request.headers.get("origin")
-        if fetched_by is not None:
-            same = fetched_by in {"same-origin", "none"}
+        if fetch_site is not None:
+            same = fetch_site in {"same-origin", "none"}
         else:
-            place = _place(origin or "")
-            same = origin is None or (
-                place is not None and place.netloc == request.headers.get("host")
-            )
+            url = _split_url(origin or "")
+            same = origin is None or (url is not None and url.netloc == request.headers.get("host"))
         if not same:
-            raise HTTPException(HTTPStatus.FORBIDDEN, "this came from a page of another site")
+            raise HTTPException(HTTPStatus.FORBIDDEN, "cross-site request rejected")
 
     def credentials_of(self, request: Request) -> str | None:
-        """Return how a request proves that it may ask: ``token``, ``login``, or not at all.
+        """Return how a request is authenticated: ``token``, ``login``, ``anybody`` or ``None``.
 
         Raises:
-            HTTPException: 429, if it gives a token or a session while logins are throttled.
+            HTTPException: 429, if it has a token or a session while logins are throttled.
         """
         if self._token is None:
             return "anybody"
-        until, seal, own_seal = _session(request)
-        if own_seal and _same(self._seal(until, self._own_key), own_seal):
+        until, signature, own_signature = _session(request)
+        if own_signature and _same(self._sign(until, self._own_key), own_signature):
             return "login"
         bearer = _bearer(request)
-        if bearer is None and not seal:
+        if bearer is None and not signature:
             return None
         address = address_of(request)
         self._check_throttle(address)
         if bearer is not None and self.is_token(bearer):
             self.throttle.succeeded(address)
             return "token"
-        if seal and _same(self._seal(until, self._token), seal):
+        if signature and _same(self._sign(until, self._token), signature):
             self.throttle.succeeded(address)
             return "login"
-        self.throttle.failed(address, seal if bearer is None else bearer)
+        self.throttle.failed(address, signature if bearer is None else bearer)
         return None
 
-    def _seal(self, until: str, key: bytes) -> str:
+    def _sign(self, until: str, key: bytes) -> str:
         return hmac.new(key, until.encode(), hashlib.sha256).hexdigest()
 
     def log_in(self, request: Request, response: Response) -> None:
-        """Give the cookie that stands for the token for half a day."""
+        """Set a session cookie for twelve hours."""
         until = str(int(time.time()) + SESSION_SEC)
-        seals = self._seal(until, self._token or b""), self._seal(until, self._own_key)
+        signatures = self._sign(until, self._token or b""), self._sign(until, self._own_key)
         response.set_cookie(
             COOKIE,
-            ".".join((until, *seals)),
+            ".".join((until, *signatures)),
             max_age=SESSION_SEC,
             path=cookie_path(request),
             httponly=True,
@@ -167,11 +187,11 @@ class Guard:
         )
 
     def log_out(self, request: Request, response: Response) -> None:
-        """Take the cookie back."""
+        """Delete the session cookie."""
         response.delete_cookie(COOKIE, path=cookie_path(request), httponly=True, samesite="strict")
 
     def who(self, request: Request) -> str:
-        """Name who asks, for the audit log."""
+        """Return who sent a request, for the audit log."""
         named = self._identify(request) if self._identify is not None else None
         if named:
             return storable(named)[:200]
@@ -183,83 +203,76 @@ class Guard:
 
 
 def cookie_path(request: Request) -> str:
-    """Give the path below which the dashboard is mounted."""
+    """Return the path that the dashboard is mounted at."""
     return f"{request.scope.get('root_path', '')}/"
 
 
 def storable(text: str) -> str:
-    """Replace what MongoDB cannot hold."""
+    """Replace characters that MongoDB cannot store."""
     return text.encode("utf-8", "replace").decode()
 
 
-def _place(address: str) -> SplitResult | None:
-    """Read an address that anybody may have written; ``None`` if it is none."""
+def _split_url(url: str) -> SplitResult | None:
+    """Parse an untrusted URL; ``None`` if it is invalid."""
     try:
-        return urlsplit(address)
+        return urlsplit(url)
     except ValueError:
         return None
 
 
 def check_token(token: str | None) -> None:
-    """Reject a token that is so short that it could be guessed."""
-    if token is not None and len(token) < SHORTEST_TOKEN:
-        raise InvalidArgument(  # Without the value, which must not reach a screen or log.
-            f"the token is too short: it has {len(token)} characters, and needs at least "
-            f"{SHORTEST_TOKEN}; microqueue dashboard --new-token prints one",
+    """Reject a token that is too short to be safe from guessing."""
+    if token is not None and len(token) < MIN_TOKEN_LENGTH:
+        raise InvalidArgument(  # Without the value, which must not be shown or logged.
+            f"the token has {len(token)} characters, but needs at least {MIN_TOKEN_LENGTH}; "
+            "microqueue dashboard --new-token prints one",
             argument="token",
         )
 
 
 def _bearer(request: Request) -> str | None:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else None
+    scheme, _, candidate = request.headers.get("authorization", "").partition(" ")
+    return candidate.strip() if scheme.lower() == "bearer" else None
 
 
 def _session(request: Request) -> tuple[str, str, str]:
-    """Read the cookie: until when it holds, and its seals; empty if it can hold no longer."""
-    until, _, seals = request.cookies.get(COOKIE, "").partition(".")
-    seal, _, own_seal = seals.partition(".")
-    if not until.isascii() or not until.isdecimal() or len(until) > LONGEST_INSTANT:
+    """Return the expiry and the signatures of the session cookie; empty if it has expired."""
+    until, _, signatures = request.cookies.get(COOKIE, "").partition(".")
+    signature, _, own_signature = signatures.partition(".")
+    if not until.isascii() or not until.isdecimal() or len(until) > MAX_TIMESTAMP_LENGTH:
         return "", "", ""
-    return ("", "", "") if int(until) < time.time() else (until, seal, own_seal)
+    return ("", "", "") if int(until) < time.time() else (until, signature, own_signature)
 
 
 def _is_https(request: Request) -> bool:
-    """Return whether the viewer came over HTTPS, here or as far as a proxy that ends it.
+    """Return whether the viewer uses HTTPS, directly or up to a proxy.
 
-    Anybody may write the header; it only keeps the viewer's own cookie off plain HTTP.
+    The header is untrusted, but it can only keep the viewer's own cookie off plain HTTP.
     """
     forwarded = request.headers.get("x-forwarded-proto", "").rpartition(",")[2].strip().lower()
     return request.scope["scheme"] == "https" or forwarded == "https"
 
 
-def _same(expected: str, given: str) -> bool:
-    return hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace"))
+def _same(expected: str, candidate: str) -> bool:
+    return hmac.compare_digest(expected.encode(), candidate.encode("utf-8", "replace"))
 
 
-def _digest(given: str) -> bytes:
-    return _hash(given.encode("utf-8", "replace"))
+def _digest(candidate: str) -> bytes:
+    return _hash(candidate.encode("utf-8", "replace"))
 
 
 def _hash(value: bytes) -> bytes:
     return hashlib.sha256(value).digest()
 
 
-MOST_ADDRESSES = 1000
-IPV6_NETWORK = 64
-"""Whoever has one address of an IPv6 network has all of these."""
-
-logger = logging.getLogger("microqueue.dashboard")
-
-
 class LoginThrottle:
-    """Counts failed logins. It remembers a bounded number of addresses.
+    """Counts failed logins per address and in all, for a bounded number of addresses.
 
     Args:
-        per_address: How many different wrong tokens an address may give within the period.
-        in_all: How many all addresses together may give.
-        period_sec: How long a failure counts.
-        most_addresses: How many addresses are remembered, of each kind.
+        per_address: How many different wrong tokens an address may try within the period.
+        in_all: How many all addresses together may try.
+        period_sec: How long a failed login counts.
+        max_addresses: How many failing, and how many known, addresses are remembered.
     """
 
     def __init__(
@@ -268,26 +281,26 @@ class LoginThrottle:
         per_address: int,
         in_all: int,
         period_sec: float,
-        most_addresses: int = MOST_ADDRESSES,
+        max_addresses: int = MAX_ADDRESSES,
     ) -> None:
         self.now: Callable[[], float] = time.monotonic
         self._per_address = per_address
         self._in_all = in_all
         self._period_sec = period_sec
-        self._most_addresses = most_addresses
+        self._max_addresses = max_addresses
         self._salt = secrets.token_bytes(16)
-        # By address: when each wrong token came first. The address that failed last is the last.
+        # By address: when each wrong token came first. The most recent address is last.
         self._failures: OrderedDict[str, dict[bytes, float]] = OrderedDict()
         self._known: OrderedDict[str, None] = OrderedDict()
 
     @property
     def size(self) -> int:
-        """How many failures and addresses are remembered."""
+        """The number of failures and addresses in memory."""
         return sum(map(len, self._failures.values())) + len(self._known)
 
     def wait_sec(self, address: str) -> int:
-        """Return after how many seconds a login from this address is looked at; 0: now."""
-        self._forget()
+        """Return for how many seconds logins from this address are rejected."""
+        self._drop_expired()
         own = sorted(self._failures.get(address, {}).values())
         waits = [self._until_below(own, self._per_address)]
         if address not in self._known:
@@ -295,16 +308,16 @@ class LoginThrottle:
             waits.append(self._until_below(every, self._in_all))
         return math.ceil(max(waits))
 
-    def failed(self, address: str, given: str) -> None:
-        """Count a wrong token, unless this address gave the same one already; log it."""
-        self._forget()
-        digest = hashlib.sha256(self._salt + given.encode("utf-8", "replace")).digest()
+    def failed(self, address: str, candidate: str) -> None:
+        """Count and log a wrong token, unless this address sent the same one before."""
+        self._drop_expired()
+        digest = hashlib.sha256(self._salt + candidate.encode("utf-8", "replace")).digest()
         own = self._failures.setdefault(address, {})
         if digest in own:
             return
         own[digest] = self.now()
         self._failures.move_to_end(address)
-        while len(self._failures) > self._most_addresses:
+        while len(self._failures) > self._max_addresses:
             self._failures.popitem(last=False)
         logger.warning(
             "failed login from %s: %d in the last %g s, %d from all addresses%s",
@@ -316,26 +329,26 @@ class LoginThrottle:
         )
 
     def succeeded(self, address: str, *, reset: bool = False) -> None:
-        """Note that the right token came from this address; ``reset`` forgives its failures."""
+        """Remember an address that sent the right token; ``reset`` clears its failures."""
         if reset:
             self._failures.pop(address, None)
         self._known[address] = None
         self._known.move_to_end(address)
-        while len(self._known) > self._most_addresses:
+        while len(self._known) > self._max_addresses:
             self._known.popitem(last=False)
 
     def _consequence(self, address: str) -> str:
         seconds = self.wait_sec(address)
         return f"; more are rejected for {seconds} s" if seconds else ""
 
-    def _until_below(self, instants: list[float], most: int) -> float:
-        """Return how long it takes until fewer than ``most`` of these count."""
-        if len(instants) < most:
+    def _until_below(self, instants: list[float], limit: int) -> float:
+        """Return the time until fewer than ``limit`` of these count."""
+        if len(instants) < limit:
             return 0.0
-        return instants[-most] + self._period_sec - self.now()
+        return instants[-limit] + self._period_sec - self.now()
 
-    def _forget(self) -> None:
-        """Drop the failures whose time is over."""
+    def _drop_expired(self) -> None:
+        """Forget failures that no longer count."""
         oldest = self.now() - self._period_sec
         for address, own in list(self._failures.items()):
             for digest in [digest for digest, at in own.items() if at <= oldest]:
@@ -345,10 +358,10 @@ class LoginThrottle:
 
 
 def address_of(request: Request) -> str:
-    """Name where a request came from: the peer's address, or its network if that is IPv6.
+    """Return the peer's address, or its network if it is IPv6.
 
-    ``X-Forwarded-For`` is not read: anybody may write it. A server that is told to trust a proxy
-    puts the address of the client in place of the proxy's.
+    ``X-Forwarded-For`` is untrusted and ignored. A server that trusts a proxy replaces the proxy's
+    address with that of the client before.
     """
     host = request.client.host if request.client else "unknown"
     try:
@@ -363,7 +376,7 @@ def address_of(request: Request) -> str:
 
 
 class SecurityMiddleware:
-    """An ASGI middleware. It comes before routing, so that no route can be forgotten."""
+    """Checks every request before routing, so that no route is left out, and adds headers."""
 
     def __init__(self, app: ASGIApp, *, guard: Guard, clock: Clock, request_bytes: int) -> None:
         self._app = app
@@ -372,7 +385,7 @@ class SecurityMiddleware:
         self._request_bytes = request_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request, and hand it on."""
+        """Check a request, and pass it to the app or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -384,15 +397,16 @@ class SecurityMiddleware:
 
         request = Request(scope, receive)
         try:
-            refusal = self._refusal(request)
-            if refusal is None and request.method not in SAFE_METHODS:
-                receive = await self._bounded(request)
+            rejection = self._reject(request)
+            if rejection is None and request.method not in SAFE_METHODS:
+                receive = await self._read_body(request)
         except HTTPException as exc:
             name = HTTPStatus(exc.status_code).phrase.replace(" ", "")
-            refusal = problem(exc.status_code, exc.detail, name, dict(exc.headers or {}))
-        await (self._app if refusal is None else refusal)(scope, receive, send_with_headers)
+            rejection = problem(exc.status_code, exc.detail, name, dict(exc.headers or {}))
+        await (self._app if rejection is None else rejection)(scope, receive, send_with_headers)
 
-    def _refusal(self, request: Request) -> Response | None:
+    def _reject(self, request: Request) -> Response | None:
+        """Return a redirect to the login form, raise, or return ``None`` to accept."""
         guard = self._guard
         guard.check_host(request)
         path = local_path(request.scope)
@@ -403,7 +417,7 @@ class SecurityMiddleware:
         try:
             credentials = guard.credentials_of(request)
         except HTTPException:
-            if is_page:  # The login form tells it.
+            if is_page:  # The login form shows the reason.
                 return RedirectResponse("login", HTTPStatus.SEE_OTHER)
             raise
         request.scope[CREDENTIALS] = credentials
@@ -414,27 +428,27 @@ class SecurityMiddleware:
             return RedirectResponse("login", HTTPStatus.SEE_OTHER)
         raise HTTPException(
             HTTPStatus.UNAUTHORIZED,
-            "give the token, as in Authorization: Bearer TOKEN, or log in",
+            "authenticate with Authorization: Bearer TOKEN, or log in",
             {"WWW-Authenticate": "Bearer"},
         )
 
-    async def _bounded(self, request: Request) -> Receive:
-        """Read a body that is not too large, and give it to the app once more."""
-        most = self._request_bytes
+    async def _read_body(self, request: Request) -> Receive:
+        """Read the body up to the limit, and return a ``receive`` that replays it."""
+        limit = self._request_bytes
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
-            if len(body) > most:
+            if len(body) > limit:
                 raise HTTPException(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {most:,} bytes are taken"
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body exceeds {limit:,} bytes"
                 )
-        told = False
+        sent = False
 
         async def receive() -> Message:
-            nonlocal told
-            if told:
+            nonlocal sent
+            if sent:
                 return {"type": "http.disconnect"}
-            told = True
+            sent = True
             return {"type": "http.request", "body": bytes(body), "more_body": False}
 
         return receive
@@ -449,6 +463,6 @@ class SecurityMiddleware:
 
 
 def local_path(scope: Scope) -> str:
-    """Give the path below the place where the dashboard is mounted."""
+    """Return the path below the mount path."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))

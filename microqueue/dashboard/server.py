@@ -1,4 +1,4 @@
-"""Serve a dashboard alone: on this machine only, unless it is protected by a token."""
+"""A standalone server of a dashboard: on this machine only, unless a token protects it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,32 @@ from microqueue.settings import DASHBOARD_PORT
 
 __all__ = ["DashboardServer", "check_proxies", "check_reach", "check_token", "is_local"]
 
-ENDING_SEC = 2
-PATIENCE_SEC = 30.0
+SHUTDOWN_SEC = 2
+JOIN_SEC = 30.0
 
 
 class _Server(uvicorn.Server):
-    """Ends the streams of events before it waits for connections, which else stay open."""
+    """Closes the event streams before it waits for open connections."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.config.app.state.context.events.dismiss()  # type: ignore[union-attr]  # It is our own app.
+        self.config.app.state.context.events.disconnect_all()  # type: ignore[union-attr]  # The app is a dashboard.
         await super().shutdown(sockets)
 
 
 class DashboardServer:
-    """A dashboard at an address. It listens when it is made, and answers in :meth:`run`.
+    """A dashboard on its own port. It listens when it is created, and serves in :meth:`run`.
 
-    An address that others can reach needs a ``token``, or ``insecure=True``. ``proxies`` are the
-    addresses, or networks, of proxies whose ``X-Forwarded-For`` names the client; without them
-    the header is ignored.
+    Args:
+        queue: The queue whose collection to show.
+        host: The address to listen on. Other machines can reach it only with a ``token``, or with
+            ``insecure=True``.
+        port: The port to listen on; 0 chooses a free one.
+        insecure: Whether other machines may reach it without a token.
+        proxies: Addresses or networks of proxies whose ``X-Forwarded-For`` is trusted.
+        options: The options of :class:`~microqueue.dashboard.DashboardOptions`.
+
+    Raises:
+        InvalidArgument: The address needs a token, or the port is in use.
     """
 
     def __init__(
@@ -54,7 +62,7 @@ class DashboardServer:
         check_proxies(proxies)
         check_reach(host, protected=bool(token), insecure=insecure)
         if is_local(host) and not token:
-            # A name of another site may be made to lead here; only a token would stop its page.
+            # DNS rebinding: another site's name may resolve to this address.
             options["hosts"] = tuple(LOCAL_NAMES | {host.lower()})
         self.app = dashboard(queue, **options)
         self._socket = _listen(host, port)
@@ -65,62 +73,64 @@ class DashboardServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                # Else a client behind 127.0.0.1 would choose the address that it is counted by.
+                # Otherwise local clients could choose the address that failed logins count for.
                 proxy_headers=bool(proxies),
                 forwarded_allow_ips=[*proxies],
-                timeout_graceful_shutdown=ENDING_SEC,
+                timeout_graceful_shutdown=SHUTDOWN_SEC,
             )
         )
 
     def run(self) -> None:
-        """Answer requests until :meth:`stop`; in the main thread, also until Ctrl-C."""
+        """Serve until :meth:`stop`, or in the main thread until Ctrl-C."""
         with self._socket:
             self._server.run(sockets=[self._socket])
 
     def stop(self) -> None:
-        """End :meth:`run`, from any thread."""
+        """Stop :meth:`run`, from any thread."""
         self._server.should_exit = True
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Answer requests in a thread."""
+        """Serve in a background thread."""
         thread = threading.Thread(target=self.run, name="microqueue-dashboard", daemon=True)
         thread.start()
         try:
             yield
         finally:
             self.stop()
-            thread.join(PATIENCE_SEC)
+            thread.join(JOIN_SEC)
 
 
 def check_reach(host: str, *, protected: bool, insecure: bool) -> None:
-    """Refuse an address that others can reach, unless there is a token or it is meant so."""
+    """Reject an address that other machines can reach, unless a token or ``insecure`` is given."""
     if not (protected or insecure or is_local(host)):
         raise InvalidArgument(
-            f"host={host!r} can be reached by others: give a token, or say that everybody "
-            "may look and act with --insecure",
+            f"host={host!r} can be reached by other machines: give a token, or allow access "
+            "without one with --insecure",
             argument="host",
             value=host,
         )
 
 
 def check_proxies(proxies: Sequence[str]) -> None:
-    """Reject what is no address or network: the server would compare it with none."""
+    """Reject values that are no address or network."""
     for proxy in proxies:
         try:
             ipaddress.ip_network(proxy)
         except ValueError as exc:
-            raise refused("proxies", proxy, "give an address, or a network as 10.0.0.0/8") from exc
+            raise refused(
+                "proxies", proxy, "give an IP address, or a network such as 10.0.0.0/8"
+            ) from exc
 
 
 def is_local(host: str) -> bool:
-    """Tell whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     if host.lower() in LOCAL_NAMES:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # A name may lead anywhere.
+        return False  # A name may resolve to any address.
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Tasks as the page shows them: redacted, and as JSON that keeps MongoDB's types."""
+"""Tasks as the API returns them: secrets masked, MongoDB's types kept."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from microqueue.dashboard.payloads import LARGEST_EXACT, Redactor, preview, to_exact_json
-from microqueue.extended_json import RELAXED
+from microqueue.dashboard.payloads import (
+    MAX_SAFE_INTEGER,
+    Redactor,
+    preview,
+    to_browser_json,
+)
 from microqueue.operations.matching import state_of
 from microqueue.operations.stats import name_of
 from microqueue.task import Progress, Task, TaskId
 from microqueue.task_ids import reference
 
-MANUAL = frozenset({"succeed", "fail"})
-"""Actions that settle a task which no worker ran."""
+MANUAL_ACTIONS = frozenset({"succeed", "fail"})
+"""Actions that settle a task without running it."""
 ACTIONS: dict[str, tuple[str, ...]] = {
     "ready": ("cancel", "succeed", "fail"),
     "delayed": ("cancel", "retry", "succeed", "fail"),
@@ -28,7 +32,7 @@ ACTIONS: dict[str, tuple[str, ...]] = {
 
 
 class ErrorView(BaseModel):
-    """Why an attempt, or the whole task, failed."""
+    """The error of an attempt, or of a task."""
 
     message: str | None
     code: str | None
@@ -47,9 +51,10 @@ class AttemptView(BaseModel):
 
 
 class TaskRow(BaseModel):
-    """A task in a list; ``state`` tells ready from delayed, and processing from overdue.
+    """A task in a list.
 
-    ``reference`` is the id as text that means this task, also if another's looks alike.
+    ``state`` refines ``status``: a pending task is ready or delayed, and a processing task whose
+    lease has expired is overdue. ``reference`` is the id as unambiguous text.
     """
 
     id: str | int
@@ -73,7 +78,7 @@ class TaskRow(BaseModel):
 
 
 class TaskDetail(TaskRow):
-    """All of a task; ``actions`` are those that its state allows."""
+    """A task with all fields; ``actions`` are those that its state allows."""
 
     at: datetime
     payload: Any
@@ -93,50 +98,50 @@ class TaskDetail(TaskRow):
 
 
 class FieldNote(BaseModel):
-    """What is to be said of one field of a request; ``path`` is as in ``payload.to``."""
+    """An error or a warning about one field of a request; ``path`` is as in ``payload.to``."""
 
     path: str
     message: str
 
 
 class EnqueuedTask(TaskDetail):
-    """A task that was added. ``warnings``: it is stored, but may not do what is wanted."""
+    """An enqueued task. ``warnings`` say why workers may not run it."""
 
     warnings: list[FieldNote] = Field(default_factory=list)
 
 
 def shown_id(task_id: TaskId) -> str | int:
-    """Write an id for a browser, whose numbers are exact up to 2^53."""
-    if isinstance(task_id, int) and abs(task_id) <= LARGEST_EXACT:
+    """Return an id for JSON; browsers round integers beyond 2^53, so these become text."""
+    if isinstance(task_id, int) and abs(task_id) <= MAX_SAFE_INTEGER:
         return task_id
     return str(task_id)
 
 
-class Viewer:
-    """Makes rows and details of documents."""
+class TaskViews:
+    """Builds rows and details from stored documents."""
 
     def __init__(
         self, redactor: Redactor, *, read_only: bool, manual_actions: bool = False
     ) -> None:
         self._redactor = redactor
         self._read_only = read_only
-        self._hidden = frozenset() if manual_actions else MANUAL
+        self._hidden = frozenset() if manual_actions else MANUAL_ACTIONS
 
     def row(self, document: Mapping[str, Any], now: datetime) -> TaskRow:
-        """Show a task in a list."""
+        """Return a task as a row of a list."""
         return TaskRow(**self._row_fields(document, now))
 
     def detail(self, document: Mapping[str, Any], now: datetime) -> TaskDetail:
-        """Show all of a task."""
+        """Return a task with all fields."""
         task: Task[Any] = Task.from_document(document)
         fields = self._row_fields(document, now)
         actions = () if self._read_only else ACTIONS.get(fields["state"], ())
         return TaskDetail(
             **fields,
             at=now,
-            payload=self._shown(task.payload),
-            headers=self._shown(task.headers),
-            result=self._shown(task.result),
+            payload=self._masked_json(task.payload),
+            headers=self._masked_json(task.headers),
+            result=self._masked_json(task.result),
             history=[
                 AttemptView(
                     attempt=_int(one.attempt),
@@ -161,18 +166,17 @@ class Viewer:
         )
 
     def preview(self, payload: Any) -> str:
-        """Show the beginning of a payload."""
-        return preview(payload, self._redactor, RELAXED)
+        """Return the beginning of a payload, masked."""
+        return preview(payload, self._redactor)
 
     def progress(self, progress: Progress | None) -> Progress | None:
-        """Show how far a task is."""
+        """Return the progress of a task, its message masked."""
         if progress is None:
             return None
         return progress.model_copy(update={"message": self._redactor.mask(progress.message)})
 
     def _row_fields(self, document: Mapping[str, Any], now: datetime) -> dict[str, Any]:
         task: Task[Any] = Task.from_document(document)
-        expires_at = _instant(document.get("lease_expires_at"))
         return {
             "id": shown_id(task.id),
             "reference": reference(task.id),
@@ -187,7 +191,7 @@ class Viewer:
             "updated_at": _instant(task.updated_at),
             "next_retry_at": _instant(task.next_retry_at),
             "started_at": _instant(document.get("started_at")),
-            "lease_expires_at": expires_at,
+            "lease_expires_at": _instant(document.get("lease_expires_at")),
             "finished_at": _instant(task.finished_at),
             "worker_id": _text(document.get("worker_id")),
             "error": self._error(task.error),
@@ -201,11 +205,11 @@ class Viewer:
         shown = None if message is None else self._redactor.text(message)
         return ErrorView(message=shown, code=_text(error.code), at=_instant(error.at))
 
-    def _shown(self, value: Any) -> Any:
-        return to_exact_json(self._redactor.mask(value))
+    def _masked_json(self, value: Any) -> Any:
+        return to_browser_json(self._redactor.mask(value))
 
 
-# A document that another version wrote, or a hand edited, must still be shown.
+# Documents may be malformed: written by another version, or edited manually.
 
 
 def _text(value: Any) -> str | None:

@@ -47,7 +47,7 @@ def test_search_of_letters_that_stopped_goes_on_by_a_button(
 def test_groups_that_are_not_shown_are_counted(
     visit: Visit, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("microqueue.dashboard.routes_read.MOST_GROUPS", 1)
+    monkeypatch.setattr("microqueue.dashboard.routes_read.MAX_GROUPS", 1)
     bury(queue, "common", "common", "rare", "odd")
     page = visit(queue, "dead-letters")
     groups = page.get_by_label("Groups")

@@ -62,7 +62,7 @@ def test_a_tab_works_however_many_others_are_open_behind_it(
     queue.enqueue({"n": 1})
     expect(ready(last)).to_have_text("1")
     context = served.app.state.context
-    wait_for(lambda: context.events.viewers == 1, what="that hidden tabs let go")
+    wait_for(lambda: context.events.subscribers == 1, what="that hidden tabs let go")
 
     show(last, visible=False)
     show(first, visible=True)
@@ -96,7 +96,7 @@ def test_a_tab_that_is_opened_behind_another_listens_when_it_is_shown(
     page.add_init_script(BEGIN_HIDDEN)
     page.goto(served.url)
     expect(page.locator("[data-figure=ready]")).to_be_visible()
-    assert served.app.state.context.events.viewers == 0
+    assert served.app.state.context.events.subscribers == 0
     show(page, visible=True)
     is_live(page)
     queue.enqueue({})

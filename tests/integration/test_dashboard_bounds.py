@@ -190,7 +190,7 @@ def test_groups_that_take_too_long_are_a_problem() -> None:
 async def test_largest_groups_are_shown_and_the_others_counted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("microqueue.dashboard.routes_read.MOST_GROUPS", 2)
+    monkeypatch.setattr("microqueue.dashboard.routes_read.MAX_GROUPS", 2)
     bury(site, ["a", "b", "b", "c", "c", "c", "d"])
     found = await site.get("/dead-letters/groups")
     assert [one["message"] for one in found["groups"]] == ["c", "b"]

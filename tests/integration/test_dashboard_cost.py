@@ -136,10 +136,10 @@ def test_one_upstream_serves_all_viewers(queue: Queue[Any], counting: Counting) 
 async def test_polling_writes_nothing_and_costs_a_few_queries_per_look(
     queue: Queue[Any], counting: Counting
 ) -> None:
-    from microqueue.dashboard.access import Access  # noqa: PLC0415 (for this test alone)
+    from microqueue.dashboard.access import QueueAccess  # noqa: PLC0415 (for this test alone)
     from microqueue.dashboard.feeds import PollFeed  # noqa: PLC0415 (as above)
 
-    feed = PollFeed(Access(queue), 0.0)
+    feed = PollFeed(QueueAccess(queue), 0.0)
     await feed.open()
     counting.clear()
     await feed.read(0.3)
@@ -173,7 +173,7 @@ def test_polling_costs_the_same_however_many_look_on(
 
 
 async def test_those_who_ask_at_once_wait_for_one_answer() -> None:
-    shared = ReadCache(0.0)
+    cache = ReadCache(0.0)
     asked = 0
     answer = asyncio.Event()
 
@@ -183,16 +183,16 @@ async def test_those_who_ask_at_once_wait_for_one_answer() -> None:
         await answer.wait()
         return asked
 
-    waiting = [asyncio.create_task(shared.get("key", read)) for _ in range(5)]
+    waiting = [asyncio.create_task(cache.get("key", read)) for _ in range(5)]
     await asyncio.sleep(0)
     waiting[0].cancel()  # One who leaves does not stop it for the others.
     answer.set()
     assert await asyncio.gather(*waiting[1:]) == [1] * 4
-    assert await shared.get("key", read) == 2, "nothing is kept for 0 seconds"
+    assert await cache.get("key", read) == 2, "nothing is kept for 0 seconds"
 
 
 async def test_error_is_told_to_all_and_not_kept() -> None:
-    shared = ReadCache(60.0)
+    cache = ReadCache(60.0)
     failures = [ValueError("no")]
 
     async def read() -> str:
@@ -202,14 +202,14 @@ async def test_error_is_told_to_all_and_not_kept() -> None:
         return "fine"
 
     told = await asyncio.gather(
-        shared.get("key", read), shared.get("key", read), return_exceptions=True
+        cache.get("key", read), cache.get("key", read), return_exceptions=True
     )
     assert [str(one) for one in told] == ["no", "no"]
-    assert await shared.get("key", read) == "fine"
+    assert await cache.get("key", read) == "fine"
 
 
 async def test_answer_read_before_an_action_is_not_shown_after_it() -> None:
-    shared = ReadCache(60.0)
+    cache = ReadCache(60.0)
     answer = asyncio.Event()
 
     async def slow() -> str:
@@ -219,21 +219,21 @@ async def test_answer_read_before_an_action_is_not_shown_after_it() -> None:
     async def quick() -> str:
         return "after"
 
-    waiting = asyncio.create_task(shared.get("key", slow))
+    waiting = asyncio.create_task(cache.get("key", slow))
     await asyncio.sleep(0)
-    shared.forget()
-    assert await shared.get("key", quick) == "after"
+    cache.clear()
+    assert await cache.get("key", quick) == "after"
     answer.set()
     assert await waiting == "before"
-    assert await shared.get("key", slow) == "after"
+    assert await cache.get("key", slow) == "after"
 
 
 async def test_answers_that_are_kept_are_bounded() -> None:
-    shared = ReadCache(60.0)
+    cache = ReadCache(60.0)
 
     async def read() -> int:
         return 1
 
     for n in range(1000):
-        await shared.get(n, read)
-    assert len(shared._answers) <= 256  # noqa: SLF001 (what it holds)
+        await cache.get(n, read)
+    assert len(cache._results) <= 256  # noqa: SLF001 (what it holds)

@@ -18,7 +18,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from microqueue import AsyncQueue, BackoffPolicy, DeadLetterFilter, Queue, QueueSettings, Sweeper
 from microqueue.core import core_of
 from microqueue.dashboard import events, feeds
-from microqueue.dashboard.access import Access, ReadCache
+from microqueue.dashboard.access import QueueAccess, ReadCache
 from microqueue.dashboard.events import EventHub, Message, Subscriber
 from microqueue.dashboard.feeds import ChangeFeed
 from microqueue.dashboard.options import DashboardOptions
@@ -260,7 +260,7 @@ def test_burst_comes_in_few_messages(queue: Queue[Any], live: str) -> None:
         viewer.wait_for(lambda: viewer.count("task.enqueued") >= many)
         elapsed = time.monotonic() - started
         assert len(viewer.of("refresh")) <= elapsed / events.BATCH_SEC + 2
-        assert all(len(data["tasks"]) <= events.MOST_TASKS for data in viewer.of("task.enqueued"))
+        assert all(len(data["tasks"]) <= events.MAX_TASKS for data in viewer.of("task.enqueued"))
 
 
 @pytest.mark.parametrize("action", ["replay", "discard"])
@@ -363,9 +363,9 @@ def test_costly_answer_is_refreshed_once_more(
 def test_vanished_viewer_is_forgotten(queue: Queue[Any]) -> None:
     with serving(queue) as (address, context):
         with Listener(address):
-            assert context.events.viewers == 1
+            assert context.events.subscribers == 1
         deadline = time.monotonic() + 40
-        while context.events.viewers:
+        while context.events.subscribers:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
@@ -390,16 +390,16 @@ def test_server_that_stops_ends_the_streams_of_its_viewers(
 
 
 async def test_hub_that_rested_does_not_pretend_to_resume(queue: Queue[Any]) -> None:
-    hub = EventHub(Access(queue), DashboardOptions(), ReadCache(0.0))
+    hub = EventHub(QueueAccess(queue), DashboardOptions(), ReadCache(0.0))
     async with asyncio.timeout(40):
-        first = hub.follow(None)
+        first = hub.subscribe(None)
         last_id = (await anext(first))["id"]
         await first.aclose()  # type: ignore[attr-defined]  # It is a generator.
         hub.stop()
         await asyncio.to_thread(queue.enqueue, {}, task_id="missed")
-        other = hub.follow(None)
+        other = hub.subscribe(None)
         await anext(other)
-        hello = json.loads((await anext(hub.follow(last_id)))["data"])
+        hello = json.loads((await anext(hub.subscribe(last_id)))["data"])
         assert hello["resumed"] is False
     hub.stop()
 
@@ -407,10 +407,10 @@ async def test_hub_that_rested_does_not_pretend_to_resume(queue: Queue[Any]) -> 
 async def test_viewer_who_returns_and_leaves_is_waited_for_anew(
     queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = EventHub(Access(queue), DashboardOptions(), ReadCache(0.0))
+    hub = EventHub(QueueAccess(queue), DashboardOptions(), ReadCache(0.0))
 
     async def look_in() -> None:
-        stream = hub.follow(None)
+        stream = hub.subscribe(None)
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]  # It is a generator.
 
@@ -429,11 +429,11 @@ async def test_viewer_who_returns_and_leaves_is_waited_for_anew(
 
 def test_viewer_who_does_not_keep_up_is_dropped() -> None:
     viewer = Subscriber()
-    few = [Message(n, "refresh", "{}") for n in range(events.MOST_WAITING)]
+    few = [Message(n, "refresh", "{}") for n in range(events.MAX_WAITING)]
     viewer.offer(few)
-    assert not viewer.dropped
+    assert not viewer.disconnected
     viewer.offer(few[:1])
-    assert viewer.dropped
+    assert viewer.disconnected
     assert viewer.waiting.qsize() == 1
     assert viewer.waiting.get_nowait() is None, "the connection ends"
     viewer.offer(few)
@@ -441,10 +441,10 @@ def test_viewer_who_does_not_keep_up_is_dropped() -> None:
 
 
 async def test_hub_remembers_a_bounded_number_of_messages(queue: Queue[Any]) -> None:
-    hub = EventHub(Access(queue), DashboardOptions(), ReadCache(0.0))
-    for n in range(3 * events.MOST_REMEMBERED):
+    hub = EventHub(QueueAccess(queue), DashboardOptions(), ReadCache(0.0))
+    for n in range(3 * events.MAX_REMEMBERED):
         hub._send([("refresh", {"n": n})])  # noqa: SLF001 (what the feed makes it do)
-    assert len(hub._remembered) == events.MOST_REMEMBERED  # noqa: SLF001 (as above)
+    assert len(hub._remembered) == events.MAX_REMEMBERED  # noqa: SLF001 (as above)
 
 
 async def test_hub_goes_on_after_the_server_failed(
@@ -462,11 +462,11 @@ async def test_hub_goes_on_after_the_server_failed(
         return await real(feed, for_sec)
 
     monkeypatch.setattr(feeds.ChangeFeed, "read", read)
-    hub = EventHub(Access(queue), DashboardOptions(), ReadCache(0.0))
+    hub = EventHub(QueueAccess(queue), DashboardOptions(), ReadCache(0.0))
     heard: list[dict[str, str]] = []
 
     async def listen() -> None:
-        async for message in hub.follow(None):
+        async for message in hub.subscribe(None):
             heard.append(message)  # noqa: PERF401 (it is looked at while it grows)
 
     listening = asyncio.create_task(listen())
@@ -495,8 +495,8 @@ async def test_asynchronous_queue_is_listened_to_as_well(
     )
     name = core_of(queue).collections.database.name
     shown: AsyncQueue[Any] = AsyncQueue(client[name], settings=SETTINGS)
-    hub = EventHub(Access(shown), DashboardOptions(), ReadCache(0.0))
-    stream = hub.follow(None)
+    hub = EventHub(QueueAccess(shown), DashboardOptions(), ReadCache(0.0))
+    stream = hub.subscribe(None)
     async with asyncio.timeout(40):
         hello = json.loads((await anext(stream))["data"])
         assert hello["live"] == "change_stream"
@@ -523,7 +523,7 @@ async def test_what_happens_between_opening_and_reading_is_told(
 ) -> None:
     make: Any = AsyncMongoClient if driver == "pymongo" else AsyncIOMotorClient
     client = make(microqueue_server.uri)
-    feed = ChangeFeed(Access(AsyncQueue(client[core_of(queue).collections.database.name])))
+    feed = ChangeFeed(QueueAccess(AsyncQueue(client[core_of(queue).collections.database.name])))
     await asyncio.to_thread(queue.enqueue, {}, task_id="before")
     assert await feed.open()
     await asyncio.to_thread(queue.enqueue, {}, task_id="between")
@@ -539,7 +539,7 @@ async def test_what_happens_between_opening_and_reading_is_told(
 async def test_motor_has_no_change_stream_where_the_server_has_none(tmp_path: Any) -> None:
     with EmbeddedServer.start(tmp_path, replica_set=False) as server:
         client: Any = AsyncIOMotorClient(server.uri)
-        assert not await ChangeFeed(Access(AsyncQueue(client.standalone))).open()
+        assert not await ChangeFeed(QueueAccess(AsyncQueue(client.standalone))).open()
         client.close()
 
 

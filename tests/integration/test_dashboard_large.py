@@ -15,7 +15,7 @@ from bson import Binary, ObjectId
 
 from microqueue import Queue, QueueSettings
 from microqueue.dashboard.payloads import Redactor, to_json
-from microqueue.dashboard.views import Viewer
+from microqueue.dashboard.views import TaskViews
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import paging
 from tests.integration.dashboard_site import API, Site, opened
@@ -166,13 +166,13 @@ def test_preview_is_the_beginning_of_the_whole(payload: Any, pattern: str | None
     redactor = Redactor(pattern)
     whole = json.dumps(to_json(redactor.mask(payload)), ensure_ascii=False)
     expected = whole if len(whole) <= 200 else f"{whole[:199]}…"
-    assert Viewer(redactor, read_only=True).preview(payload) == expected
+    assert TaskViews(redactor, read_only=True).preview(payload) == expected
 
 
 def test_preview_of_a_large_payload_is_quick() -> None:
     payload = {"nested": [{"body": BODY, "n": n} for n in range(50)]}
-    viewer = Viewer(Redactor("password|token"), read_only=True)
+    views = TaskViews(Redactor("password|token"), read_only=True)
     began = time.thread_time()  # Of the processor: that others use it, too, does not count.
     for _ in range(100):
-        viewer.preview(payload)
+        views.preview(payload)
     assert time.thread_time() - began < 1

@@ -199,7 +199,7 @@ async def test_failed_logins_are_logged_without_the_token(
 
 def test_throttle_remembers_a_bounded_number_of_addresses() -> None:
     clock = Clock()
-    throttle = LoginThrottle(per_address=2, in_all=1_000_000, period_sec=60, most_addresses=50)
+    throttle = LoginThrottle(per_address=2, in_all=1_000_000, period_sec=60, max_addresses=50)
     throttle.now = clock
     for n in range(500):
         clock.at += 0.001

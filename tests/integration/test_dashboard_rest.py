@@ -423,7 +423,7 @@ async def test_dead_letters_are_listed_grouped_and_exported(site: Site) -> None:
 
 
 async def test_export_gives_more_than_one_step(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("microqueue.dashboard.routes_read.EXPORT_STEP", 2)
+    monkeypatch.setattr("microqueue.dashboard.routes_read.EXPORT_PAGE", 2)
     for n in range(5):
         site.bury(n=n)
     lines = (await site.get("/dead-letters/export")).splitlines()
