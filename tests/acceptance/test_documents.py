@@ -272,6 +272,8 @@ def test_changelog_names_every_deprecated_name() -> None:
         old += re.findall(r'"(\w+)":', names)
     for names in re.findall(r"@renamed_arguments\(([^)]*)\)", source):
         old += re.findall(r"(\w+)=", names)
+    for names in re.findall(r"\brenamed\(\s*\"(--[\w/-]+)\"", source):  # Options of commands.
+        old += names.split("/")
     assert len(old) >= 5
     section = read("CHANGELOG.md").split("### Deprecated\n")[1].split("\n### ")[0]
     assert [name for name in old if name.rpartition(".")[2] not in section] == []
