@@ -233,6 +233,18 @@ def test_routes_table_names_every_route() -> None:
     assert documented == {(method.upper(), path) for path, one in api.items() for method in one}
 
 
+def test_error_codes_table_names_every_code_that_microqueue_writes() -> None:
+    source = "".join(file.read_text() for file in (ROOT / "microqueue").rglob("*.py"))
+    constants = dict(re.findall(r'^([A-Z_]+) = "(\w+)"$', source, flags=re.MULTILINE))
+    written = re.findall(r"\bcode=\"(\w+)\"|\"code\": \"(\w+)\"", source)
+    named = re.findall(r"\bcode=([A-Z_]+)\b|\"code\": ([A-Z_]+)\b", source)
+    codes = {one or other for one, other in written}
+    codes |= {constants[one or other] for one, other in named if (one or other) in constants}
+    assert {"cancelled", "expired", "poison"} <= codes
+    text = read("docs/queues.md").split("### Error codes\n")[1].split("\n## ")[0]
+    assert codes <= set(re.findall(r"`(\w+)`", text))
+
+
 # Links and names
 
 
