@@ -150,6 +150,25 @@ def test_unknown_options_and_missing_extras_are_rejected(machine: Machine) -> No
 # The lock file
 
 
+@pytest.mark.parametrize("available", [True, False], ids=["available", "not available"])
+def test_locked_versions_are_installed_if_they_are_available(
+    machine: Machine, available: bool
+) -> None:
+    python = machine.home / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"""#!/bin/bash
+case "$*" in *"pip install"*) echo "$@" >>"$HOME/pip-calls" ;; esac
+case "$*" in *--constraint*) exit {0 if available else 1} ;; esac
+""")
+    python.chmod(0o755)
+    run = machine.run("cli")
+    assert run.returncode == 0, run.stderr
+    calls = (machine.home / "pip-calls").read_text().splitlines()
+    locked = ["--constraint requirements.lock" in call for call in calls]
+    assert locked == ([True] if available else [True, False])
+    assert all(call.endswith("--editable .[cli]") for call in calls)
+
+
 def test_lock_file_has_a_version_that_fits_for_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
