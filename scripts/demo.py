@@ -1,7 +1,7 @@
-"""See microqueue at work: orders to ship, a shaky payment service, a worker that is killed.
+"""Demo of microqueue: orders to ship, an unreliable payment service, a worker that is killed.
 
-Starts an embedded MongoDB in a temporary directory, three worker processes and a sweeper,
-kills one worker while it holds a task, and counts at the end that nothing was lost.
+Starts an embedded MongoDB in a temporary directory, three worker processes and a sweeper.
+Kills one worker while it processes a task, and verifies at the end that no task was lost.
 """
 
 from __future__ import annotations
@@ -61,30 +61,30 @@ PLAIN_EVERY_SEC = 1.0
 
 
 class CardDeclined(Exception):
-    """Trying again will not help, but the worker does not know that."""
+    """A permanent error, which the worker retries because it cannot know."""
 
 
 class UnknownAddress(Exception):
-    """As above."""
+    """A permanent error."""
 
 
 class OutOfStock(Exception):
-    """As above."""
+    """A permanent error."""
 
 
 class GatewayTimeout(Exception):
-    """Trying again helps."""
+    """A temporary error: a retry succeeds."""
 
 
 HOPELESS: dict[str, Exception] = {
-    "CardDeclined": CardDeclined("the bank refused the card"),
+    "CardDeclined": CardDeclined("the bank declined the card"),
     "UnknownAddress": UnknownAddress("there is no such street"),
     "OutOfStock": OutOfStock("the last one was just sold"),
 }
 
 
 def new_orders(count: int, seed: int) -> list[dict[str, Any]]:
-    """Invent orders: most are fine, some time out once or twice, a few are hopeless."""
+    """Return random orders: most succeed, some time out once or twice, a few always fail."""
     rng = random.Random(seed)
     orders = []
     for number in range(1, count + 1):
@@ -102,8 +102,8 @@ def new_orders(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def run_worker(uri: str, worker_id: str) -> None:
-    """Ship orders until told to stop, or until the demo itself is gone."""
-    logging.getLogger("microqueue").setLevel(logging.ERROR)  # Retries are part of the show.
+    """Ship orders until SIGTERM, or until the demo has exited."""
+    logging.getLogger("microqueue").setLevel(logging.ERROR)  # Retries are part of the display.
     with Queue.from_uri(uri, QUEUE, settings=SETTINGS) as queue:
         visits = core_of(queue).collections.database["visits"]
 
@@ -121,19 +121,19 @@ def run_worker(uri: str, worker_id: str) -> None:
         worker = Worker(queue, ship, worker_id=worker_id, concurrency=1, prefetch=1)
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
 
-        def end_with_the_demo() -> None:
-            sys.stdin.read()  # The other end of the pipe closes with the demo, however that ends.
+        def stop_with_demo() -> None:
+            sys.stdin.read()  # The pipe closes when the demo exits, however it does.
             worker.stop()
 
-        threading.Thread(target=end_with_the_demo, daemon=True).start()
+        threading.Thread(target=stop_with_demo, daemon=True).start()
         worker.run()
 
 
 # The demo itself
 
 
-class Crew:
-    """The worker processes, one of which will have an accident."""
+class Workers:
+    """The worker processes, one of which is killed."""
 
     def __init__(self, uri: str) -> None:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -143,25 +143,29 @@ class Crew:
             self._processes[worker_id] = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for the demo, which then stops them.
+                start_new_session=True,  # Ctrl-C reaches only the demo, which stops the workers.
             )
 
     def kill_one(self, queue: Queue) -> tuple[str, Task] | None:
-        """Kill a worker that holds a task, if there is one at this moment."""
+        """Kill a worker that is processing a task.
+
+        Returns:
+            Its id and the task; None if no worker is processing one now.
+        """
         for task in queue.peek(WORKERS, status=TaskStatus.PROCESSING):
             worker_id = task.lease.worker_id if task.lease else ""
             process = self._processes[worker_id]
-            process.send_signal(signal.SIGSTOP)  # So that it cannot settle while we look.
-            held = queue.get(task.id)
-            if held is not None and held.lease == task.lease:
+            process.send_signal(signal.SIGSTOP)  # Paused, so that it cannot settle the task now.
+            in_flight = queue.get(task.id)
+            if in_flight is not None and in_flight.lease == task.lease:
                 process.kill()
                 process.wait()
-                return worker_id, held
+                return worker_id, in_flight
             process.send_signal(signal.SIGCONT)
         return None
 
     def died(self) -> list[str]:
-        """Give the workers that ended by themselves, which none should."""
+        """Return the workers that exited without being killed, which is an error."""
         return [
             name
             for name, process in self._processes.items()
@@ -169,7 +173,7 @@ class Crew:
         ]
 
     def stop(self) -> None:
-        """End all of them, whatever they do."""
+        """Terminate all workers; kill those that do not exit in time."""
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():
@@ -181,8 +185,8 @@ class Crew:
                 process.stdin.close()
 
 
-class Show:
-    """A progress bar at a terminal; elsewhere a line now and then."""
+class ProgressDisplay:
+    """A progress bar at a terminal; otherwise a line per second."""
 
     def __init__(self, console: Console, total: int) -> None:
         self.console = console
@@ -199,7 +203,7 @@ class Show:
         )
         self._bar = self._progress.add_task("shipping", total=total, state="")
 
-    def __enter__(self) -> Show:
+    def __enter__(self) -> ProgressDisplay:
         self._progress.start()
         return self
 
@@ -207,7 +211,7 @@ class Show:
         self._progress.stop()
 
     def update(self, stats: QueueStats) -> None:
-        """Show how far the queue is."""
+        """Show the progress of the queue."""
         finished = stats.done + stats.failed
         state = (
             f"{stats.ready} ready, {stats.processing} running, {stats.delayed} to retry, "
@@ -218,8 +222,8 @@ class Show:
             self._next_line = time.monotonic() + PLAIN_EVERY_SEC
             self.console.print(f"{finished}/{self._total} finished: {state}")
 
-    def tell(self, text: str) -> None:
-        """Print a line, above the bar where there is one."""
+    def print(self, text: str) -> None:
+        """Print a line, above the progress bar."""
         self._progress.console.print(text)
 
 
@@ -237,45 +241,44 @@ def sweeping(uri: str) -> Iterator[None]:
             thread.join()
 
 
-def watch(queue: Queue, crew: Crew, show: Show, total: int) -> None:
-    """Look on until all tasks are finished; half way, kill a worker."""
+def watch(queue: Queue, workers: Workers, display: ProgressDisplay, total: int) -> None:
+    """Wait until all tasks are finished; half way, kill a worker."""
     deadline = time.monotonic() + LONGEST_SEC
     victim: Task | None = None
     back = False
     while True:
         stats = queue.stats()
-        show.update(stats)
+        display.update(stats)
         finished = stats.done + stats.failed
         if finished == total:
             return
         if time.monotonic() > deadline:
             sys.exit(f"Not finished after {LONGEST_SEC:.0f} s: {stats}")
-        if crew.died():
-            sys.exit(f"{', '.join(crew.died())} died without being killed.")
+        if workers.died():
+            sys.exit(f"{', '.join(workers.died())} died without being killed.")
         if victim is None and finished >= total // 2:
-            if killed := crew.kill_one(queue):
+            if killed := workers.kill_one(queue):
                 worker_id, victim = killed
-                show.tell(
-                    f"[red]✗ kill -9 {worker_id}[/red], which held order {victim.payload['order']}"
-                )
+                order = victim.payload["order"]
+                display.print(f"[red]✗ kill -9 {worker_id}[/red] while it processes order {order}")
         elif victim is not None and not back:
             task = queue.get(victim.id)
             back = task is not None and task.redelivered
             if back:
-                show.tell(
+                display.print(
                     f"[green]↺ order {victim.payload['order']}[/green]: its lease expired, and "
-                    "the sweeper took it back"
+                    "the sweeper reclaimed it"
                 )
         time.sleep(0.1)
 
 
 def summarize(console: Console, tasks: list[Task], reasons: dict[str, int], took: float) -> None:
-    """Print what became of the tasks."""
+    """Print the outcomes of the tasks."""
     outcomes = [{attempt.outcome for attempt in task.history} for task in tasks]
     statuses = Counter(task.status for task in tasks)
     attempts = sum(len(task.history) for task in tasks)
     table = Table(title=f"\n{len(tasks)} tasks, {attempts} attempts, {took:.1f} s", min_width=50)
-    table.add_column("what became of them")
+    table.add_column("outcome")
     table.add_column("tasks", justify="right")
     table.add_row("retried after an error", str(sum(Outcome.RETRIED in one for one in outcomes)))
     table.add_row(
@@ -290,7 +293,7 @@ def summarize(console: Console, tasks: list[Task], reasons: dict[str, int], took
 
 
 def find_losses(tasks: list[Task], orders: list[dict[str, Any]]) -> list[str]:
-    """Compare what is in the queue with what was put into it."""
+    """Return the differences between the tasks enqueued and those in the queue."""
     problems = []
     found = Counter(task.payload["order"] for task in tasks)
     if missing := sorted(order["order"] for order in orders if not found[order["order"]]):
@@ -306,19 +309,19 @@ def find_losses(tasks: list[Task], orders: list[dict[str, Any]]) -> list[str]:
 
 
 def ship(console: Console, uri: str, queue: Queue, count: int) -> float:
-    """Have workers ship all orders while one of them is killed; give how long it took."""
+    """Ship all orders with workers, one of which is killed; return the seconds it took."""
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
-        crew = Crew(uri)
-        stack.callback(crew.stop)
+        workers = Workers(uri)
+        stack.callback(workers.stop)
         stack.enter_context(sweeping(uri))
-        watch(queue, crew, stack.enter_context(Show(console, count)), count)
+        watch(queue, workers, stack.enter_context(ProgressDisplay(console, count)), count)
         return time.monotonic() - started
 
 
 def new_page(queue: Queue) -> DashboardServer:
-    """Make the dashboard, at its usual port if that is free."""
-    from microqueue.dashboard.server import (  # noqa: PLC0415 (the workers do without it)
+    """Return the dashboard server, on its default port if that is free."""
+    from microqueue.dashboard.server import (  # noqa: PLC0415 (the workers do not need it)
         DashboardServer,
     )
 
@@ -330,7 +333,7 @@ def new_page(queue: Queue) -> DashboardServer:
 
 @contextlib.contextmanager
 def demo_server(console: Console) -> Iterator[str]:
-    """Start MongoDB, or use the server in MICROQUEUE_URI with a database that is dropped again."""
+    """Start MongoDB, or use a temporary database on the server in MICROQUEUE_URI."""
     given = os.environ.get("MICROQUEUE_URI")
     if not given:
         console.print("Starting MongoDB in a temporary directory ...")
@@ -342,7 +345,7 @@ def demo_server(console: Console) -> Iterator[str]:
     parts = urlsplit(given)
     query = parts.query
     if "@" in parts.netloc and "authsource=" not in query.lower():
-        # Without it, the user would be looked up in the database of the path.
+        # Without authSource, the user would be looked up in the temporary database.
         source = f"authSource={parts.path.strip('/') or 'admin'}"
         query = "&".join(filter(None, [query, source]))
     try:
@@ -353,7 +356,7 @@ def demo_server(console: Console) -> Iterator[str]:
 
 
 def run_demo(count: int, seed: int, *, serve: bool) -> int:
-    """Run the whole demo, and give the exit status."""
+    """Run the whole demo, and return the exit status."""
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     orders = new_orders(count, seed)
     with (
@@ -365,8 +368,8 @@ def run_demo(count: int, seed: int, *, serve: bool) -> int:
         stack.enter_context(page.running())
         queue.enqueue_many(orders)
         console.print(
-            f"{count} orders are in the queue. {WORKERS} workers ship them; payments are shaky, "
-            f"and half way one worker gets killed. Watch it at [cyan]{page.address}[/cyan]"
+            f"Enqueued {count} orders. {WORKERS} workers ship them; some payments fail, and "
+            f"half way one worker is killed. Dashboard: [cyan]{page.address}[/cyan]"
         )
         took = ship(console, uri, queue, count)
         tasks = queue.peek(2 * count)
@@ -374,29 +377,29 @@ def run_demo(count: int, seed: int, *, serve: bool) -> int:
         if problems := find_losses(tasks, orders):
             console.print(f"[red]Something went wrong:[/red] {'; '.join(problems)}")
             return 1
-        tell_end(console, tasks)
+        print_result(console, tasks)
         if serve:
             stack.enter_context(sweeping(uri))
-            console.print(f"\nThe dashboard is at [green]{page.address}[/green] until Ctrl-C.")
+            console.print(f"\nDashboard: [green]{page.address}[/green] Press Ctrl-C to stop.")
             threading.Event().wait()
     console.print(
-        f"\nThe dashboard was at {page.address}; [cyan]./scripts/demo --serve[/cyan] keeps it open."
+        "\nRun [cyan]./scripts/demo --serve[/cyan] to keep the dashboard open at the end."
     )
     return 0
 
 
-def tell_end(console: Console, tasks: list[Task]) -> None:
-    """Say how it ended, and what to do next."""
+def print_result(console: Console, tasks: list[Task]) -> None:
+    """Print the result, and commands to try next."""
     done = sum(task.status is TaskStatus.DONE for task in tasks)
     console.print(
         f"\n[green]✓ Nothing was lost:[/green] {done} done + {len(tasks) - done} dead letters "
         f"= {len(tasks)} enqueued.\n"
     )
-    console.print("What to type next:")
+    console.print("Next steps:")
     microqueue = ".venv/bin/microqueue"
     for command, purpose in {
-        f"{microqueue} up": "a MongoDB of your own, with its dashboard, until Ctrl-C",
-        f"{microqueue} top": "in another terminal: how the queues stand",
+        f"{microqueue} up": "run MongoDB, the sweeper and the dashboard",
+        f"{microqueue} top": "in another terminal: live view of the queues",
         f"{microqueue} --help": "enqueue, worker, peek, dlq, doctor ...",
         "less README.md": "how to use it from Python",
     }.items():
@@ -406,8 +409,15 @@ def tell_end(console: Console, tasks: list[Task]) -> None:
 def main() -> int:
     """Run the demo, or one of its workers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--tasks", type=int, default=300, help="how many, at least 50")
-    parser.add_argument("--seed", type=int, default=7, help="another one: other orders fail")
+    parser.add_argument(
+        "--tasks", type=int, default=300, help="number of tasks, at least 50 (default: 300)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=7,
+        help="random seed that decides which orders fail (default: 7)",
+    )
     parser.add_argument("--serve", action="store_true", help="keep the dashboard open at the end")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -416,10 +426,10 @@ def main() -> int:
         return 0
 
     def end(number: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + number)  # As an exception, so that everything started is stopped.
+        sys.exit(128 + number)  # An exception, so that the server and the workers are stopped.
 
     signal.signal(signal.SIGTERM, end)
-    # A shell that starts this in the background has it ignored.
+    # A shell that starts this in the background ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return run_demo(max(options.tasks, 50), options.seed, serve=options.serve)
@@ -427,7 +437,7 @@ def main() -> int:
         print(f"The embedded MongoDB did not start: {exc}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nStopped; nothing is left running.", file=sys.stderr)
+        print("\nStopped. All processes have exited.", file=sys.stderr)
         return 130
 
 

@@ -34,7 +34,7 @@ ERRORS = [
 
 
 def main() -> None:
-    """Make an hour of history, look at it in a browser, and save what is seen."""
+    """Create an hour of history, open the dashboard in a browser, and save screenshots."""
     clock = FakeClock(datetime.now(UTC) - timedelta(hours=1))
     settings = QueueSettings(
         visibility_timeout=90, max_attempts=3, backoff=BackoffPolicy(base_sec=40, jitter="none")
@@ -42,17 +42,17 @@ def main() -> None:
     with EmbeddedServer.start() as server:
         orders: Any = Queue.from_uri(server.uri, name="orders", settings=settings, clock=clock)
         mail: Any = Queue(core_of(orders).collections.tasks, "mail", settings=settings, clock=clock)
-        live_an_hour([(orders, 40), (mail, 12)], clock)
+        create_history([(orders, 40), (mail, 12)], clock)
         with (
-            at_work(orders, mail, clock=clock),
+            busy_queues(orders, mail, clock=clock),
             Served(lambda: dashboard(orders)) as served,
             open_browser() as browser,
         ):
             take(browser, served.url)
 
 
-def live_an_hour(queues: list[tuple[Any, int]], clock: FakeClock) -> None:
-    """Let tasks come and end for an hour, some of them badly."""
+def create_history(queues: list[tuple[Any, int]], clock: FakeClock) -> None:
+    """Enqueue and process tasks for an hour of fake time; some fail."""
     chance = random.Random(7)
     for minute in range(60):
         for queue, pace in queues:
@@ -60,7 +60,7 @@ def live_an_hour(queues: list[tuple[Any, int]], clock: FakeClock) -> None:
             queue.enqueue_many([payload(chance) for _ in range(number)])
             tasks = queue.pop_many(number)
             clock.advance(0.2)
-            unlucky = [task for task in tasks if chance.random() < trouble(minute)]
+            unlucky = [task for task in tasks if chance.random() < failure_rate(minute)]
             queue.mark_done_many([task for task in tasks if task not in unlucky])
             for task in unlucky:
                 code, message = chance.choice(ERRORS)
@@ -70,20 +70,20 @@ def live_an_hour(queues: list[tuple[Any, int]], clock: FakeClock) -> None:
         clock.advance(58)
 
 
-def trouble(minute: int) -> float:
-    """Say how likely a task fails: there was an outage for a while."""
+def failure_rate(minute: int) -> float:
+    """Return the probability of a failure, which is higher during the outage."""
     return 0.06 if minute in OUTAGE else 0.004
 
 
 def payload(chance: random.Random) -> dict[str, Any]:
-    """Make up an order."""
+    """Return a random order."""
     number = chance.randrange(1000, 9999)
     return {"order": number, "to": f"user{number}@example.org", "password": "hunter2"}
 
 
 @contextmanager
-def at_work(*queues: Any, clock: FakeClock) -> Iterator[None]:
-    """Leave tasks waiting, delayed, running, overdue and paused, with two workers alive."""
+def busy_queues(*queues: Any, clock: FakeClock) -> Iterator[None]:
+    """Create ready, delayed, running, overdue and paused tasks, with two live workers."""
     first, *_ = queues
     for queue in queues:
         queue.enqueue_many([payload(random.Random(n)) for n in range(9)])
@@ -108,7 +108,7 @@ def at_work(*queues: Any, clock: FakeClock) -> Iterator[None]:
         thread.start()
     while sum(queue.stats().processing for queue in queues) <= CONCURRENCY * len(queues):
         threading.Event().wait(0.05)
-    clock.advance(16)  # One lease has ended, the others have not.
+    clock.advance(16)  # One lease has expired, the others have not.
     reports: Any = Queue(core_of(first).collections.tasks, "reports", clock=clock)
     reports.enqueue({"month": "May"})
     reports.pause()
@@ -122,10 +122,10 @@ def at_work(*queues: Any, clock: FakeClock) -> Iterator[None]:
 
 
 def take(browser: Browser, url: str) -> None:
-    """Save the overview in light, dead letters in dark, and what runs on a phone."""
-    with a_page(browser, f"{url}#/overview", viewport=DESKTOP) as page:
+    """Save the overview in light, the dead letters in dark, and running tasks on a phone."""
+    with open_page(browser, f"{url}#/overview", viewport=DESKTOP) as page:
         page.screenshot(path=DOCS / "dashboard-light.png")
-    with a_page(browser, f"{url}#/dead-letters", viewport=DESKTOP, color_scheme="dark") as page:
+    with open_page(browser, f"{url}#/dead-letters", viewport=DESKTOP, color_scheme="dark") as page:
         page.get_by_label("Groups").locator("a").first.click()
         expect(page.locator(".groups [aria-current]")).to_be_visible()
         boxes = page.locator("[data-row] input")
@@ -134,13 +134,13 @@ def take(browser: Browser, url: str) -> None:
         page.mouse.move(0, 0)
         page.screenshot(path=DOCS / "dashboard-dark.png")
     phone: dict[str, Any] = {"viewport": PHONE, "device_scale_factor": 2, "has_touch": True}
-    with a_page(browser, f"{url}#/processing", **phone) as page:
+    with open_page(browser, f"{url}#/processing", **phone) as page:
         page.screenshot(path=DOCS / "dashboard-phone.png")
 
 
 @contextmanager
-def a_page(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
-    """Open a page of its own, ready to be looked at."""
+def open_page(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
+    """Open a page in its own browser context, and wait until it has loaded."""
     context = browser.new_context(timezone_id="UTC", **options)
     page = context.new_page()
     page.goto(url)

@@ -251,8 +251,8 @@ def test_json_has_what_it_has_no_type_for_as_strings(
 
 def test_unknown_id_is_an_error(cli: Cli) -> None:
     for command in (["show"], ["dlq", "show"], ["dlq", "replay"], ["dlq", "discard"]):
-        cli(*command, "nobody", status=1)
-        assert cli.stderr == "Error: there is no task 'nobody'\n"
+        cli(*command, "missing", status=1)
+        assert cli.stderr == "Error: there is no task 'missing'\n"
 
 
 @pytest.mark.parametrize("verb", ["replay", "discard"])
@@ -648,7 +648,7 @@ def test_version_is_told() -> None:
     assert Cli()("--version") == f"microqueue {microqueue.__version__}\n"
 
 
-# As a process of its own
+# As a separate process
 
 
 def test_up_serves_the_other_commands_until_sigterm_and_keeps_the_tasks(home: Path) -> None:

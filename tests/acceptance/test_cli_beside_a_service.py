@@ -1,4 +1,4 @@
-"""Commands know the environment's settings alone; a service may have others in its code."""
+"""Commands see only the settings of the environment; a service may set others in its code."""
 
 from __future__ import annotations
 

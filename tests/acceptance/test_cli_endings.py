@@ -62,7 +62,7 @@ microqueue.cli.main()
 
 @contextmanager
 def started(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run code as a program of its own, and wait until it says that it is there."""
+    """Run code in a separate process, and wait until it reports that it has started."""
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What the command line says to somebody who took a wrong turn, and what it then leaves alone."""
+"""Errors and hints after a mistake, and what the command then leaves unchanged."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_worker_of_a_paused_queue_says_at_a_terminal_why_it_idles(
     assert mail.stats().done == 1
 
 
-# What has no effect is refused
+# Options without effect are rejected
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_doctor_misses_the_sweeper_and_fails_once_a_lease_has_expired(
     assert re.search(r"^✓ sweeper: last sweep \d+ s ago$", cli("doctor"), re.MULTILINE)
 
 
-# As a process of its own
+# As a separate process
 
 
 def test_package_can_be_run_as_a_module() -> None:

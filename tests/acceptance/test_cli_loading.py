@@ -1,4 +1,4 @@
-"""What is said of an app that cannot be imported."""
+"""Errors about an app that cannot be imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line says about values that it cannot take: which one, why, what instead."""
+"""Errors about invalid values: they name the value, the reason and the remedy."""
 
 from __future__ import annotations
 

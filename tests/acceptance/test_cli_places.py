@@ -1,4 +1,4 @@
-"""Commands use the database and the collection that they are told, and say which."""
+"""Commands use the database and collection that are given, and print which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which queues a command uses: reading takes all, deleting and replaying have to be told."""
+"""Which queues a command uses: reading covers all, deleting and replaying need a choice."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ def test_demo_that_serves_keeps_its_dashboard_open_until_interrupted(
     )
     try:
         assert process.stdout is not None
-        told = next(line for line in process.stdout if line.startswith("The dashboard is at"))
-        address = told.split()[4]
+        line = next(line for line in process.stdout if line.startswith("Dashboard: "))
+        address = line.split()[1]
         with urllib.request.urlopen(f"{address}api/v1/queues", timeout=30) as reply:
             (orders,) = json.load(reply)["queues"]
         assert (orders["queue"], orders["ready"]) == ("orders", 0)

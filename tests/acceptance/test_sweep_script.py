@@ -25,7 +25,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         text=True,
         check=False,
         timeout=60,
-        # Without jitter, nothing that a sweep takes back is due within the same sweep.
+        # Without jitter, no reclaimed task is due within the same sweep.
         env={**os.environ, "MICROQUEUE_BACKOFF": '{"jitter": "none"}', **environment},
     )
 
