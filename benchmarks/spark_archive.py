@@ -24,8 +24,7 @@ from pymongo.collection import Collection
 
 from benchmarks.spark_bench import CHUNK, TEXT, Bench, insert_all, timed
 from microqueue import QueueSettings
-from microqueue.spark.archive.compaction import compact
-from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.job import archive, compact
 from microqueue.spark.archive.reader import read_archive
 
 COLLECTION = "bench_archive"

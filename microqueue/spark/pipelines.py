@@ -18,8 +18,7 @@ from microqueue.spark.analytics.report import Report, report
 from microqueue.spark.analytics.simulate import Simulation, simulate
 from microqueue.spark.analytics.storms import Storms, storms
 from microqueue.spark.analytics.triage import Triage, triage
-from microqueue.spark.archive.compaction import CompactionSummary, compact
-from microqueue.spark.archive.job import ArchiveSummary, archive
+from microqueue.spark.archive.job import ArchiveSummary, CompactionSummary, archive, compact
 from microqueue.spark.archive.reader import read_archive
 from microqueue.spark.deprecation import register_moved_modules
 from microqueue.spark.ingest.job import IngestSummary, ingest
@@ -50,7 +49,7 @@ register_moved_modules(
     {
         "archive": "microqueue.spark.archive.job",
         "archive_reader": "microqueue.spark.archive.reader",
-        "compaction": "microqueue.spark.archive.compaction",
+        "compaction": "microqueue.spark.archive.job",
         "ingest": "microqueue.spark.ingest.job",
         "replay": "microqueue.spark.replay.job",
         "report": "microqueue.spark.analytics.report",

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from microqueue import Queue
 from microqueue.spark import read_tasks, session, whole_tasks, write_tasks
 from microqueue.spark.analytics.triage import triage
-from microqueue.spark.archive import direct
+from microqueue.spark.archive import parquet
 from microqueue.spark.archive.job import archive
 from microqueue.spark.archive.reader import read_archive
 from microqueue.spark.storage import Storage
@@ -108,7 +108,7 @@ def write_twice(spark: SparkSession, uri: str, root: Path) -> dict[str, Any]:
             queue.mark_done_many(queue.pop_many(30))
             attempts(name)
             if name == "direct":
-                direct.PartWriter = slow_parts.SlowWriter  # type: ignore[misc]  # A slow one instead.
+                parquet.PartWriter = slow_parts.SlowWriter  # type: ignore[misc]  # A slow one instead.
             else:
                 whole_tasks.batches_of = slow_parts.slow_batches
                 Storage.disk = None  # type: ignore[assignment,method-assign]  # In place of a property.

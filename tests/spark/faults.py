@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, field_validator
 from pyspark import TaskContext
 
-from microqueue.spark.archive.direct import PartWriter
+from microqueue.spark.archive.parquet import PartWriter
 
 FATAL = frozenset({150, 350, 850})
 

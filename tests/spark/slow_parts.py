@@ -14,7 +14,7 @@ from pydantic import BaseModel, field_validator
 from pyspark import TaskContext
 
 from microqueue.spark import whole_tasks
-from microqueue.spark.archive.direct import PartWriter
+from microqueue.spark.archive.parquet import PartWriter
 
 ATTEMPTS = "microqueue.test.attempts"
 """The property of a job with the directory for these files."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from microqueue.spark.archive.compaction import compact
-from microqueue.spark.archive.job import archive
+from microqueue.spark.archive.job import archive, compact
 from microqueue.spark.archive.reader import read_archive
 from microqueue.spark.progress import Step
 from tests.spark.archived import HOUR, documents_of

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from microqueue.spark.archive.direct import digest
+from microqueue.spark.archive.parquet import digest
 
 AT = datetime(2026, 5, 1, 12, tzinfo=UTC)
 SCHEMA = pa.schema(

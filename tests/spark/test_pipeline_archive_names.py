@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from microqueue.spark.archive import direct
-from microqueue.spark.archive.compaction import compact
-from microqueue.spark.archive.job import archive
+from microqueue.spark.archive import parquet
+from microqueue.spark.archive.job import archive, compact
 from microqueue.spark.archive.parquet import escaped, is_shortened, shortened, shortened_column
 from microqueue.spark.archive.reader import read_archive
 from microqueue.spark.progress import Step, no_progress
@@ -56,7 +55,7 @@ def test_rows_are_split_into_the_directories_that_spark_would_use(
         for day in (later, at)
     ]
     rows = pa.Table.from_batches([to_batch(b"".join(map(encoded, tasks)))])
-    placed = dict(direct.by_directory(rows))
+    placed = dict(parquet.by_directory(rows))
     days = [(name, day) for name in names for day in ("2026-05-01", "2026-05-02")]
     frame = spark.createDataFrame(days, "queue string, day string").selectExpr("*", "1 as n")
     frame = frame.withColumn("queue", shortened_column(frame["queue"]))

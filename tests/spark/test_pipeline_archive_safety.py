@@ -14,9 +14,8 @@ from pyspark.sql import SparkSession
 from microqueue import MicroqueueError, QueueSettings, Sweeper
 from microqueue.core import core_of
 from microqueue.spark import storage
-from microqueue.spark.archive import direct, parquet
-from microqueue.spark.archive.compaction import compact
-from microqueue.spark.archive.job import archive
+from microqueue.spark.archive import parquet
+from microqueue.spark.archive.job import archive, compact
 from microqueue.spark.archive.log import ArchiveLog, Entry
 from microqueue.spark.archive.reader import read_archive
 from microqueue.spark.progress import Step
@@ -175,7 +174,7 @@ def test_a_disk_that_machines_do_not_share_is_rejected(
     past = Past(microqueue_database, ago=2 * HOUR)
     past.enqueue(2)
     past.work(2)
-    monkeypatch.setattr(direct, "PartWriter", WritesElsewhere)
+    monkeypatch.setattr(parquet, "PartWriter", WritesElsewhere)
     with pytest.raises(MicroqueueError, match="the same disk on all machines"):
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert microqueue_database.tasks.count_documents({}) == 2

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from microqueue.core import core_of
 from microqueue.spark import whole_tasks
-from microqueue.spark.archive import direct, purge
+from microqueue.spark.archive import parquet, purge
 from microqueue.spark.archive.job import archive
 from microqueue.spark.archive.log import Entry
 from microqueue.spark.archive.parquet import ArchiveDamaged
@@ -68,7 +68,7 @@ def test_files_of_a_failed_attempt_are_not_committed(
     past = Past(microqueue_database, ago=2 * HOUR)
     past.enqueue(5)
     past.work(5)
-    monkeypatch.setattr(direct, "PartWriter", FailsAfterWriting)
+    monkeypatch.setattr(parquet, "PartWriter", FailsAfterWriting)
     summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert (summary.archived, summary.deleted, summary.files) == (5, 5, 1)
     assert len(documents_of(spark, tmp_path)) == 5
@@ -83,13 +83,13 @@ def test_a_large_part_is_written_in_several_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Past(microqueue_database, ago=2 * HOUR).enqueue(10)
-    monkeypatch.setattr(direct, "BUFFER_BYTES", 1)
+    monkeypatch.setattr(parquet, "BUFFER_BYTES", 1)
     monkeypatch.setattr(whole_tasks, "BATCH_ROWS", 4)
     (part,) = whole_tasks.parts_of(spark, locate(database_uri))
-    batches = list(direct.PartWriter(str(tmp_path), "aside")(part))
+    batches = list(parquet.PartWriter(str(tmp_path), "aside")(part))
     written = [row for batch in batches for row in batch.to_pylist()]
     assert [row["rows"] for row in written] == [4, 4, 2]
-    read = direct.FileReader(str(tmp_path))
+    read = parquet.FileReader(str(tmp_path))
     assert [row for one in written for batch in read(one["name"]) for row in batch.to_pylist()] == (
         written
     )

@@ -1,4 +1,4 @@
-"""Archive finished tasks to Parquet, by day and queue, and delete them from MongoDB.
+"""Archive finished tasks to Parquet, delete them from MongoDB, and merge small files.
 
 The order makes it safe: write, read back and compare, commit, and only then delete, each task
 only in the version that was archived. A run that was killed at any point is finished by the next
@@ -8,9 +8,10 @@ one, as the log shows what is unfinished: nothing is lost, and nothing is archiv
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,10 +26,10 @@ from microqueue.model import Model
 from microqueue.operations import archive as operations
 from microqueue.operations.call import Target
 from microqueue.settings import QueueSettings
-from microqueue.spark.archive import direct, parquet
-from microqueue.spark.archive.compaction import compact_files
-from microqueue.spark.archive.log import ArchivedFile, ArchiveLog, Entry
+from microqueue.spark.archive import parquet
+from microqueue.spark.archive.log import ArchivedFile, ArchiveLog, ArchiveState, Entry
 from microqueue.spark.archive.purge import Purge
+from microqueue.spark.archive.reader import live_rows
 from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.location import locate, location_of, primary, server_now
 from microqueue.spark.options import LocationOptions
@@ -36,6 +37,14 @@ from microqueue.spark.progress import Progress, Step, no_progress
 from microqueue.spark.storage import Storage
 from microqueue.spark.whole_tasks import Part, parts_of, read_parts
 from microqueue.task import DEFAULT_QUEUE
+
+SMALL_BYTES = 64 * 1024 * 1024
+"""Smaller files are merged."""
+
+MOST_ROWS = 2_000_000
+"""The largest number of tasks in one file."""
+
+FEWEST_FILES = 2
 
 
 class ArchiveSummary(Model):
@@ -278,31 +287,127 @@ class _Job:
 
     def _write_directly(self, disk: str, parts: Sequence[Part]) -> list[ArchivedFile]:
         """Let the executors write and read files on a shared disk themselves."""
-        staging, written = direct.write(self.spark, disk, parts, self.run_id)
+        staging, written = parquet.write_directly(self.spark, disk, parts, self.run_id)
         if not written:
             return []
         staged = [file.name for file in written]
         parquet.check_shared(self.storage, staging, staged)
         names = self._move(staging, staged, sum(file.rows for file in written))
         moved = [replace(file, name=name) for file, name in zip(written, names, strict=True)]
-        return direct.verify(self.spark, self.storage, disk, moved)
+        return parquet.verify_directly(self.spark, self.storage, disk, moved)
 
     def _write_by_spark(self, parts: Sequence[Part]) -> list[ArchivedFile]:
         """Let Spark write and read files, on any file system."""
         observed = Observation()
         frame = parquet.with_directories(read_parts(self.spark, parts))
         frame = frame.observe(observed, *parquet.totals())
-        staging = parquet.write(frame, self.storage, self.run_id)
+        staging = parquet.write_by_spark(frame, self.storage, self.run_id)
         expected = parquet.Totals.of(observed.get)
         if not expected.rows:
             self.storage.delete(staging)
             return []
         staged = parquet.staged(self.storage, staging)
         names = self._move(staging, staged, expected.rows)
-        return parquet.verify(self.spark, self.storage, names, expected)
+        return parquet.verify_by_spark(self.spark, self.storage, names, expected)
 
     def _move(self, staging: str, staged: Sequence[str], rows: int) -> list[str]:
         self._step("move", f"Moving the files of {rows:,} tasks into place")
         names = parquet.move(self.storage, staging, staged, self.run_id)
         self._step("verify", "Reading back what was written")
         return names
+
+
+# Compaction
+#
+# The new files are staged, compared with the old ones and committed in one entry that lists both.
+# Only then are the old files deleted. A run that is killed before the entry leaves the old files
+# as they were; one that is killed after it leaves orphans, which the next run deletes.
+
+
+class CompactionSummary(Model):
+    """How many files were removed, and how many replace them."""
+
+    path: str
+    removed: int
+    files: int
+
+
+@renamed_arguments(tell="progress")
+def compact(
+    spark: SparkSession,
+    path: str | Path,
+    *,
+    small_bytes: int = SMALL_BYTES,
+    progress: Progress = no_progress,
+) -> CompactionSummary:
+    """Merge the small files of each day and queue of an archive.
+
+    Args:
+        spark: The session.
+        path: The archive.
+        small_bytes: Files below this size are merged.
+        progress: Called with each step that begins.
+
+    Returns:
+        How many files were merged.
+
+    Raises:
+        ArchiveConflict: Another run has taken over the archive.
+        ArchiveDamaged: The merged files differ from the small ones, which are kept.
+        MicroqueueError: There is no archive at ``path``.
+    """
+    storage = Storage(spark, path)
+    log = ArchiveLog.of_archive(storage)
+    run, now = uuid4().hex[:12], datetime.now(UTC)
+    before = len(log.state.files)
+    if small_groups(log.state, small_bytes):
+        log.commit(Entry(kind="begun", run=run, at=now))
+        parquet.sweep(storage, log.state)
+    removed = compact_files(
+        spark, storage, log, run=run, now=now, progress=progress, small_bytes=small_bytes
+    )
+    files = len(log.state.files) - before + removed
+    return CompactionSummary(path=storage.root, removed=removed, files=files)
+
+
+def compact_files(
+    spark: SparkSession,
+    storage: Storage,
+    log: ArchiveLog,
+    *,
+    run: str,
+    now: datetime,
+    progress: Progress,
+    small_bytes: int = SMALL_BYTES,
+) -> int:
+    """Merge small files in a run that has begun; return how many were removed."""
+    groups = small_groups(log.state, small_bytes)
+    old = [file for group in groups for file in group]
+    if not old:
+        return 0
+    progress(Step("compact", f"Merging {len(old):,} small files"))
+    frame = parquet.with_directories(live_rows(spark, storage, log.state, old))
+    row = frame.agg(*parquet.totals()).collect()[0]
+    expected = parquet.Totals.of(row.asDict())
+    merged = frame.repartition(min(len(groups), 200), *parquet.PARTITIONS)
+    staging = parquet.write_by_spark(merged, storage, f"{run}-merged", most_rows=MOST_ROWS)
+    found = parquet.staged(storage, staging)
+    names = parquet.move(storage, staging, found, f"{run}-merged")
+    progress(Step("compare", "Comparing the merged files with the small ones"))
+    files = parquet.verify_by_spark(spark, storage, names, expected)
+    removed = tuple(file.name for file in old)
+    log.commit(Entry(kind="compacted", run=run, at=now, files=tuple(files), removed=removed))
+    progress(Step("clean", "Deleting the small files"))
+    for name in removed:
+        storage.delete(name)
+    return len(removed)
+
+
+def small_groups(state: ArchiveState, small_bytes: int) -> list[Sequence[ArchivedFile]]:
+    """Group small files by day and queue, without those whose tasks are not yet deleted."""
+    busy = {file.name for entry in state.unpurged.values() for file in entry.files}
+    groups: defaultdict[tuple[str, str], list[ArchivedFile]] = defaultdict(list)
+    for file in state.files.values():
+        if file.size < small_bytes and file.name not in busy:
+            groups[file.day, file.queue].append(file)
+    return [group for group in groups.values() if len(group) >= FEWEST_FILES]
