@@ -1,5 +1,5 @@
 """The replay: selected dead letters and archived tasks, sent back to a queue.
 
-job        the run
-selection  finding tasks by a SQL condition
+- ``job``: a run
+- ``selection``: finding tasks by a SQL condition
 """
