@@ -56,7 +56,7 @@ class ReportRow(Model):
 
     Attributes:
         queue: The queue; None for the total.
-        start: The begin of the bucket; None for the whole period.
+        start: The start of the bucket; None for the whole period.
         enqueued: Tasks that were enqueued.
         done: Tasks that succeeded.
         failed: Tasks that became dead letters.
@@ -130,7 +130,7 @@ class Report(Model):
     """A report: rows for each queue and bucket, for each queue, and for everything.
 
     Attributes:
-        since: The begin of the period.
+        since: The start of the period.
         until: The end of the period.
         bucket: ``minute``, ``hour`` or ``day``.
         target_wait_sec: The longest wait that a task should have, if one was given.
@@ -197,7 +197,7 @@ def report(
         database: The database; by default that of the address.
         collection: The collection of the tasks.
         queues: The queues to read; by default all.
-        since: The begin of the period; by default one day before its end.
+        since: The start of the period; by default one day before its end.
         until: The end of the period; by default now.
         bucket: ``minute``, ``hour`` or ``day``; by default what a chart can show.
         target_wait: The longest that a task should wait for its first start.

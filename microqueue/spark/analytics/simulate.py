@@ -124,7 +124,7 @@ def simulate(
         database: The database; by default that of the address.
         collection: The collection of the tasks.
         queues: The queues to read; by default all.
-        since: The begin of the recording; by default one day ago.
+        since: The start of the recording; by default one day ago.
         output: A directory for ``simulation.html``, with a chart for each scenario.
         settings: The settings of the queues; by default those of the environment.
         dry_run: Whether to record only, and simulate nothing.

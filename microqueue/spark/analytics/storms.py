@@ -193,7 +193,7 @@ def storms(
         database: The database; by default that of the address.
         collection: The collection of the tasks.
         queues: The queues to read; by default all.
-        since: The begin of the period; by default one day before its end.
+        since: The start of the period; by default one day before its end.
         until: The end of the period; by default now.
         factor: How many times the usual retries make a storm.
         least: How many retries in sixty seconds a storm has at least.

@@ -45,7 +45,7 @@ MOST_COMPARED = 20_000
 MOST_TEXTS = 3
 ONE_MILLISECOND = timedelta(milliseconds=1)
 
-NO_PASSWORD = "put the user and the password back into --uri"  # noqa: S105 (that there is none)
+NO_PASSWORD = "add the user and the password to --uri"  # noqa: S105 (that there is none)
 
 
 class Command(Model):

@@ -235,7 +235,7 @@ class _Job:
         return sources
 
     def _identity(self) -> str:
-        """Return what tells this collection from those of other databases and servers."""
+        """Return what identifies the collection among all databases and servers."""
         location = location_of(self.location)
         name = location.collections.name
         found = location.run(operations.identify_collection(name))
