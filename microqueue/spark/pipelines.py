@@ -14,13 +14,13 @@ its small files.
 
 from __future__ import annotations
 
+from microqueue.deprecation import register_moved_modules
 from microqueue.spark.analytics.report import Report, report
 from microqueue.spark.analytics.simulate import Simulation, simulate
 from microqueue.spark.analytics.storms import Storms, storms
 from microqueue.spark.analytics.triage import Triage, triage
 from microqueue.spark.archive.job import ArchiveSummary, CompactionSummary, archive, compact
 from microqueue.spark.archive.reader import read_archive
-from microqueue.spark.deprecation import register_moved_modules
 from microqueue.spark.ingest.job import IngestSummary, ingest
 from microqueue.spark.replay.job import ReplaySummary, replay
 

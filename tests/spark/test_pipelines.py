@@ -8,8 +8,8 @@ from inspect import signature
 import pytest
 
 from microqueue import InvalidArgument
+from microqueue.deprecation import renamed_arguments
 from microqueue.spark import pipelines
-from microqueue.spark.deprecation import renamed_arguments
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from microqueue.arguments import refused
+from microqueue.deprecation import renamed_arguments
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
@@ -26,7 +27,6 @@ from microqueue.spark.analytics.history import (
     ready_tasks,
 )
 from microqueue.spark.analytics.pages import report_page
-from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.location import locate, now_at
 from microqueue.spark.progress import Progress, Step, no_progress
 

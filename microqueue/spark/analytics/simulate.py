@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from microqueue.arguments import check_count, refused
 from microqueue.backoff import BackoffPolicy
+from microqueue.deprecation import renamed_arguments
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.errors import MicroqueueError
@@ -34,7 +35,6 @@ from microqueue.spark.analytics.simulation import (
     record,
 )
 from microqueue.spark.analytics.simulation import simulate as run_scenario
-from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.location import locate, now_at
 from microqueue.spark.progress import Progress, Step, no_progress
 

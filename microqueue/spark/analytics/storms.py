@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 
 from microqueue.arguments import check_count, refused
 from microqueue.backoff import BackoffPolicy, Jitter
+from microqueue.deprecation import renamed_arguments
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
@@ -30,7 +31,6 @@ from microqueue.spark.analytics.simulation import (
     record,
     retries_of,
 )
-from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.location import locate, now_at
 from microqueue.spark.progress import Progress, Step, no_progress
 

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as f
 
 from microqueue.arguments import check_count
+from microqueue.deprecation import renamed_arguments
 from microqueue.dlq import DeadLetterFilter
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.drivers.connection import option_names
@@ -34,7 +35,6 @@ from microqueue.spark.analytics.fingerprint import (
     normalised_column,
 )
 from microqueue.spark.analytics.history import all_tasks, read_consistently
-from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.location import locate, location_of, now_at
 from microqueue.spark.options import LocationOptions, resolve_uri
 from microqueue.spark.progress import Progress, Step, no_progress

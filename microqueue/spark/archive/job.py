@@ -19,6 +19,7 @@ from pydantic import Field
 from pyspark.sql import Observation, SparkSession
 
 from microqueue.arguments import check_names, refused
+from microqueue.deprecation import renamed_arguments
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.errors import MicroqueueError
@@ -30,7 +31,6 @@ from microqueue.spark.archive import parquet
 from microqueue.spark.archive.log import ArchivedFile, ArchiveLog, ArchiveState, Entry
 from microqueue.spark.archive.purge import Purge
 from microqueue.spark.archive.reader import live_rows
-from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.location import locate, location_of, primary, server_now
 from microqueue.spark.options import LocationOptions
 from microqueue.spark.progress import Progress, Step, no_progress

@@ -17,12 +17,12 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from microqueue.arguments import check_name, refused
+from microqueue.deprecation import renamed_arguments
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.model import Model
 from microqueue.new_task import NewTask
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
-from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.ingest.rows import OUTCOME, Loader
 from microqueue.spark.ingest.source import Format, guess_format, read_source
 from microqueue.spark.location import locate, location_of, primary

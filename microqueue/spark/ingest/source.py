@@ -44,7 +44,9 @@ def guess_format(source: str | Path) -> Format:
     """Return the format that the end of a path stands for."""
     suffix = Path(str(source).rstrip("/").removesuffix(".gz")).suffix.lower()
     if suffix not in SUFFIXES:
-        raise refused("source", str(source), f"its suffix names no format: give {', '.join(FORMATS)}")
+        raise refused(
+            "source", str(source), f"its suffix names no format: give {', '.join(FORMATS)}"
+        )
     return SUFFIXES[suffix]  # type: ignore[return-value]  # They are all formats.
 
 

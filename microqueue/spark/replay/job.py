@@ -23,6 +23,7 @@ from pyspark.sql import functions as f
 
 from microqueue.arguments import check_name, refused
 from microqueue.clock import round_up
+from microqueue.deprecation import renamed_arguments
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
@@ -31,7 +32,6 @@ from microqueue.operations.replay import PlannedReplay, requeue
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
 from microqueue.spark.archive.reader import read_archive
-from microqueue.spark.deprecation import renamed_arguments
 from microqueue.spark.ids import id_type, key_id
 from microqueue.spark.location import locate, location_of, primary, server_now
 from microqueue.spark.options import LocationOptions
