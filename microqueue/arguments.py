@@ -1,4 +1,4 @@
-"""Checks of what callers pass: each names the value it refuses, and what to give instead."""
+"""Checks of arguments. Each error names the rejected value and what to pass instead."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ LONGEST_LABEL = 200
 
 
 def refused(argument: str, value: Any, instead: str) -> InvalidArgument:
-    """Say that a value is refused, and what to give instead."""
+    """Return the error for a value that is not valid, with what to pass instead."""
     return InvalidArgument(
         f"{argument}={shorten(value)} is not valid: {instead}", argument=argument, value=value
     )
 
 
 def check_name(name: Any) -> str:
-    """Refuse a queue name that is not a short, printable string."""
+    """Reject a queue name that is not a short, printable string."""
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise refused("name", name, f"give a printable string of at most {LONGEST_NAME} characters")
     return name
 
 
 def check_names(argument: str, names: Any) -> list[str]:
-    """Refuse queue names that are not several: a string would be taken for its letters."""
+    """Reject anything but a list of queue names; a string would be read letter by letter."""
     several = check_several(argument, names, "give a list of queue names")
     try:
         return [check_name(name) for name in several]
@@ -41,7 +41,7 @@ def check_names(argument: str, names: Any) -> list[str]:
 
 
 def check_id(task_id: Any) -> Any:
-    """Refuse an id that could be taken for a filter."""
+    """Reject an id that could be taken for a filter."""
     NewTask(payload={}, task_id=task_id)
     if task_id is None:
         raise InvalidArgument("task_id=None is not an id", argument="task_id", value=None)
@@ -49,7 +49,7 @@ def check_id(task_id: Any) -> Any:
 
 
 def check_status(status: Any) -> TaskStatus:
-    """Read a status by its name."""
+    """Return the status with this name."""
     try:
         return TaskStatus(status)
     except ValueError:
@@ -58,7 +58,7 @@ def check_status(status: Any) -> TaskStatus:
 
 
 def check_count(argument: str, value: Any) -> int:
-    """Refuse a count that is not a positive integer, or larger than MongoDB takes."""
+    """Reject a count that is not a positive integer, or too large for MongoDB."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise refused(argument, value, "give an integer of 1 or more")
     if value > LARGEST_COUNT:
@@ -67,14 +67,14 @@ def check_count(argument: str, value: Any) -> int:
 
 
 def check_several(argument: str, value: Any, instead: str) -> Iterable[Any]:
-    """Refuse what is not several items, or would fall apart: a string, a dict, a task."""
+    """Reject anything but a collection of items, such as a string, a dict or one task."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping | BaseModel):
         raise refused(argument, value, instead)
     return value
 
 
 def check_worker_id(worker_id: Any) -> str | None:
-    """Refuse a worker's name that people could not read."""
+    """Reject a worker id that is not a short, printable string."""
     named = isinstance(worker_id, str) and 0 < len(worker_id) <= LONGEST_LABEL
     if worker_id is not None and not (named and worker_id.isprintable()):
         raise refused(
@@ -84,7 +84,7 @@ def check_worker_id(worker_id: Any) -> str | None:
 
 
 def check_code(code: Any) -> str | None:
-    """Refuse an error code that could not be stored, or searched for."""
+    """Reject an error code that cannot be stored or searched for."""
     named = isinstance(code, str) and 0 < len(code) <= LONGEST_LABEL
     if code is not None and not (named and is_encodable(code)):
         raise refused("code", code, f"give a string of 1 to {LONGEST_LABEL} characters")
@@ -92,10 +92,10 @@ def check_code(code: Any) -> str | None:
 
 
 def check_session(session: Any, client: Any) -> Any:
-    """Refuse what is not a session of this client."""
+    """Reject anything but a session of this client."""
     if session is None:
         return None
-    # The type is asked: a database would give a collection for any attribute.
+    # On the type: a database returns a collection for any attribute.
     is_session = hasattr(type(session), "in_transaction")
     if not is_session or getattr(session, "client", client) is not client:
         raise refused("session", session, "give a session of the queue's own client")
@@ -103,7 +103,7 @@ def check_session(session: Any, client: Any) -> Any:
 
 
 def check_settings(settings: Any) -> QueueSettings:
-    """Refuse what are no settings; without any, read the environment."""
+    """Reject anything but settings; for ``None``, read the environment."""
     if settings is None:
         return QueueSettings.from_environment()
     if not isinstance(settings, QueueSettings):
@@ -112,7 +112,7 @@ def check_settings(settings: Any) -> QueueSettings:
 
 
 def check_clock(clock: Any) -> Clock:
-    """Refuse what does not tell the time as a :class:`Clock` does; the default is the server's."""
+    """Reject anything but a :class:`Clock`; for ``None``, return the server's clock."""
     if clock is None:
         return ServerClock()
     methods = (getattr(clock, name, None) for name in ("now", "observe", "forget"))
@@ -122,13 +122,13 @@ def check_clock(clock: Any) -> Clock:
 
 
 def check_uri(uri: Any) -> None:
-    """Refuse an address that is not text, or empty: a variable that was not set, most likely."""
+    """Reject an address that is not text, or empty, as a variable that was not set."""
     if uri is not None and not (isinstance(uri, str) and uri):
         raise refused("uri", uri, "give a string, as in 'mongodb://localhost:27017'")
 
 
 def check_collection(name: Any) -> None:
-    """Refuse a name that MongoDB does not allow for a collection."""
+    """Reject a name that MongoDB does not allow for a collection."""
     if name is None:
         return
     named = isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()
@@ -137,7 +137,7 @@ def check_collection(name: Any) -> None:
 
 
 def is_encodable(text: str) -> bool:
-    """Tell whether text can be stored: half of a surrogate pair cannot."""
+    """Return whether text can be stored; half of a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -146,7 +146,7 @@ def is_encodable(text: str) -> bool:
 
 
 def check_popped(task: Any) -> Task[Any]:
-    """Refuse to settle what is not a task that pop returned."""
+    """Reject anything but a task that pop returned."""
     if not isinstance(task, Task):
         raise refused("task", task, "give the Task that pop returned")
     if task.lease is None:

@@ -1,4 +1,4 @@
-"""The queue for asyncio: the same names as :class:`Queue`, awaited."""
+"""The queue for asyncio: the same methods as :class:`Queue`, awaited."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ class AsyncQueue(Generic[PayloadT]):
         ``settings.server_timeout``.
 
         Args:
-            uri: The address. Default: ``MICROQUEUE_URI``, else the embedded server.
+            uri: The address. Default: ``MICROQUEUE_URI``, or the embedded server.
             name: The name of the queue.
             settings: As for the class.
             payload_model: As for the class.
             clock: As for the class.
-            collection: The collection. Default: ``tasks``. The database is the URI's, else
-                ``microqueue``.
+            collection: The collection. Default: ``tasks``. The database is the URI's, or
+                ``microqueue`` if it names none.
             **client_options: Options of ``AsyncMongoClient``.
 
         Returns:
@@ -158,7 +158,7 @@ class AsyncQueue(Generic[PayloadT]):
         """Close the client, and the embedded server, if :meth:`from_uri` opened them."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            with bounded(CLOSE_SEC):  # It tells the server which sessions have ended.
+            with bounded(CLOSE_SEC):  # Closing ends the sessions on the server.
                 await connection.client.close()
             connection.stop_server()
 
@@ -289,7 +289,7 @@ class AsyncQueue(Generic[PayloadT]):
             self._core.collections, [self.name], poll_interval_sec=poll_sec
         ) as wakeup:
             while True:
-                # Once more after the stream opened: a task may have come just before.
+                # Again, now that the stream is open: a task may have been added just before.
                 task = await self._pop_now(worker_id)
                 remaining = deadline - asyncio.get_running_loop().time()
                 if task is not None or remaining <= 0:
@@ -321,12 +321,12 @@ class AsyncQueue(Generic[PayloadT]):
         return tasks[0] if tasks else None
 
     async def _claim(self, operation: Operation[list[Task[PayloadT]]]) -> list[Task[PayloadT]]:
-        """Claim, and if the caller is cancelled meanwhile, hand back what was claimed."""
+        """Claim; if the caller is cancelled before it has the tasks, release them."""
         claiming = asyncio.ensure_future(self._core.run(operation))
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            with suppress(MicroqueueError):  # The caller wants to end; a lease ends by itself.
+            with suppress(MicroqueueError):  # The caller wants to end; the leases expire.
                 for task in await claiming:
                     await self.release(task)
             raise

@@ -121,7 +121,7 @@ class QueueCore(Generic[PayloadT]):
         return (yield from read_clock(self.clock))
 
     def count_bounds(self, *, exact: bool) -> Bounds:
-        """Say how far to count. In memory there is no server to spare, and all is counted."""
+        """Return how far to count: in memory, without a limit."""
         unbounded = exact or self.collections.in_memory
         limit = None if unbounded else self.settings.count_limit
         return Bounds(self.collections.name, limit, self._samples)
@@ -141,26 +141,26 @@ class QueueCore(Generic[PayloadT]):
         return created
 
     def begin(self, session: Any = None) -> Operation[datetime]:
-        """Create missing indexes before the first write, and read the clock.
+        """Create missing indexes before the first write, and return the server's time.
 
-        Not inside a caller's transaction, which an index build could not join.
+        In a caller's transaction no index is created: an index build cannot join it.
         """
         if not self._indexed and session is None:
-            # The retention of the collection changes only when it is asked for by name.
+            # Only ensure_indexes() changes the retention of an existing collection.
             yield from self.ensure_indexes(adjust=False)
         return (yield from self.now())
 
     def next_position(self) -> Operation[tuple[datetime, int]]:
-        """Give the time, and the place at the end of the line."""
+        """Return the server's time, and the position behind all waiting tasks."""
         now = yield from self.begin()
         return now, self._positions.take(now)
 
     def check_payload(self, payload: Any) -> None:
-        """Raise :class:`InvalidPayload` if a task of this queue could not be read back with it."""
+        """Raise :class:`InvalidPayload` if a worker of this queue could not read the payload."""
         self._codec.load(payload)
 
     def to_task(self, document: Document) -> Task[PayloadT]:
-        """Show a task as it is stored, validated if it can be: a bad payload is still seen."""
+        """Return a stored document as a task; an invalid payload is returned as it is stored."""
         try:
             payload = self._codec.load(document.get("payload"))
         except InvalidPayload:
@@ -181,8 +181,7 @@ class QueueCore(Generic[PayloadT]):
     def enqueue_many(
         self, items: Iterable[Any], options: EnqueueOptions, session: Any
     ) -> Operation[EnqueueReport[PayloadT]]:
-        # Everything is checked before anything is written.
-        """Perform :meth:`Queue.enqueue_many`."""
+        """Perform :meth:`Queue.enqueue_many`; all items are checked before any is written."""
         if "payload" in options:
             raise refused("payload", cast("Any", options)["payload"], "the items are the payloads")
         given = list(check_several("items", items, "give a list of payloads or NewTasks"))
@@ -224,9 +223,9 @@ class QueueCore(Generic[PayloadT]):
         )
 
     def _begin_adding(self, news: Iterable[NewTask[Any]], session: Any) -> Operation[datetime]:
-        """Begin, and in a transaction see that the index is there which tells duplicates.
+        """Return the server's time; in a transaction, check first that the dedupe index exists.
 
-        A transaction cannot wait for an index that is built beside it.
+        A transaction cannot wait for an index that is being built.
         """
         check_session(session, self.collections.client)
         now = yield from self.begin(session)
@@ -264,7 +263,7 @@ class QueueCore(Generic[PayloadT]):
         return documents
 
     def _encoded(self, documents: Sequence[Document]) -> Sequence[Any]:
-        """Encode documents, which refuses those that cannot be stored; the driver need not."""
+        """Encode documents, so that one that cannot be stored is rejected before any write."""
         encoded = encode_all(documents, self.collections.codec_options)
         return documents if self.collections.in_memory else encoded
 
@@ -283,7 +282,7 @@ class QueueCore(Generic[PayloadT]):
             claimed = yield from self._deliver([document], lease)
             if claimed:
                 return [claimed[0].task]
-            # It had expired, most likely; others at the head of the line may have, too.
+            # The task had probably expired. Others at the front may have expired, too.
             yield from maintenance.expire_undelivered(lease.started_at, self.settings, [self.name])
 
     def pop_many(self, limit: int, worker_id: str | None) -> Operation[list[Task[PayloadT]]]:
@@ -294,15 +293,15 @@ class QueueCore(Generic[PayloadT]):
         return [one.task for one in (yield from self.claim_batch(limit, worker_id))]
 
     def promote_due(self) -> Operation[int]:
-        """Make delayed tasks ready whose time has come."""
+        """Make delayed tasks ready that are due; return how many."""
         now = yield from self.begin()
         return (yield from claim.promote_due(self.name, now, limit=self.settings.promote_limit))
 
     def poll(self, queues: Sequence[str]) -> Operation[PollResult]:
-        """See what these queues of the collection hold for a worker, with one query."""
+        """Return whether these queues have ready, due or paused work, with one query."""
         now = yield from self.begin()
-        look = poll.poll_in_memory if self.collections.in_memory else poll.poll
-        return (yield from look(self.collections.name, queues, now=now))
+        read = poll.poll_in_memory if self.collections.in_memory else poll.poll
+        return (yield from read(self.collections.name, queues, now=now))
 
     def claim_batch(
         self,
@@ -317,7 +316,7 @@ class QueueCore(Generic[PayloadT]):
 
         The claim starts later than ``after``, the worker's previous claim, so that its claims stay
         in order when the clock is read again. A caller that chooses the lease ``token`` can recover
-        what a failed claim took with :meth:`claim_again`. With ``one_reply`` the claim takes no
+        what a failed claim took with :meth:`recover_claim`. With ``one_reply`` the claim takes no
         more than 16 MB.
         """
         while True:
@@ -337,7 +336,7 @@ class QueueCore(Generic[PayloadT]):
         documents = yield from claim.recover_claim(token, expires_at)
         if not documents:
             return []
-        # One claim writes one start: what an earlier round of it took was settled before the last.
+        # All tasks of a claim have one start: tasks of its earlier rounds are settled by now.
         started_at = documents[0]["started_at"]
         lease = Lease.trusted(
             token=token, worker_id=worker_id, started_at=started_at, expires_at=expires_at
@@ -349,7 +348,7 @@ class QueueCore(Generic[PayloadT]):
     ) -> Operation[Lease]:
         now = yield from self.begin()
         started_at = now
-        # A clock that went back by more was wrong before.
+        # If the clock went back by more, it was wrong before.
         if after is not None and now <= after < now + LARGEST_SKEW:
             started_at = after + TICK
         return Lease.trusted(
@@ -360,35 +359,35 @@ class QueueCore(Generic[PayloadT]):
         )
 
     def _deliver(self, documents: list[Document], lease: Lease) -> Operation[list[Claimed]]:
-        """Hand over what may run; fail what has expired, is used up, or does not validate."""
+        """Return the tasks that may run; fail the expired, exhausted and invalid ones."""
         now = lease.started_at
-        sound: list[Claimed] = []
+        deliverable: list[Claimed] = []
         for document in documents:
             settlement = None if clearly_deliverable(document) else undeliverable(document, now)
             if settlement is None:
                 try:
                     payload = self._codec.load(document.get("payload"))
-                    sound.append(Claimed(document, lease, payload))
+                    deliverable.append(Claimed(document, lease, payload))
                 except InvalidPayload as exc:
                     error = TaskError(message=str(exc), code="invalid_payload", at=now)
                     settlement = settle.failed(now, error)
             if settlement is not None:
                 task: Task[Any] = Task.from_document(document)
-                with suppress(LeaseLost):  # Whoever has it now decides about it.
+                with suppress(LeaseLost):  # Another worker has the task now.
                     yield from self._settle(task, settlement, now)
-        if own := [one for one in sound if one.own_timeout_sec is not None]:
+        if own := [one for one in deliverable if one.own_timeout_sec is not None]:
             granted_at = lease.expires_at - self.settings.visibility_timeout
             yield from claim.apply_own_timeouts([one.document for one in own], lease, granted_at)
             for one in own:
                 expires_at = one.document["lease_expires_at"]
                 one.lease = lease.model_copy(update={"expires_at": expires_at})
-        return sound
+        return deliverable
 
     def next_poll_sec(self) -> Operation[float | None]:
-        """Give the seconds after which a pop that waits should look, whatever the stream says.
+        """Return after how many seconds a waiting pop polls again without news from the stream.
 
-        When the next delayed task comes due, or, as the stream does not tell of a resume, when
-        a pause is due to be read again.
+        The next delayed task is due then, or the pause must be read again: the change stream
+        does not report a resume. ``None``: there is no such time.
         """
         if not (yield from self._may_claim()):
             return REMEMBERED_SEC
@@ -473,14 +472,14 @@ class QueueCore(Generic[PayloadT]):
     def _lease_length(self, task: Task[Any]) -> timedelta:
         own = task.visibility_timeout_sec
         if own is not None:
-            with suppress(ValueError):  # Read by an id, it may be anything.
+            with suppress(ValueError):  # A document may have been edited manually.
                 return to_positive_timedelta(own)
         return self.settings.visibility_timeout
 
     # Inspect and administer
 
     def resolve_ids(self, task_ids: Iterable[Any]) -> Operation[list[Any]]:
-        """Check ids, and find out what those stand for that came as text, as they do in a URL."""
+        """Check ids; resolve those given as text, as in a URL, to the ids that exist."""
         asked = [possible_ids(check_id(one)) for one in task_ids]
         return (yield from lookup.first_existing(asked, self.settings))
 
@@ -580,11 +579,11 @@ class QueueCore(Generic[PayloadT]):
         return pause
 
     def remember_paused(self, *, paused: bool) -> None:
-        """Take note of what was just read, so that the next claim need not read it again."""
+        """Remember what was just read or written, so that the next claim need not read it."""
         self._known_pause = (paused, time.monotonic())
 
     def _may_claim(self) -> Operation[bool]:
-        """Tell whether the queue is open, as of at most a second ago."""
+        """Return whether the queue is not paused, as of at most a second ago."""
         known = self._known_pause
         if known is not None and time.monotonic() - known[1] < REMEMBERED_SEC:
             return not known[0]
@@ -637,16 +636,16 @@ def new_token() -> str:
 
 
 def worker_name(given: str | None = None) -> str:
-    """Name one life of a worker: as it is called, or where it runs, and no two are the same.
+    """Return a unique id for one run of a worker: its name, or host and process id, and a suffix.
 
-    One under a former name would pass for the one that died: its heartbeat would hide that the
-    former one's has ended, and with it the tasks that it held.
+    If a restarted worker kept its id, its heartbeat would hide that the former one died, and the
+    tasks that the former one held would not be reclaimed.
     """
     return f"{given or f'{_HOST}:{os.getpid()}'}:{secrets.token_hex(3)}"
 
 
 def clearly_deliverable(document: Document) -> bool:
-    """Tell the ordinary task, which most are, from one that needs a closer look."""
+    """Return whether a task is certainly deliverable: a quick check that most tasks pass."""
     get, attempts, most = document.get, document["attempts"], document.get("max_attempts")
     return (
         type(attempts) is int
@@ -659,7 +658,7 @@ def clearly_deliverable(document: Document) -> bool:
 
 
 def undeliverable(document: Document, now: datetime) -> Settlement | None:
-    """Decide whether a claimed task must not run, and what becomes of it."""
+    """Return how to settle a claimed task that must not run; ``None`` if it may run."""
     if reason := malformed(document):
         return settle.failed(now, settle.invalid_task(reason, now), delivered=False)
     task: Task[Any] = Task.from_document(document)
@@ -673,7 +672,7 @@ def undeliverable(document: Document, now: datetime) -> Settlement | None:
 
 
 def malformed(document: Document) -> str | None:
-    """Say which field of a claimed task cannot be what it is, and why, if there is one."""
+    """Return which field of a claimed task is malformed and why; ``None`` if none is."""
     attempts, expires_at = document["attempts"], document.get("expires_at")
     own_sec = document.get("visibility_timeout_sec")
     if isinstance(document["_id"], dict):

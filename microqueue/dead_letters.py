@@ -1,4 +1,4 @@
-"""``queue.dead_letters``: look at failed tasks, replay them, discard them."""
+"""``queue.dead_letters``: list, replay and discard failed tasks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from microqueue.arguments import check_count, refused
 from microqueue.core import AsyncCore, QueueCore, SyncCore
 from microqueue.dlq import (
     DeadLetterFilter,
+    DeadLetterGroups,
     DeadLetterPage,
     DeadLetterStats,
-    LetterGroups,
     ReplayReport,
 )
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import TaskNotFound
 from microqueue.operations import dead_letters, diagnostics, id_order, lookup, replay, stats
 from microqueue.operations.call import Document, Operation
-from microqueue.operations.server_clock import read_clock
 from microqueue.payload import check_encodable
 from microqueue.task import PayloadT, Task, TaskId
 
@@ -28,7 +27,7 @@ Chosen: TypeAlias = TaskId | Task[Any] | Iterable[TaskId | Task[Any]] | DeadLett
 
 
 class DeadLetterOperations(Generic[PayloadT]):
-    """The operations, composed for a queue's settings, and its name or all queues."""
+    """The operations on the dead letters of one queue, or of all queues of its collection."""
 
     def __init__(self, core: QueueCore[PayloadT], *, everywhere: bool = False) -> None:
         self._core = core
@@ -120,7 +119,7 @@ class DeadLetterOperations(Generic[PayloadT]):
         queries, _ = yield from self._choose(which, missing_ok=True)
         return (yield from dead_letters.count_all(queries, self._core.settings))
 
-    def groups(self, which: DeadLetterFilter) -> Operation[LetterGroups]:
+    def groups(self, which: DeadLetterFilter) -> Operation[DeadLetterGroups]:
         """Perform :meth:`DeadLetters.groups`."""
         queues = yield from self._queues()
         return (yield from dead_letters.groups(queues, which, self._core.settings))
@@ -137,7 +136,7 @@ class DeadLetterOperations(Generic[PayloadT]):
     def stats(self, *, exact: bool) -> Operation[DeadLetterStats]:
         """Perform :meth:`DeadLetters.stats`."""
         core = self._core
-        now = yield from read_clock(core.clock)
+        now = yield from core.now()
         bounds = core.count_bounds(exact=exact)
         queues = yield from self._queues()
         return (yield from stats.dead_letter_stats(queues, now, core.settings, bounds=bounds))
@@ -145,9 +144,10 @@ class DeadLetterOperations(Generic[PayloadT]):
     def _choose(
         self, which: Chosen, *, missing_ok: bool
     ) -> Operation[tuple[list[Document], list[TaskId]]]:
-        """Write the filters of what was chosen; return with them the ids that do not exist.
+        """Return the MongoDB filters of the chosen tasks, and the ids that do not exist.
 
-        Unless those are accepted, they are rejected before anything is written.
+        Raises:
+            TaskNotFound: An id does not exist, and ``missing_ok`` is false.
         """
         settings = self._core.settings
         if isinstance(which, DeadLetterFilter):
@@ -167,8 +167,8 @@ class DeadLetterOperations(Generic[PayloadT]):
             name, found_in = self._core.name, missing[0][1]
             raise TaskNotFound(task_ids=[one for one, _ in missing], queue=name, found_in=found_in)
         here = [one for one, place in places if self._is_here(place)]
-        held = {found[id_order.key(one)] for one in here}
-        queues = sorted(held) if self._everywhere else self._core.name
+        names = {found[id_order.key(one)] for one in here}
+        queues = sorted(names) if self._everywhere else self._core.name
         return [dead_letters.selection(queues, here)], [one for one, _ in missing]
 
     def _is_here(self, queue: str | None) -> bool:
@@ -287,7 +287,7 @@ class DeadLetters(Generic[PayloadT]):
         """
         return self._core.run(self._operations.edit_and_replay(task_id, payload, delay))
 
-    def groups(self, which: DeadLetterFilter | None = None) -> LetterGroups:
+    def groups(self, which: DeadLetterFilter | None = None) -> DeadLetterGroups:
         """Group the dead letters by error code and normalised message, the largest group first.
 
         Args:
@@ -465,7 +465,7 @@ class AsyncDeadLetters(Generic[PayloadT]):
         """
         return await self._core.run(self._operations.edit_and_replay(task_id, payload, delay))
 
-    async def groups(self, which: DeadLetterFilter | None = None) -> LetterGroups:
+    async def groups(self, which: DeadLetterFilter | None = None) -> DeadLetterGroups:
         """Group the dead letters by error code and normalised message, the largest group first.
 
         Args:

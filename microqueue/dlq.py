@@ -1,40 +1,44 @@
-"""The models of the dead-letter queue: what to select, and what its methods return."""
+"""The models of the dead-letter queue: the filter, and what its methods return."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 from pydantic import Field, field_validator
 
 from microqueue.arguments import is_encodable
+from microqueue.deprecation import renamed_names
 from microqueue.durations import AwareDatetime
 from microqueue.model import Model
 from microqueue.task import PayloadT, Task, TaskId
 
 
 class DeadLetterFilter(Model):
-    """Which dead letters: by error code, text in the message, and time of failure.
+    """Selects dead letters by error code, text in the message, and time of failure.
 
-    An empty filter means all of the queue. ``text`` is plain text, not a pattern, and upper
-    and lower case are the same. ``code=""`` means those without a code; ``group`` is the
-    message of a group of letters, as :mod:`microqueue.operations.search` writes it. With
-    ``shown``, which masks secrets, both are looked for in what it leaves of a message.
+    An empty filter selects all dead letters of the queue.
     """
 
     code: str | None = None
+    """The error code; the empty string selects dead letters without a code."""
     text: str | None = None
+    """Plain text in the error message, not a pattern. Case is ignored."""
     group: str | None = None
+    """The message of a group that ``dead_letters.groups()`` returned."""
     since: AwareDatetime | None = None
+    """The earliest time of the failure, inclusive."""
     until: AwareDatetime | None = None
+    """The latest time of the failure, exclusive."""
     shown: Callable[[str], str] | None = Field(default=None, exclude=True, repr=False)
+    """A function that masks secrets in a message; ``text`` and ``group`` see its result."""
 
     @field_validator("code", "text", "group")
     @classmethod
     def _can_be_asked(cls, value: str | None) -> str | None:
         if value is not None and not is_encodable(value):
-            raise ValueError("MongoDB cannot hold such a text")
+            raise ValueError("MongoDB cannot store this text")
         return value
 
     @field_validator("text")
@@ -46,7 +50,7 @@ class DeadLetterFilter(Model):
 
 
 class DeadLetterPage(Model, Generic[PayloadT]):
-    """Some dead letters, newest first; ``next_cursor`` leads to the following page."""
+    """A page of dead letters, newest first, with the cursor of the next page."""
 
     tasks: Sequence[Task[PayloadT]]
     next_cursor: str | None = None
@@ -62,10 +66,10 @@ class DeadLetterPage(Model, Generic[PayloadT]):
 
 
 class DeadLetterStats(Model):
-    """How many dead letters there are, and why.
+    """The number of dead letters, in total and by error code.
 
     Above ``settings.count_limit`` the ``total`` is ``estimated``, and ``by_code`` counts the
-    newest ``examined`` letters.
+    newest ``examined`` dead letters.
     """
 
     total: int
@@ -79,8 +83,8 @@ class DeadLetterStats(Model):
 class ReplayReport(Model):
     """What a replay did.
 
-    Letters that were ``skipped`` stay dead: a live task has their dedupe key, or another caller
-    replays them. ``missing`` are the ids that were given and that no task has.
+    ``skipped`` dead letters were not replayed: a live task has their dedupe key, or another
+    caller is replaying them. ``missing`` are the given ids that no task has.
     """
 
     matched: int
@@ -90,7 +94,7 @@ class ReplayReport(Model):
     dry_run: bool = False
 
 
-class LetterGroup(Model):
+class DeadLetterGroup(Model):
     """Dead letters with one error code whose messages differ only in numbers and names."""
 
     code: str | None
@@ -102,9 +106,15 @@ class LetterGroup(Model):
     latest_id: TaskId
 
 
-class LetterGroups(Model):
-    """The groups, the largest first; ``truncated``: there are letters older than those counted."""
+class DeadLetterGroups(Model):
+    """Groups of dead letters, the largest first. If ``truncated``, older ones were not counted."""
 
     total: int
     truncated: bool
-    groups: Sequence[LetterGroup]
+    groups: Sequence[DeadLetterGroup]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(
+        __name__, {"LetterGroup": "DeadLetterGroup", "LetterGroups": "DeadLetterGroups"}
+    )

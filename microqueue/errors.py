@@ -1,20 +1,20 @@
 """Every error that microqueue raises, under one base.
 
     MicroqueueError
-    ├── InvalidArgument          a value that cannot be accepted; nothing was written
-    │   └── InvalidPayload       BSON cannot hold it, it is too large, or its model refuses it
+    ├── InvalidArgument          a value is not valid; nothing was written
+    │   └── InvalidPayload       BSON cannot encode it, it is too large, or its model rejects it
     ├── DuplicateTask            a live task has this dedupe key, or a task has this id
-    ├── LeaseLost                the task was reclaimed, and is no longer this worker's
+    ├── LeaseLost                the task was reclaimed: another worker may have it
     ├── TaskNotFound             no task has this id; nothing was changed
-    ├── WrongStatus              the task is in a status that does not allow this
-    ├── AlreadyRunning           the worker is at work, and cannot be run a second time
-    ├── IndexConflict            an index of another shape is in the way
+    ├── WrongStatus              the status of the task does not allow this
+    ├── AlreadyRunning           the worker is running
+    ├── IndexConflict            an index of another shape exists
     ├── DuplicatesStored         live tasks share a dedupe key, so its index cannot be built
-    ├── OperationFailed          MongoDB refused; the cause is attached
-    │   └── ServerUnavailable    MongoDB could not be reached in time; trying later may work
+    ├── OperationFailed          MongoDB rejected the operation; the cause is attached
+    │   └── ServerUnavailable    MongoDB could not be reached in time; a later try may work
     ├── EmbeddedServerError      the embedded MongoDB could not be found or started
     ├── SchemaDrift              Spark read a value of another type than its column's
-    └── JavaNotFound             Spark needs a Java that is not there
+    └── JavaNotFound             Spark needs Java, which is not installed
 
 Errors carry their data as attributes, so that code can act on them without reading
 messages. A driver's error is always the ``__cause__`` of the one raised in its place.
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MOST_NAMED = 10
-"""So many ids are named in a message; the attribute has them all."""
+"""How many ids a message names; the attribute has all of them."""
 
 
 class MicroqueueError(Exception):
@@ -34,7 +34,10 @@ class MicroqueueError(Exception):
 
 
 class InvalidArgument(MicroqueueError, ValueError):
-    """A value was refused before anything was written."""
+    """A value is not valid. Nothing was written.
+
+    ``argument`` is the name of the argument or option, and ``value`` is the rejected value.
+    """
 
     def __init__(self, message: str, *, argument: str | None = None, value: Any = None) -> None:
         super().__init__(message)
@@ -43,11 +46,14 @@ class InvalidArgument(MicroqueueError, ValueError):
 
 
 class InvalidPayload(InvalidArgument):
-    """A payload that BSON cannot encode, that is too large, or that its model refuses."""
+    """A payload that BSON cannot encode, that is too large, or that its model rejects."""
 
 
 class DuplicateTask(MicroqueueError):
-    """The task was not added: its id, or its dedupe key among live tasks, is taken."""
+    """The task was not added: a task has its id, or a live task has its dedupe key.
+
+    ``existing_id`` is the id of the live task with the dedupe key, if it was found.
+    """
 
     def __init__(
         self, *, queue: str, task_id: Any, dedupe_key: str | None, existing_id: Any | None
@@ -56,13 +62,13 @@ class DuplicateTask(MicroqueueError):
         self.task_id = task_id
         self.dedupe_key = dedupe_key
         self.existing_id = existing_id
-        taken = f"dedupe key {dedupe_key!r}" if dedupe_key is not None else f"id {task_id!r}"
-        by = f" by task {existing_id!r}" if existing_id is not None else ""
-        super().__init__(f"{taken} is already taken in queue {queue!r}{by}; nothing was added")
+        key = f"dedupe key {dedupe_key!r}" if dedupe_key is not None else f"id {task_id!r}"
+        holder = f" by task {existing_id!r}" if existing_id is not None else ""
+        super().__init__(f"{key} is already taken in queue {queue!r}{holder}; nothing was added")
 
 
 class LeaseLost(MicroqueueError):
-    """The lease is not this worker's any more; nothing was changed."""
+    """The worker no longer has the lease. Nothing was changed."""
 
     def __init__(self, *, task_id: Any, worker_id: str | None, reason: str) -> None:
         self.task_id = task_id
@@ -72,10 +78,10 @@ class LeaseLost(MicroqueueError):
 
 
 class TaskNotFound(MicroqueueError):
-    """No task has this id, or this queue has none with it; nothing was changed.
+    """There is no task with this id, or it is in another queue. Nothing was changed.
 
     ``task_ids`` are all ids that were not found, and ``task_id`` is the first of them.
-    ``found_in`` is the queue in which that one is, if it is another than ``queue``.
+    ``found_in`` is the queue of that task, if it is in another queue than ``queue``.
     """
 
     def __init__(
@@ -101,27 +107,27 @@ class TaskNotFound(MicroqueueError):
 
 
 class WrongStatus(MicroqueueError):
-    """The task's status does not allow what was asked; nothing was changed."""
+    """The status of the task does not allow the call. Nothing was changed."""
 
     def __init__(self, *, task_id: Any, status: str, needed: str) -> None:
         self.task_id = task_id
         self.status = status
         self.needed = needed
-        super().__init__(f"task {task_id!r} is {status}, and must be {needed} for this")
+        super().__init__(f"task {task_id!r} is {status}; it must be {needed}")
 
 
 class AlreadyRunning(MicroqueueError, RuntimeError):
-    """The worker is at work already."""
+    """The worker is already running."""
 
     def __init__(self, *, worker_id: str) -> None:
         self.worker_id = worker_id
         super().__init__(
-            f"worker {worker_id!r} runs already; make another one, or wait until it has ended"
+            f"worker {worker_id!r} is already running; wait until it stops, or create another one"
         )
 
 
 class IndexConflict(MicroqueueError):
-    """An index that microqueue needs exists in another shape."""
+    """An index of another shape exists where microqueue needs its own."""
 
     def __init__(self, *, index: str, collection: str, found: Any, expected: Any) -> None:
         self.index = index
@@ -129,29 +135,29 @@ class IndexConflict(MicroqueueError):
         self.found = found
         self.expected = expected
         super().__init__(
-            f"collection {collection!r} has an index in the way of {index!r}: "
-            f"found {found}, expected {expected}. Drop it and run ensure_indexes() again."
+            f"collection {collection!r} has another index in place of {index!r}: "
+            f"found {found}, expected {expected}; drop it and run ensure_indexes() again"
         )
 
 
 class DuplicatesStored(MicroqueueError):
-    """Live tasks share a dedupe key: they were stored before the indexes were there."""
+    """Live tasks share a dedupe key, because they were stored before the indexes existed."""
 
     def __init__(self, *, collection: str, key: Any) -> None:
         self.collection = collection
         self.key = key
         super().__init__(
-            f"several live tasks of collection {collection!r} have the key {key}, and the index "
-            "'dedupe' allows one: cancel or delete the others, and run ensure_indexes() again"
+            f"several live tasks in collection {collection!r} have the key {key}; the index "
+            "'dedupe' allows one: cancel or delete the others, then run ensure_indexes() again"
         )
 
 
 class OperationFailed(MicroqueueError):
-    """MongoDB refused an operation; the driver's error is the cause."""
+    """MongoDB rejected an operation; the driver's error is the ``__cause__``."""
 
 
 class ServerUnavailable(OperationFailed):
-    """MongoDB could not be reached, or lost its primary, for longer than allowed."""
+    """MongoDB could not be reached in time, or had no primary."""
 
 
 class EmbeddedServerError(MicroqueueError):
@@ -159,7 +165,7 @@ class EmbeddedServerError(MicroqueueError):
 
 
 class SchemaDrift(MicroqueueError):
-    """A stored value does not fit its column, and the read was to be strict."""
+    """A stored value does not fit its column, in a strict read."""
 
     def __init__(self, *, task_id: Any, column: str, reason: str) -> None:
         self.task_id = task_id
@@ -167,7 +173,7 @@ class SchemaDrift(MicroqueueError):
         self.reason = reason
         super().__init__(
             f"task {task_id!r} does not fit the schema: {column} {reason}; "
-            "mode=permissive reads null instead, and counts it in the column drifted"
+            "mode=permissive reads null instead and counts it in the column drifted"
         )
 
 
@@ -176,8 +182,8 @@ class JavaNotFound(MicroqueueError):
 
     def __init__(self, *, java_home: str | None) -> None:
         self.java_home = java_home
-        where = f"JAVA_HOME={java_home!r} has no bin/java" if java_home else "there is no java"
+        where = f"JAVA_HOME={java_home!r} has no bin/java" if java_home else "no java was found"
         super().__init__(
-            f"Spark needs Java 17 or newer, and {where}: "
+            f"Spark needs Java 17 or newer; {where}: "
             "install it, on Debian with `apt install openjdk-17-jre-headless`"
         )

@@ -1,4 +1,4 @@
-"""The base of microqueue's own models: frozen, strict about names, and plain in its errors."""
+"""The base of all models: frozen, strict about names, with errors in one sentence."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Model(BaseModel):
 
     @classmethod
     def trusted(cls, **fields: Any) -> Self:
-        """Make an instance of values that are known to be good, all fields given.
+        """Make an instance of valid values, one for each field, without validation.
 
-        It is what ``model_construct`` does, without the search for defaults and aliases,
-        which would take half of a worker's time.
+        It is a ``model_construct`` without the search for defaults and aliases, which would take
+        half of a worker's time.
         """
         instance = cls.__new__(cls)
         object.__setattr__(instance, "__dict__", fields)
-        # One set for all: instances are frozen, and a copy gets a copy.
+        # One set for all instances: they are frozen, and a copy gets a copy of the set.
         object.__setattr__(instance, "__pydantic_fields_set__", cls._all_fields)
         object.__setattr__(instance, "__pydantic_extra__", None)
         object.__setattr__(instance, "__pydantic_private__", None)

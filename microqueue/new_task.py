@@ -1,4 +1,4 @@
-"""Tasks on their way in: what to add, and what became of it."""
+"""New tasks: what to add, and the report of what was added."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class NewTask(Model, Generic[PayloadT]):
 
 
 class AddedTasks(Sequence[Task[Any]]):
-    """The tasks that ``enqueue_many`` added; each is made when it is looked at."""
+    """The tasks that ``enqueue_many`` added; each is built on access."""
 
     def __init__(self, added: list[tuple[dict[str, Any], Any]]) -> None:
         self._added = added
@@ -127,7 +127,7 @@ class AddedTasks(Sequence[Task[Any]]):
 
 
 class EnqueueReport(Model, Generic[PayloadT]):
-    """What ``enqueue_many`` did: the tasks added, and the items that were duplicates."""
+    """What ``enqueue_many`` did: the tasks that were added, and the duplicates."""
 
     tasks: Sequence[Task[PayloadT]]
     duplicates: Sequence[Duplicate]
@@ -139,7 +139,7 @@ class EnqueueReport(Model, Generic[PayloadT]):
 
 
 class Duplicate(Model):
-    """An item that ``enqueue_many`` left out: ``index`` is its place among the items."""
+    """An item that ``enqueue_many`` did not add; ``index`` is its index among the items."""
 
     index: int
     task_id: TaskId

@@ -112,13 +112,13 @@ class Queue(Generic[PayloadT]):
         ``settings.server_timeout``.
 
         Args:
-            uri: The address. Default: ``MICROQUEUE_URI``, else the embedded server.
+            uri: The address. Default: ``MICROQUEUE_URI``, or the embedded server.
             name: The name of the queue.
             settings: As for the class.
             payload_model: As for the class.
             clock: As for the class.
-            collection: The collection. Default: ``tasks``. The database is the URI's, else
-                ``microqueue``.
+            collection: The collection. Default: ``tasks``. The database is the URI's, or
+                ``microqueue`` if it names none.
             **client_options: Options of ``MongoClient``.
 
         Returns:
@@ -154,7 +154,7 @@ class Queue(Generic[PayloadT]):
         """Close the client, and the embedded server, if :meth:`from_uri` opened them."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            with bounded(CLOSE_SEC):  # It tells the server which sessions have ended.
+            with bounded(CLOSE_SEC):  # Closing ends the sessions on the server.
                 connection.client.close()
             connection.stop_server()
 
@@ -283,7 +283,7 @@ class Queue(Generic[PayloadT]):
         poll_sec = self.settings.poll_interval.total_seconds()
         with SyncWakeup(self._core.collections, [self.name], poll_interval_sec=poll_sec) as wakeup:
             while True:
-                # Once more after the stream opened: a task may have come just before.
+                # Again, now that the stream is open: a task may have been added just before.
                 task = self._pop_now(worker_id)
                 remaining = deadline - time.monotonic()
                 if task is not None or remaining <= 0:
@@ -312,8 +312,7 @@ class Queue(Generic[PayloadT]):
             self._core.pop_many(check_count("limit", limit), check_worker_id(worker_id))
         )
 
-    # Settle: each raises LeaseLost if the task is no longer this worker's. All are safe to
-    # repeat: the same settlement under the same token is a quiet success.
+    # Settle: the same settlement under the same lease token succeeds again.
 
     def mark_done(self, task: Task[Any], *, result: Any = None, session: Any = None) -> None:
         """Finish a task. Safe to repeat.

@@ -10,15 +10,15 @@ from microqueue.model import Model
 from microqueue.task import Progress, TaskId
 
 MISSED_BEATS = 3
-
-
+"""After so many missed heartbeats a worker counts as gone."""
 LATE_BEATS = 2
+"""After so many missed heartbeats a worker is late."""
 
 
 class QueueStats(Model):
-    """How a queue stands at ``at``. Ages are in seconds.
+    """The counts of a queue at ``at``, by the server's clock.
 
-    ``estimated`` names the fields that are estimates, because there are more than
+    ``estimated`` names the fields that are estimates because their count is above
     ``settings.count_limit``. All other fields are exact.
     """
 
@@ -31,30 +31,30 @@ class QueueStats(Model):
     done: int
     failed: int
     oldest_ready_age_sec: float | None
-    """How long the task that has been ready the longest has waited. An estimate is at most that."""
+    """How long the oldest ready task has waited, in seconds. An estimate is never larger."""
     next_due_at: datetime | None
     estimated: Sequence[str] = ()
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is an estimate."""
+        """Whether no field is an estimate."""
         return not self.estimated
 
     @property
     def pending(self) -> int:
-        """Tasks that wait, ready or delayed."""
+        """How many tasks are waiting, ready or delayed."""
         return self.ready + self.delayed
 
     @property
     def in_flight(self) -> int:
-        """Tasks that a worker holds; the overdue ones among them await the sweeper."""
+        """How many tasks workers hold; the overdue ones among them wait for the sweeper."""
         return self.processing
 
 
 class QueueOverview(Model):
-    """How one queue stands. Ages are in seconds.
+    """The counts of one queue in an overview, with those of the last hour.
 
-    ``estimated`` names the fields that are estimates, because there are more than
+    ``estimated`` names the fields that are estimates because their count is above
     ``settings.count_limit``. All other fields are exact.
     """
 
@@ -75,8 +75,8 @@ class QueueOverview(Model):
 class MinuteCounts(Model):
     """Tasks done and failed in each of the last 60 minutes, by queue, the oldest first.
 
-    The last minute is the current one, which is not over yet. ``done_estimated`` and
-    ``failed_estimated`` are the places, from 0, of the minutes whose counts are estimates.
+    The last minute is the current one, and incomplete. ``done_estimated`` and
+    ``failed_estimated`` are the indexes, from 0, of the minutes whose counts are estimates.
     """
 
     first_at: datetime
@@ -87,7 +87,7 @@ class MinuteCounts(Model):
 
 
 class RunningTask(Model):
-    """A task that a worker holds, and until when."""
+    """A task that a worker holds, with its lease."""
 
     id: TaskId
     queue: str
@@ -102,9 +102,9 @@ class RunningTask(Model):
 
 
 class Latency(Model):
-    """What the done tasks of a queue took, in seconds: until they began, and to run.
+    """Wait and run times of the done tasks of a queue, in seconds, as percentiles.
 
-    ``done`` is the number of tasks that were measured; ``estimated``: there were more.
+    ``done`` is the number of tasks that were measured. If ``estimated``, there were more.
     """
 
     queue: str
@@ -119,7 +119,7 @@ class Latency(Model):
 
 
 class Pause(Model):
-    """A queue from which nothing is claimed: since when, and why."""
+    """The pause of a queue: since when, and why."""
 
     queue: str
     paused_at: datetime
@@ -127,10 +127,10 @@ class Pause(Model):
 
 
 class WorkerInfo(Model):
-    """A worker that has registered, as of its last heartbeat.
+    """A registered worker, as of its last heartbeat.
 
-    ``tasks`` are the names of the tasks that it serves, the first 500 of them; ``more_tasks``:
-    there are others. ``None``: one function serves all of its tasks, whatever their names.
+    ``tasks`` are the names of the tasks that it serves, at most 500; if ``more_tasks``, there are
+    others. ``None`` means that one function serves all tasks, whatever their names.
     """
 
     id: str
@@ -148,18 +148,18 @@ class WorkerInfo(Model):
     more_tasks: bool | None = False
 
     def gone_at(self) -> datetime:
-        """When it counts as gone: after three heartbeats that did not come."""
+        """Return when the worker counts as gone: after three missed heartbeats."""
         return later(self.heartbeat_at, timedelta(seconds=self.heartbeat_sec * MISSED_BEATS))
 
     def late_at(self) -> datetime:
-        """When it is to be noticed that it is silent: one heartbeat earlier."""
+        """Return when the worker counts as late: after two missed heartbeats."""
         return later(self.heartbeat_at, timedelta(seconds=self.heartbeat_sec * LATE_BEATS))
 
 
 class ServedNames(Model):
-    """The names of tasks that the living workers of a queue serve.
+    """The names of the tasks that the live workers of a queue serve.
 
-    ``any_name``: at least one of them may serve others, too.
+    If ``any_name``, at least one of the workers serves other names, too.
     """
 
     queue: str
@@ -169,7 +169,10 @@ class ServedNames(Model):
 
 
 class AuditEntry(Model):
-    """One action. ``target`` names a task, or the filter; ``outcome`` is ``ok`` or an error."""
+    """An entry of the audit log.
+
+    ``target`` is a task or a filter. ``outcome`` is ``ok`` or an error.
+    """
 
     id: str
     at: datetime
@@ -182,7 +185,7 @@ class AuditEntry(Model):
 
 
 class AuditPage(Model):
-    """Some entries, newest first; ``next_cursor`` leads to the following page."""
+    """A page of the audit log, newest first, with the cursor of the next page."""
 
     at: datetime
     items: Sequence[AuditEntry]

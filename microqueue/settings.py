@@ -1,4 +1,4 @@
-"""Queue-wide settings: from code, or from ``MICROQUEUE_*`` in the environment."""
+"""The settings of a queue, from code or from ``MICROQUEUE_*`` in the environment."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from microqueue.model import Model, reason_of, shorten
 PREFIX = "MICROQUEUE_"
 OTHER_VARIABLES = frozenset({"URI", "TEST_URI", "MONGOD", "HOME", "DASHBOARD_TOKEN"})
 DASHBOARD_PORT = 8765
-"""Where the dashboard is. Commands name it, which may lack the extra that serves it."""
+"""The dashboard's port. It is here because commands name it without the dashboard extra."""
 
 JSON_EXAMPLE = '{"base_sec": 5, "jitter": "none"}'
-"""How a backoff is written in the environment, the only setting that has fields."""
+"""An example of a backoff in the environment: the one setting that has fields."""
 
 logger = logging.getLogger("microqueue.settings")
 
@@ -58,46 +58,48 @@ class SettingsOptions(TypedDict, total=False):
 
 
 class QueueSettings(Model):
-    """What holds for every task of a queue that does not say otherwise.
+    """The settings of a queue, and the defaults of its tasks.
 
     Durations are a ``timedelta`` or seconds. Each field can come from the environment:
     ``MICROQUEUE_VISIBILITY_TIMEOUT=120``, ``MICROQUEUE_BACKOFF='{"base_sec": 1}'``.
     """
 
     max_attempts: int = Field(default=10, ge=1, le=1_000_000, strict=True)
-    """Deliveries in all: 3 runs a failing task three times."""
+    """Deliveries in all: with 3, a failing task runs three times."""
     visibility_timeout: PositiveDuration = timedelta(minutes=10)
-    """How long a lease lasts before the sweeper may hand the task to another worker."""
+    """How long a lease lasts before the sweeper may reclaim the task."""
     backoff: BackoffPolicy = BackoffPolicy()
+    """The waits between attempts."""
     max_crashes: int = Field(default=3, ge=1, le=1_000_000, strict=True)
-    """How many workers a task may take down before it is buried with code ``poison``."""
+    """How many workers a task may crash before it is buried with code ``poison``."""
     history_limit: int = Field(default=20, ge=1, le=1000, strict=True)
-    """How many finished attempts a task remembers, the latest ones."""
+    """How many finished attempts a task keeps in its history, the latest ones."""
     retention: PositiveDuration | None = timedelta(days=7)
-    """How long a done task is kept; ``None`` keeps it for good. One value per collection."""
+    """How long a done task is kept; ``None``: forever. One value per collection."""
     dead_letters: Literal["status", "collection"] = "status"
     """Where failed tasks stay: in ``tasks`` with status ``failed``, or moved to ``tasks_dlq``."""
     poll_interval: PositiveDuration = timedelta(seconds=1)
-    """How often ``pop(wait=...)`` looks again where the server has no change streams."""
+    """How often ``pop(wait=...)`` polls where the server has no change streams."""
     retry_deadline: NonNegativeDuration = timedelta(seconds=15)
-    """How long transient MongoDB errors are retried, where a repeat is safe. 0: never."""
+    """How long transient MongoDB errors are retried where a repeat is safe. 0: never."""
     call_timeout: PositiveDuration = timedelta(seconds=10)
-    """How long one attempt of a call may take, whatever the network does; and no more than two
-    thirds of ``retry_deadline``, so that a repeat has some time."""
+    """How long one attempt of a call may take. It is cut to two thirds of ``retry_deadline``, which
+    leaves time for a repeat."""
     long_call_timeout: PositiveDuration = timedelta(minutes=1)
-    """The same for a call that may have to read the whole collection, as a count may."""
+    """The same for a call that may read the whole collection, such as a count."""
     server_timeout: PositiveDuration = timedelta(seconds=5)
-    """How long ``from_uri`` clients look for a server before they give up."""
+    """How long the clients of ``from_uri`` wait for a server."""
     batch_size: int = Field(default=1000, ge=1, le=100_000, strict=True)
-    """How many documents one step of a bulk operation or a sweep touches."""
+    """How many documents one step of a bulk operation or a sweep changes."""
     promote_limit: int = Field(default=100, ge=1, le=100_000, strict=True)
     """How many due tasks one pop makes ready before it claims."""
     lock_ttl: PositiveDuration = timedelta(seconds=5)
-    """How long a sweeper's lock lives unless renewed: a killed one delays others by no more."""
+    """How long a sweeper's lock lives without being renewed, and so how long a killed sweeper
+    delays the others."""
     count_limit: int = Field(default=2000, ge=1, le=10_000_000, strict=True)
-    """How far stats and views count. What is larger is estimated, and marked as an estimate."""
+    """How far stats and views count. Larger numbers are estimates, and marked as such."""
     ensure_indexes: bool = True
-    """Create missing indexes before the first write, or leave that to the deployment."""
+    """Create missing indexes before the first write. If false, the deployment creates them."""
 
     if TYPE_CHECKING:  # Type checkers would ask for the stored types, not the accepted ones.
 
@@ -118,9 +120,19 @@ class QueueSettings(Model):
     def from_environment(
         cls, environment: Mapping[str, str] | None = None, **overrides: Unpack[SettingsOptions]
     ) -> Self:
-        """Read ``MICROQUEUE_*``; values given here win over the environment.
+        """Read settings from ``MICROQUEUE_*``.
 
-        Durations may have units there, as in ``90s`` or ``5m``. An empty variable is none.
+        Durations may have units there, such as ``90s`` or ``5m``. An empty variable is ignored.
+
+        Args:
+            environment: The variables. Default: those of the process.
+            **overrides: Settings that take precedence over the environment.
+
+        Returns:
+            The settings.
+
+        Raises:
+            InvalidArgument: A value is not valid; the error names the variable.
         """
         values: dict[str, Any] = {}
         variables: dict[str, tuple[str, str]] = {}
@@ -132,8 +144,8 @@ class QueueSettings(Model):
                 values[name.lower()] = _read_value(text)
                 variables[name.lower()] = (variable, text)
             else:
-                # Not an error: container platforms set variables after a service's name.
-                logger.warning("%s is not a setting of microqueue, and is ignored", variable)
+                # Not an error: container platforms set variables named after a service.
+                logger.warning("%s is ignored: microqueue has no such setting", variable)
         try:
             return cls(**{**values, **overrides})
         except InvalidArgument as exc:
@@ -150,17 +162,17 @@ def _read_value(text: str) -> Any:
     for read in readers:
         with suppress(ValueError):
             return read(text)
-    return text  # A word, or what the field refuses.
+    return text  # A word, or a value that the field rejects.
 
 
 def _refused(variable: str, text: str, exc: InvalidArgument) -> InvalidArgument:
-    """Tell of the variable, which is what somebody can change, what was told of the setting."""
+    """Return an error that names the variable instead of the setting."""
     cause = exc.__cause__
     reason = reason_of(cause) if isinstance(cause, ValidationError) else str(exc)
     if reason == NOT_A_DURATION:
         try:
             read_duration(text)
-        except ValueError as wrong:  # It says how durations are written here.
+        except ValueError as wrong:  # Its message shows how durations are written here.
             reason = str(wrong)
     elif isinstance(cause, ValidationError) and cause.errors()[0]["type"] == "model_type":
         reason = f"give JSON, as in {JSON_EXAMPLE}"

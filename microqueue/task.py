@@ -1,4 +1,4 @@
-"""A task as users see it: a frozen model, read from its document in ``tasks``."""
+"""A task: a frozen model of its document in ``tasks``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TaskId: TypeAlias = Annotated[
         lambda value: value if isinstance(value, int) else str(value), when_used="json"
     ),
 ]
-"""An ObjectId, or an id of the caller's own: a string, an integer or a UUID."""
+"""An ``ObjectId``, or an id that the caller chose: a string, an integer or a UUID."""
 
 PayloadT = TypeVar("PayloadT", default=dict[str, Any])
 
@@ -31,11 +31,11 @@ DEFAULT_QUEUE = "default"
 LARGEST_PRIORITY = 255
 LONGEST_NAME = 120
 LARGEST_COUNT = 2**31 - 1
-"""The largest that MongoDB takes where it asks for a number of 32 bits."""
+"""The largest 32-bit integer, for MongoDB options of that type."""
 
 
 class TaskStatus(StrEnum):
-    """Where a task stands. A dead letter is a task whose status is ``failed``."""
+    """The status of a task. A dead letter is a task with status ``failed``."""
 
     PENDING = "pending"
     PROCESSING = "processing"
@@ -76,7 +76,7 @@ class Attempt(Model):
 
 
 class Progress(Model):
-    """How far a handler says that it is: a fraction from 0 to 1, and words."""
+    """The progress that a handler reported: a fraction from 0 to 1, and a message."""
 
     fraction: float
     message: str | None = None
@@ -86,8 +86,8 @@ class Progress(Model):
 class Lease(Model):
     """A worker's claim on a task until ``expires_at``.
 
-    The token is fresh and random at every pop, and fences every write that follows:
-    a worker that woke up late holds a token that no longer matches.
+    The token is random and new at every claim. It fences every later write: the token of a
+    worker whose task was reclaimed no longer matches.
     """
 
     token: str
@@ -101,15 +101,15 @@ NAME_HEADER = "task"
 
 
 def name_in(headers: Any) -> str | None:
-    """Read the name of a named task, if its headers are in order and have one."""
+    """Return the name of a named task from its headers, or ``None``."""
     name = headers.get(NAME_HEADER) if isinstance(headers, Mapping) else None
     return name if isinstance(name, str) else None
 
 
 class Task(Model, Generic[PayloadT]):
-    """A task as it was when it was read. Nothing here changes under the reader's hands.
+    """A task as it was when it was read; it never changes.
 
-    ``error`` is the last failure. A done task has none; what earlier attempts met is in
+    ``error`` is the last failure; a done task has none. Errors of earlier attempts are in
     ``history``.
     """
 
@@ -142,17 +142,22 @@ class Task(Model, Generic[PayloadT]):
 
     @property
     def name(self) -> str | None:
-        """The name of the function of ``Tasks`` that it is for, if it has one."""
+        """The name of a named task, see ``Tasks``; ``None`` for others."""
         return name_in(self.headers)
 
     @classmethod
     def from_document(
         cls, document: Mapping[str, Any], payload: Any = None, *, lease: Lease | None = None
     ) -> Task[Any]:
-        """Read a stored document; ``payload`` and ``lease`` are given if they are known already.
+        """Read a stored document, without validation.
 
-        Nothing is validated here: a document that another version wrote, or a hand
-        edited, must still be readable, or it could not be repaired.
+        A document that another version wrote, or that was edited manually, must be readable:
+        otherwise it could not be repaired.
+
+        Args:
+            document: The stored document.
+            payload: The payload, if it was read already.
+            lease: The lease, if it was read already.
         """
         get: Any = document.get
         history, headers = get("history"), get("headers")
@@ -193,7 +198,7 @@ _OUTCOMES: dict[str, Any] = {one.value: one for one in Outcome}
 
 
 def _known(names: Mapping[str, Any], value: Any) -> Any:
-    """Read a status or outcome; one of another version is shown as it is."""
+    """Return a status or outcome; an unknown one, of another version, as it is stored."""
     return names.get(value, value) if isinstance(value, str) else value
 
 
@@ -204,7 +209,7 @@ def _read_history(entries: Any) -> tuple[Attempt, ...]:
 
 
 def read_count(value: Any, default: int) -> int:
-    """Read a count; one that is larger than can be stored again is cut."""
+    """Read a count; cut one that is too large to be stored again."""
     if not isinstance(value, (int, float)) or not value >= 0:
         return default
     return int(value) if value <= LARGEST_COUNT else LARGEST_COUNT
@@ -230,7 +235,7 @@ def _read_policy(document: Any) -> BackoffPolicy | None:
     try:
         return BackoffPolicy(**document)
     except (InvalidArgument, TypeError):
-        return None  # The queue's own applies.
+        return None  # The queue's policy applies.
 
 
 def _read_attempt(entry: Mapping[str, Any]) -> Attempt:
@@ -258,7 +263,7 @@ def _read_lease(document: Mapping[str, Any]) -> Lease | None:
 
 
 class Claim(Protocol):
-    """What fences a write: a task, and the lease under which it is held."""
+    """A task and its lease: the two that fence a write."""
 
     @property
     def id(self) -> Any:
@@ -266,7 +271,7 @@ class Claim(Protocol):
 
     @property
     def attempts(self) -> int:
-        """Which delivery this is."""
+        """The number of this delivery."""
 
     @property
     def lease(self) -> Lease | None:
@@ -274,9 +279,9 @@ class Claim(Protocol):
 
 
 class Claimed:
-    """A task that was just claimed; its :class:`Task` is made when it is first looked at.
+    """A task that was just claimed. Its :class:`Task` is built on first use.
 
-    Most handlers look at the payload alone, and making tasks is most of what a worker does.
+    Most handlers need the payload alone, and building tasks would take most of a worker's time.
     """
 
     __slots__ = ("_task", "attempts", "document", "id", "lease", "own_timeout_sec", "payload")
@@ -298,5 +303,5 @@ class Claimed:
         return self._task
 
     def replace(self, task: Task[Any]) -> None:
-        """Take the task as it is after its lease was renewed."""
+        """Replace the task, after its lease was renewed."""
         self._task, self.lease = task, task.lease

@@ -1,4 +1,4 @@
-"""Which tasks to search for."""
+"""The filter of a search for tasks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from microqueue.durations import AwareDatetime
 from microqueue.model import Model
 
 LONGEST_TEXT = 200
-"""So long a text a viewer may look for."""
+"""The most characters of a text to search for."""
 
 State = Literal["pending", "ready", "delayed", "processing", "overdue", "done", "failed"]
 
 
 class TaskFilter(Model):
-    """Which tasks. ``text`` is plain text in the payload or the error, in any case.
+    """Selects tasks.
 
-    ``since`` and ``until`` bound when a task was created; for failed ones, when it failed.
+    ``text`` is plain text in the payload or the error; case is ignored. ``since`` and ``until``
+    bound the time of creation, and for failed tasks the time of the failure.
     """
 
     queue: str | None = None

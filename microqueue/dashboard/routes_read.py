@@ -24,7 +24,7 @@ from microqueue.dashboard.requests import (
     Text,
 )
 from microqueue.dashboard.views import TaskDetail, TaskRow
-from microqueue.dlq import LetterGroup, LetterGroups
+from microqueue.dlq import DeadLetterGroup, DeadLetterGroups
 from microqueue.insights import (
     MinuteCounts,
     Overview,
@@ -134,7 +134,7 @@ class GroupsReply(Scope):
     at: datetime
     total: int
     truncated: bool
-    groups: list[LetterGroup]
+    groups: list[DeadLetterGroup]
     more_groups: int
 
 
@@ -320,7 +320,7 @@ async def groups(
             if query.queue is None
             else context.access.queue(query.queue).name
         )
-        found: LetterGroups = await context.access.run(
+        found: DeadLetterGroups = await context.access.run(
             group_dead_letters(
                 queues,
                 query.filter,

@@ -14,7 +14,7 @@ from typing import Any
 
 from pymongo.errors import ExecutionTimeout
 
-from microqueue.dlq import DeadLetterFilter, DeadLetterStats, LetterGroup, LetterGroups
+from microqueue.dlq import DeadLetterFilter, DeadLetterGroup, DeadLetterGroups, DeadLetterStats
 from microqueue.operations import filters, id_order, paging, search
 from microqueue.operations.call import Call, Document, Operation, Span
 from microqueue.operations.matching import DeadLetterMatcher, literal_prefix, normalise
@@ -214,7 +214,7 @@ def groups(
     settings: QueueSettings,
     *,
     shown: Callable[[str], str] = str,
-) -> Operation[LetterGroups]:
+) -> Operation[DeadLetterGroups]:
     """Group dead letters by code and message, where numbers, ids and quoted texts do not count.
 
     The server counts equal messages; those that normalise to the same text are joined here.
@@ -224,7 +224,7 @@ def groups(
     matcher = DeadLetterMatcher(which, shown)
     if matcher.needed:
         found = [one for one in found if matcher.accepts_message(_message_of(one))]
-    return LetterGroups(
+    return DeadLetterGroups(
         total=sum(one["count"] for one in found),
         truncated=not all_seen,
         groups=_joined(found, shown),
@@ -265,7 +265,7 @@ def _message_of(found: Document) -> str:
     return str(found["_id"].get("message") or "")
 
 
-def _joined(found: Sequence[Document], shown: Callable[[str], str]) -> list[LetterGroup]:
+def _joined(found: Sequence[Document], shown: Callable[[str], str]) -> list[DeadLetterGroup]:
     joined: dict[tuple[str | None, str], dict[str, Any]] = {}
     for one in found:
         message = shown(_message_of(one))
@@ -285,7 +285,7 @@ def _joined(found: Sequence[Document], shown: Callable[[str], str]) -> list[Lett
         group.setdefault("latest_id", one["latest_id"])
     ordered = sorted(joined.items(), key=lambda item: -item[1]["count"])
     return [
-        LetterGroup.trusted(code=code, message=message, **values)
+        DeadLetterGroup.trusted(code=code, message=message, **values)
         for (code, message), values in ordered
     ]
 

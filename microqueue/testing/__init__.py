@@ -1,4 +1,4 @@
-"""For the tests of code that uses microqueue: a queue in memory, and a clock that you move.
+"""Tests of code that uses microqueue: a queue in memory, and a clock that you move.
 
     from microqueue.testing import FakeClock, memory_queue
 
@@ -9,8 +9,8 @@
     clock.advance(60)
     assert queue.pop() is not None
 
-The queue in memory is mongomock's: right for one process, with no transactions. For a
-real server there are pytest fixtures: ``pytest_plugins = ["microqueue.testing.fixtures"]``.
+The queue in memory uses mongomock: for one process, and without transactions. For a real server
+there are pytest fixtures: ``pytest_plugins = ["microqueue.testing.fixtures"]``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ __all__ = ["FakeClock", "memory_async_queue", "memory_queue"]
 
 
 class FakeClock:
-    """A clock that stands still until it is moved. It starts at the current time.
+    """A clock that stands still until it is moved.
 
-    Give the same clock to a queue and to whoever else should share its time.
+    Pass one clock to all queues that share the time.
+
+    Args:
+        now: The time at which it starts. Default: the current time.
     """
 
     stale = False
@@ -40,11 +43,18 @@ class FakeClock:
         self._now = whole_milliseconds(as_utc(now or datetime.now(UTC)))
 
     def now(self) -> datetime:
-        """Give the time to which the clock was last moved."""
+        """Return the time to which the clock was last moved."""
         return self._now
 
     def advance(self, duration: Duration) -> datetime:
-        """Move the clock forward by a ``timedelta`` or seconds, and give the new time."""
+        """Move the clock forward.
+
+        Args:
+            duration: A ``timedelta`` or seconds.
+
+        Returns:
+            The new time.
+        """
         self._now = whole_milliseconds(self._now + check_duration("duration", duration))
         return self._now
 
@@ -63,7 +73,18 @@ def memory_queue(
     payload_model: type[Any] | None = None,
     database: Any = None,
 ) -> Queue[Any]:
-    """Make a queue in memory. Queues given the same ``database`` share one collection."""
+    """Make a queue in memory.
+
+    Args:
+        name: The name of the queue.
+        clock: The clock of the queue. Default: the system's.
+        settings: The settings of the queue. Default: ``QueueSettings()``.
+        payload_model: A pydantic model of the payloads.
+        database: A database of another queue in memory, to share its collection.
+
+    Returns:
+        The queue.
+    """
     return Queue(
         database if database is not None else memory_database(),
         name,
@@ -81,7 +102,18 @@ def memory_async_queue(
     payload_model: type[Any] | None = None,
     database: Any = None,
 ) -> AsyncQueue[Any]:
-    """Make a queue in memory for asyncio, as :func:`memory_queue` does."""
+    """Make an asynchronous queue in memory.
+
+    Args:
+        name: The name of the queue.
+        clock: The clock of the queue. Default: the system's.
+        settings: The settings of the queue. Default: ``QueueSettings()``.
+        payload_model: A pydantic model of the payloads.
+        database: A database of another queue in memory, to share its collection.
+
+    Returns:
+        The queue.
+    """
     return AsyncQueue(
         database if database is not None else memory_database(),
         name,

@@ -1,7 +1,7 @@
 """Pytest fixtures for a real server: ``pytest_plugins = ["microqueue.testing.fixtures"]``.
 
-One MongoDB serves the whole run, embedded or that of ``MICROQUEUE_TEST_URI``; every test gets a
-database of its own.
+One MongoDB serves the whole run: the embedded server, or the one of ``MICROQUEUE_TEST_URI``. Each
+test gets its own database.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def microqueue_server() -> Iterator[EmbeddedServer]:
 @pytest.fixture(scope="session")
 def microqueue_client(request: pytest.FixtureRequest) -> Iterator[MongoClient[Any]]:
     """A pymongo client of the server."""
-    # Not of ``MICROQUEUE_URI``: tests are no guests for a database that others live from.
+    # Not of ``MICROQUEUE_URI``: tests must not write to a database in use.
     uri = os.environ.get(TEST_URI_VARIABLE)
     with MongoClient[Any](uri or request.getfixturevalue("microqueue_server").uri) as client:
         yield client
@@ -55,5 +55,5 @@ def microqueue_clock() -> FakeClock:
 
 @pytest.fixture
 def microqueue_queue(microqueue_database: Any, microqueue_clock: FakeClock) -> Queue[Any]:
-    """A queue on the real server, with its clock in the test's hand."""
+    """A queue on the real server, with the clock that the test moves."""
     return Queue(microqueue_database, clock=microqueue_clock)

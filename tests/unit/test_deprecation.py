@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from microqueue import DeadLetterFilter, InvalidArgument, QueueSettings, insights
+from microqueue import DeadLetterFilter, InvalidArgument, QueueSettings, dlq, insights
 from microqueue.deprecation import renamed_names
 from microqueue.insights import Insights
 from microqueue.testing import memory_queue
@@ -70,3 +70,9 @@ def test_insights_letters_is_dead_letters() -> None:
 def test_insights_held_is_in_flight_task() -> None:
     with pytest.warns(DeprecationWarning, match="InFlightTask"):
         assert insights.Held is insights.InFlightTask  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["LetterGroup", "LetterGroups"])
+def test_letter_groups_are_dead_letter_groups(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"Dead{name}$"):
+        assert getattr(dlq, name) is getattr(dlq, f"Dead{name}")
