@@ -1,4 +1,4 @@
-"""Registers the format ``microqueue`` with Spark, which looks for packages of such a name."""
+"""Makes the format ``microqueue`` known to Spark, which imports packages named ``pyspark_*``."""
 
 from __future__ import annotations
 

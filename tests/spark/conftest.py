@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give these tests more time: whichever comes first starts a JVM and warms it up."""
+    """Raise the timeout of these tests: the first one starts and warms up a JVM."""
     for item in items:
         if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(600))
@@ -25,12 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the whole run: it takes many seconds to start and to warm up."""
     started = session(
-        master="local[2,4]",  # Two threads, and each task may be tried four times.
+        master="local[2,4]",  # Two threads, four attempts per task.
         name="microqueue tests",
         config={
             "spark.sql.shuffle.partitions": "2",
             "spark.driver.memory": "1g",
-            # The quick compiler only: no test runs for so long that the thorough one pays.
+            # Only the fast compiler: no test runs long enough for the optimising one to pay off.
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         },
@@ -42,7 +42,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def in_zone(spark: SparkSession) -> Iterator[Callable[[str], None]]:
-    """Give the session another timezone, until the test is over."""
+    """Set another timezone of the session during the test."""
     zone = str(spark.conf.get("spark.sql.session.timeZone"))
     yield lambda other: spark.conf.set("spark.sql.session.timeZone", other)
     spark.conf.set("spark.sql.session.timeZone", zone)
@@ -50,14 +50,14 @@ def in_zone(spark: SparkSession) -> Iterator[Callable[[str], None]]:
 
 @pytest.fixture(autouse=True)
 def no_client_left() -> Iterator[None]:
-    """Close the clients that a process of Spark would keep."""
+    """Close the clients that a Spark process would keep."""
     yield
     close_locations()
 
 
 @pytest.fixture
 def make_queue(microqueue_database: Any) -> Callable[..., Queue[Any]]:
-    """Make queues by their names in the test's own database."""
+    """Return a factory of queues in the test's database."""
 
     def make(name: str = "default", **options: Any) -> Queue[Any]:
         return Queue(microqueue_database, name, **options)

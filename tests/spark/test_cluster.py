@@ -26,14 +26,14 @@ DATABASE = "cluster"
 
 @dataclass(frozen=True)
 class Ran:
-    """What the job said, what it left on the disk, and the tasks in MongoDB."""
+    """The facts reported by the job, its files, and the tasks in MongoDB."""
 
     facts: dict[str, Any]
     root: Path
     tasks: Any
 
     def attempts(self, name: str) -> set[str]:
-        """Name the attempts at parts of a job, each by part and number."""
+        """Return the attempts of a job's parts, each as part and number."""
         return {file.name for file in (self.root / name).iterdir()}
 
 
@@ -49,7 +49,7 @@ def ran(
     environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
     result = subprocess.run(
         [sys.executable, str(root / "cluster_job.py"), uri, str(root)],
-        cwd=root,  # Away from the code: executors must not find it by luck.
+        cwd=root,  # Not the source tree: executors must not find the code by chance.
         env=environment,
         capture_output=True,
         text=True,
@@ -62,7 +62,7 @@ def ran(
         client.drop_database(DATABASE)
 
 
-def test_executors_of_a_cluster_find_all_that_they_need(ran: Ran) -> None:
+def test_executors_of_a_cluster_find_the_package(ran: Ran) -> None:
     assert ran.facts["executors"] == 2
     assert ran.tasks.count_documents({"queue": "orders", "status": "pending"}) == 355
 

@@ -30,7 +30,7 @@ def stored(queue: Queue[Any]) -> list[int]:
     return sorted(task["payload"]["order"] for task in core_of(queue).collections.tasks.find())
 
 
-def test_rows_go_in_and_come_out(spark: SparkSession, database_uri: str, make_queue: Any) -> None:
+def test_written_rows_can_be_read(spark: SparkSession, database_uri: str, make_queue: Any) -> None:
     frame = orders(spark, 10)
     report = write_tasks(frame, uri=database_uri, queue="orders", key="order", priority=3)
     assert (report.inserted, report.duplicates, report.released) == (10, 0, None)
@@ -46,7 +46,7 @@ def test_rows_go_in_and_come_out(spark: SparkSession, database_uri: str, make_qu
     assert len(queue.pop_many(20)) == 10
 
 
-def test_parts_that_fail_and_are_repeated_and_a_rerun_give_exact_counts(
+def test_retried_parts_and_a_rerun_return_exact_counts(
     spark: SparkSession, database_uri: str, make_queue: Any
 ) -> None:
     options: dict[str, Any] = {
@@ -66,7 +66,7 @@ def test_parts_that_fail_and_are_repeated_and_a_rerun_give_exact_counts(
 
 @contextmanager
 def refusing(queue: Queue[Any]) -> Iterator[None]:
-    """Let the server refuse one row of each part, until the rest of its chunk is stored."""
+    """Make the server reject one row of each part until the rest of its chunk is stored."""
     tasks = core_of(queue).collections.tasks
     database = tasks.database
     database.command("collMod", tasks.name, validator={"payload.order": {"$nin": [150, 850]}})
@@ -114,7 +114,7 @@ def test_without_keys_a_repeated_part_is_written_twice(
     with pytest.raises(InvalidArgument, match=r"key.*keyless=true"):
         write_tasks(orders(spark), **options)
     write_tasks(orders(spark), keyless=True, model=FAILS_AT_FIRST, **options)
-    assert len(stored(make_queue("orders"))) == TOTAL + 400  # One chunk, and three.
+    assert len(stored(make_queue("orders"))) == TOTAL + 400  # One chunk and three chunks.
 
 
 def test_a_job_that_fails_is_finished_by_running_it_again(
@@ -130,7 +130,7 @@ def test_a_job_that_fails_is_finished_by_running_it_again(
     assert stored(queue) == list(range(TOTAL))
 
 
-def test_of_a_held_job_that_fails_workers_see_nothing_and_of_one_that_works_everything(
+def test_workers_see_none_of_a_held_job_that_fails_and_all_of_one_that_succeeds(
     spark: SparkSession, database_uri: str, make_queue: Any
 ) -> None:
     queue = make_queue("orders")
@@ -142,7 +142,7 @@ def test_of_a_held_job_that_fails_workers_see_nothing_and_of_one_that_works_ever
     }
     with pytest.raises(Exception, match="every attempt dies here"):
         write_tasks(orders(spark), hold=True, model=FAILS, **options)
-    # A part that Spark stops late may leave some that are held; no worker sees them.
+    # A part that Spark stops late may leave held tasks, which no worker sees.
     assert (queue.stats().ready, queue.pop()) == (0, None)
     report = write_tasks(orders(spark), hold=True, **options)
     assert (report.inserted + report.duplicates, report.released) == (TOTAL, TOTAL)

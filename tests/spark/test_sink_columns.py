@@ -1,4 +1,4 @@
-"""Chunks that are written straight from columns are those that are written row by row."""
+"""Chunks written by columns are the same as those written row by row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MADE_AT_RANDOM = {"_id", "position", "created_at", "updated_at", "next_retry_at"
 
 
 class Seen:
-    """Counts what is made of columns, or has nothing made of them."""
+    """Counts the chunks encoded by columns, or prevents that way."""
 
     def __init__(self, *, allowed: bool) -> None:
         self.allowed, self.chunks = allowed, 0
@@ -61,7 +61,7 @@ def frame(rows: list[dict[str, Any]]) -> pa.Table:
 def written(
     uri: str, table: pa.Table, monkeypatch: Any, *, columns: bool, **options: str
 ) -> tuple[Any, int]:
-    """Write a frame, by columns or not; tell how many chunks were made of columns."""
+    """Write a frame by columns or by rows; return how many chunks were encoded by columns."""
     seen = Seen(allowed=columns)
     with monkeypatch.context() as patch:
         patch.setattr(columnar, "columnar_documents", seen)
@@ -72,7 +72,7 @@ def written(
 
 
 def comparable(queue: Queue[Any], *, keyed: bool) -> list[Any]:
-    """Give what is stored, by position, in the order of its fields."""
+    """Return the stored documents by position, as ordered lists of fields."""
     found = list(core_of(queue).collections.tasks.find().sort("position"))
     for start in range(0, 25, 10):
         places = [task["position"] for task in found[start : start + 10]]
@@ -107,7 +107,7 @@ def test_both_ways_store_the_same(
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_an_attempt_the_other_way_knows_its_own_tasks(
+def test_a_retry_the_other_way_recognises_its_tasks(
     first: bool, database_uri: str, make_queue: Any, monkeypatch: Any
 ) -> None:
     table = frame(PLAIN)
@@ -204,7 +204,7 @@ def test_repeated_names_are_rejected(
     assert (caught.value.argument, caught.value.value) == (column, name)
 
 
-def test_documents_far_larger_than_their_columns_are_made_row_by_row(
+def test_documents_far_larger_than_their_columns_are_encoded_row_by_row(
     database_uri: str, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(columnar, "MAX_CHUNK_BYTES", 50_000)
@@ -228,7 +228,7 @@ def test_ids_of_many_keys_are_those_of_each(
     assert list(key_ids("orders", map(str, keys))) == ids
 
 
-def test_text_that_is_none_is_never_stored(database_uri: str, make_queue: Any) -> None:
+def test_strings_that_are_not_utf8_are_never_stored(database_uri: str, make_queue: Any) -> None:
     table = pa.table({"order": pa.array([1]), "text": pa.array([b"\xff"]).view(pa.string())})
     with pytest.raises(pa.ArrowException):
         sink(database_uri, table, key="order").write(table.to_batches())
@@ -236,7 +236,7 @@ def test_text_that_is_none_is_never_stored(database_uri: str, make_queue: Any) -
 
 
 @pytest.mark.parametrize("sizes", [[25], [7, 7, 7, 4], [0, 10, 0, 15], [1] * 25])
-def test_chunks_are_the_same_whatever_the_batches(sizes: list[int]) -> None:
+def test_chunks_do_not_depend_on_the_batches(sizes: list[int]) -> None:
     numbers, batches = iter(range(25)), []
     for size in sizes:
         some = [next(numbers) for _ in range(size)]

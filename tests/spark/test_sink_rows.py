@@ -1,4 +1,4 @@
-"""What rows become, and that a part written again changes nothing; without Spark's engine."""
+"""How rows become tasks, and that a retried part changes nothing; without Spark's engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sink(uri: str, schema: StructType, **options: Any) -> Sink:
 
 
 def frame(rows: list[dict[str, Any]], schema: StructType | None = None) -> tuple[Any, StructType]:
-    """Make the batches of a part, and their schema."""
+    """Return the batches of a part and their schema."""
     if schema is None:
         table = pa.Table.from_pylist(rows)
         return table.to_batches(max_chunksize=7), from_arrow_schema(table.schema)
@@ -86,7 +86,7 @@ def test_the_same_part_written_again_counts_as_new_and_adds_nothing(
 ) -> None:
     batches, schema = frame(ROWS)
     one = sink(database_uri, schema)
-    one.write(batches[:2])  # It dies here, and Spark repeats the whole part.
+    one.write(batches[:2])  # It crashes here, and Spark retries the whole part.
     assert one.write(batches) == Written(frozenset({"orders"}), 25, 0)
     assert stored(make_queue("orders")) == list(range(25))
 
@@ -111,7 +111,7 @@ def test_rows_with_one_key_are_one_task(
     assert sorted(texts) == ["0", "1", "2"]  # The first of each.
 
 
-def test_two_attempts_at_once_write_each_row_once(database_uri: str, make_queue: Any) -> None:
+def test_two_concurrent_attempts_write_each_row_once(database_uri: str, make_queue: Any) -> None:
     batches, schema = frame([{"order": n} for n in range(2_000)])
     one = sink(database_uri, schema, batch_rows=50)
     results: list[Written] = []
@@ -126,9 +126,7 @@ def test_two_attempts_at_once_write_each_row_once(database_uri: str, make_queue:
     assert stored(make_queue("orders")) == list(range(2_000))
 
 
-def test_a_key_is_the_same_in_another_queue_without_meeting(
-    database_uri: str, make_queue: Any
-) -> None:
+def test_the_same_key_in_two_queues_is_two_tasks(database_uri: str, make_queue: Any) -> None:
     write(database_uri, ROWS)
     assert write(database_uri, ROWS, queue="others").inserted == 25
     assert len(stored(make_queue("orders"))) == 50
@@ -187,7 +185,7 @@ def test_a_dedupe_key_that_is_taken_is_a_duplicate(database_uri: str, make_queue
     assert (written.inserted, written.duplicates) == (1, 1)
 
 
-def test_payloads_of_every_type_are_stored_as_mongodb_has_them(
+def test_payloads_of_every_type_are_stored_as_mongodb_types(
     database_uri: str, make_queue: Any
 ) -> None:
     schema = StructType(
@@ -354,10 +352,12 @@ def test_invalid_columns_are_rejected(database_uri: str) -> None:
     assert (caught.value.argument, caught.value.value) == ("queue", None)
 
 
-# A load that is held
+# Held loads
 
 
-def test_held_tasks_come_all_at_once_as_they_were_meant(database_uri: str, make_queue: Any) -> None:
+def test_held_tasks_become_visible_at_once_with_their_options(
+    database_uri: str, make_queue: Any
+) -> None:
     queue = make_queue("orders")
     rows = [{"payload": {"order": n}, "order": n, "delay": n * 60.0} for n in range(3)]
     batches, schema = frame(rows)
@@ -389,7 +389,9 @@ def test_a_held_load_that_fails_leaves_nothing(database_uri: str, make_queue: An
     assert stored(queue) == [99]
 
 
-def test_a_held_load_that_died_is_finished_by_the_next(database_uri: str, make_queue: Any) -> None:
+def test_a_held_load_that_crashed_is_finished_by_the_next(
+    database_uri: str, make_queue: Any
+) -> None:
     queue = make_queue("orders")
     batches, schema = frame(ROWS)
     sink(database_uri, schema, hold="true").write(batches[:3])  # Its driver is killed here.

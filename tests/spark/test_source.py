@@ -124,7 +124,7 @@ def test_ids_and_payloads_of_every_type_come_back(
         assert repr(from_json(row.payload)) == repr({**ODD, "bytes": b"\x00\xff"})
 
 
-def test_a_typed_payload_has_the_types_that_were_asked_for(
+def test_a_typed_payload_has_the_requested_types(
     spark: SparkSession, database_uri: str, make_queue: Any
 ) -> None:
     payload = {
@@ -171,7 +171,7 @@ def test_typed_payload_may_have_any_names(
     )
 
 
-def test_options_choose_what_is_read(
+def test_options_select_what_is_read(
     spark: SparkSession, database_uri: str, microqueue_database: Any
 ) -> None:
     base = {"attempts": 0, "max_attempts": 1, "priority": 0, "updated_at": at(0)}
@@ -276,20 +276,20 @@ def test_parts_together_are_the_whole_for_ids_of_all_types(
     assert max(sizes) < len(ids) / 2
 
 
-def test_reading_and_draining_do_not_disturb_each_other(
+def test_reading_and_draining_do_not_affect_each_other(
     spark: SparkSession, database_uri: str, make_queue: Any
 ) -> None:
     queue = make_queue()
     queue.enqueue_many([{"n": n} for n in range(3_000)])
     reads = 0
     seen: list[int] = []
-    half, goes_on = threading.Event(), threading.Event()
+    half, resume = threading.Event(), threading.Event()
 
     def handle(payload: dict[str, Any]) -> None:
         seen.append(payload["n"])
         if len(seen) == 1_500:
             half.set()
-            goes_on.wait(60)  # Until one read has met a queue that is half drained.
+            resume.wait(60)  # Until one read has seen a half-drained queue.
 
     worker = Worker(queue, handle, concurrency=2)
     thread = threading.Thread(target=worker.run, kwargs={"burst": True})
@@ -300,13 +300,13 @@ def test_reading_and_draining_do_not_disturb_each_other(
         counted = frame.groupBy("status").agg(F.count("id"), F.count_distinct("id")).collect()
         assert sum(row[1] for row in counted) == sum(row[2] for row in counted) == 3_000
         reads += 1
-        goes_on.set()
+        resume.set()
     thread.join()
     assert sorted(seen) == list(range(3_000))
     assert queue.stats(exact=True).done == 3_000
 
 
-def test_the_lines_of_the_readme_run(
+def test_the_example_of_the_readme_runs(
     spark: SparkSession,
     database_uri: str,
     make_queue: Any,

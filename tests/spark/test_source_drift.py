@@ -1,4 +1,4 @@
-"""What does not fit its column is null and counted, or an error; it is never bent until it fits."""
+"""A value that does not fit its column is read as null and counted, or is an error."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ def test_a_value_of_another_type_is_null_and_counted_or_an_error(field: str, val
 @pytest.mark.parametrize(
     ("field", "value", "read"),
     [
-        ("attempts", 2.0, 2),  # The mongo shell writes whole numbers so.
+        ("attempts", 2.0, 2),  # The mongo shell stores whole numbers as doubles.
         ("attempts", Int64(2), 2),
         ("backoff_sec", 3, 3.0),
         ("worker_id", None, None),
         ("error", None, None),
         ("finished_at", AT, AT),
-        ("position", Int64(2**60 + 1), 2**60 + 1),  # More than a double can hold.
+        ("position", Int64(2**60 + 1), 2**60 + 1),  # A double cannot hold it.
     ],
 )
 def test_a_value_that_fits_exactly_is_no_drift(field: str, value: Any, read: Any) -> None:
@@ -133,7 +133,7 @@ def test_a_value_that_fits_exactly_is_no_drift(field: str, value: Any, read: Any
     assert (row[field], row["drifted"]) == (read, 0)
 
 
-def test_a_field_that_every_task_has_counts_when_it_is_missing() -> None:
+def test_a_missing_required_field_counts_as_drift() -> None:
     documents = [{"_id": 1, **GOOD}, {"_id": 2, "status": "done"}, {"_id": "3", "status": "done"}]
     assert [row["drifted"] for row in convert(documents, schema_of(*NAMES))] == [0, 6, 6]
     with pytest.raises(SchemaDrift, match="queue is missing"):
@@ -165,7 +165,7 @@ PAYLOAD_TYPES: list[tuple[DataType, Any, Any]] = [
     (IntegerType(), 5.0, True),
     (LongType(), 2**62, 2.0**60),
     (DoubleType(), 2**53, 2**53 + 1),
-    (FloatType(), 0.5, 0.1),  # A tenth is another one in 32 bits.
+    (FloatType(), 0.5, 0.1),  # 0.1 differs in 32 bits.
     (FloatType(), float("inf"), 1e300),
     (FloatType(), 2**24, 2**24 + 1),
     (BooleanType(), True, 1),

@@ -1,4 +1,4 @@
-"""How a read is split, as the calls that it makes: no server is asked."""
+"""How a read is split, tested by its calls, without a server."""
 
 from __future__ import annotations
 

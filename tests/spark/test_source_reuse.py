@@ -1,4 +1,4 @@
-"""One DataFrame used twice gives each use its own rows.
+"""Each use of one DataFrame returns its own rows.
 
 Spark keeps filters that were pushed into a Python source with the relation, and applies those
 of one use to another. Options cannot be mixed up, whatever is made of the frame.
@@ -25,7 +25,7 @@ TOTAL = DONE + FAILED + PENDING
 
 @pytest.fixture(scope="module")
 def shared_uri(microqueue_server: EmbeddedServer, microqueue_client: Any) -> Any:
-    """One small queue for all of these, which only read it."""
+    """One small queue for all tests, which only read it."""
     database = microqueue_client["spark_reuse"]
     queue: Queue[Any] = Queue(database)
     queue.enqueue_many([{"n": n} for n in range(TOTAL)])
@@ -115,7 +115,7 @@ def test_frames_of_different_options_do_not_mix(spark: SparkSession, shared_uri:
     assert one.join(other, "id").count() == 0
 
 
-def test_a_frame_sees_what_came_after_it_was_made(
+def test_a_frame_reads_tasks_that_were_added_after_it_was_created(
     spark: SparkSession, database_uri: str, make_queue: Any
 ) -> None:
     queue = make_queue()

@@ -1,4 +1,4 @@
-"""Streams out of the queue and into it."""
+"""Streams from a queue and into a queue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def follow_to(
     checkpoint: Path,
     handle: Callable[[DataFrame, int], None],
 ) -> None:
-    """Take everything there is now, and end."""
+    """Process all current changes, and end."""
     query = (
         frame.writeStream.option("checkpointLocation", str(checkpoint))
         .foreachBatch(handle)
@@ -60,7 +60,7 @@ def test_a_stream_crashes_recovers_and_sees_each_task_once(
     spark: SparkSession, database_uri: str, microqueue_database: Any, tmp_path: Path
 ) -> None:
     tasks = microqueue_database.tasks
-    # Many of one instant, with ids of several types: the marks must fall between them.
+    # Many changes of one instant, with ids of several types: marks must separate them.
     ids: list[Any] = [ObjectId(), "a", 7, UUID(int=3), ObjectId(), "b", 8, UUID(int=4)]
     tasks = tasks.with_options(
         codec_options=tasks.codec_options.with_options(uuid_representation=4)
@@ -89,7 +89,7 @@ def test_a_stream_crashes_recovers_and_sees_each_task_once(
     assert sorted(seen) == sorted([*map(str, ids), "100", "101", "102", "103", "late"])
     assert seen[-1] == "late"
     follow_to(frame, tmp_path, handle)
-    assert len(batches) == 5  # Nothing new, nothing done.
+    assert len(batches) == 5  # Without changes there is no batch.
 
 
 def test_a_stream_into_a_queue_enqueues_each_row_once_across_a_crash(
@@ -157,7 +157,7 @@ def test_available_now_ends_at_the_changes_before_its_start(
     microqueue_database.tasks.insert_many([task(n, n) for n in range(3)])
     one.prepareForTriggerAvailableNow()
     queue = make_queue()
-    later = queue.now() + timedelta(seconds=1)  # More than two clocks of a busy machine differ.
+    later = queue.now() + timedelta(seconds=1)  # More than the clocks on a busy machine differ.
     microqueue_database.tasks.insert_one(task("x", 0, updated_at=later, finished_at=later))
     while queue.now() <= later:
         time.sleep(0.005)
@@ -186,7 +186,7 @@ def test_parts_of_a_batch_are_the_whole(database_uri: str, microqueue_database: 
     parts = one.partitions(start, end)
     assert len(parts) == 4
     read = [row["id"] for part in parts for batch in one.read(part) for row in batch.to_pylist()]
-    # Of the first instant the integers from 51 on, and all texts: text comes after numbers.
+    # At the first instant: integers from 51 on and all strings, which sort after numbers.
     expected = [*range(51, 600), *range(600)]
     assert sorted(read) == sorted(map(str, expected))
 

@@ -29,6 +29,19 @@ PAYLOAD = "payload"
 MAX_CHUNK_BYTES = 256 * 1024 * 1024
 """Limit for rows and for documents: Arrow's offsets in a column have 32 bits."""
 
+EMPTY = pa.scalar(b"", pa.binary())
+ZERO = b"\x00"
+DOUBLE, TEXT, DOCUMENT, BINARY, OBJECT_ID, BOOLEAN, INSTANT, NULL, INT32, INT64 = (
+    bytes([kind]) for kind in (0x01, 0x02, 0x03, 0x05, 0x07, 0x08, 0x09, 0x0A, 0x10, 0x12)
+)
+SMALLEST_INT32, LARGEST_INT32 = -(2**31), 2**31 - 1
+FIRST = microseconds(datetime.min.replace(tzinfo=UTC))
+LAST = microseconds(datetime.max.replace(tzinfo=UTC))
+"""The range of Python's datetimes, in microseconds."""
+
+Lengths = Any
+"""The number of bytes per row: an array, or one number if it is the same for all rows."""
+
 
 class ColumnarDocuments(Sequence[Document]):
     """Encoded documents. As a sequence it returns them without their payloads, made on demand."""
@@ -113,20 +126,6 @@ def _task_ids(batch: pa.RecordBatch, queue: str, key: Sequence[str]) -> list[byt
     return list(key_digests(queue, keys))
 
 
-NOTHING = pa.scalar(b"", pa.binary())
-ZERO = b"\x00"
-DOUBLE, TEXT, DOCUMENT, BINARY, OBJECT_ID, BOOLEAN, INSTANT, NULL, INT32, INT64 = (
-    bytes([kind]) for kind in (0x01, 0x02, 0x03, 0x05, 0x07, 0x08, 0x09, 0x0A, 0x10, 0x12)
-)
-SMALLEST_INT32, LARGEST_INT32 = -(2**31), 2**31 - 1
-FIRST = microseconds(datetime.min.replace(tzinfo=UTC))
-LAST = microseconds(datetime.max.replace(tzinfo=UTC))
-"""The range of Python's datetimes, in microseconds."""
-
-Lengths = Any
-"""The number of bytes per row: an array, or one number if it is the same for all rows."""
-
-
 class Piece(NamedTuple):
     """Bytes of each row, as parts to be joined, and their total length.
 
@@ -200,7 +199,7 @@ def encode_column(name: str, values: pa.Array) -> Piece | None:
 def join_parts(piece: Piece) -> pa.Array:
     """Return the bytes of each row."""
     parts = [pa.scalar(part, pa.binary()) if type(part) is bytes else part for part in piece.parts]
-    return pc.binary_join_element_wise(*parts, NOTHING)
+    return pc.binary_join_element_wise(*parts, EMPTY)
 
 
 def is_valid_text(values: pa.Array) -> bool:
