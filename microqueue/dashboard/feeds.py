@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +14,9 @@ import anyio
 from pymongo.errors import PyMongoError
 
 from microqueue.dashboard.access import QueueAccess
-from microqueue.drivers.asynchronous import settled
+from microqueue.drivers.asynchronous import bounded, settled
+from microqueue.drivers.change_stream import OPEN_SEC, SILENT_SEC
+from microqueue.drivers.retry import CLOSE_SEC
 from microqueue.insights import Overview, read_report
 from microqueue.operations import audit, diagnostics, events, id_order, pauses, poll, workers
 from microqueue.operations.call import dlq_collection_name
@@ -61,13 +65,14 @@ class ChangeFeed:
         collections = access.collections
         database = collections.database.with_options(codec_options=collections.codec_options)
         try:
-            begin = poll.from_now_on(await access.call(database.command, "hello"))
-            self._stream = begin and await access.call(
-                database.watch,
-                selection,
-                max_await_time_ms=int(STREAM_WAIT_SEC * 1000),
-                start_at_operation_time=begin,
-            )
+            async with bounded(OPEN_SEC):
+                begin = poll.from_now_on(await access.call(database.command, "hello"))
+                self._stream = begin and await access.call(
+                    database.watch,
+                    selection,
+                    max_await_time_ms=int(STREAM_WAIT_SEC * 1000),
+                    start_at_operation_time=begin,
+                )
         except PyMongoError as exc:
             logger.info("no change stream, polling instead: %s", type(exc).__name__)
             return False
@@ -75,24 +80,51 @@ class ChangeFeed:
 
     async def close(self) -> None:
         """Close the stream."""
-        if self._stream is not None:
-            await self._access.call(self._stream.close)
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with suppress(PyMongoError):
+                async with bounded(CLOSE_SEC):
+                    await self._access.call(stream.close)
 
     async def read(self, for_sec: float) -> list[Change]:
-        """Return the next change and those within ``for_sec`` of it; none if none comes soon."""
+        """Return the next change and those within ``for_sec`` of it; none if none comes soon.
+
+        Raises:
+            FeedEnded: The stream has ended, or its connection is silent.
+        """
         if self._access.blocking:
-            found = await self._access.call(self._drain, for_sec)
+            reading = asyncio.ensure_future(self._access.call(self._drain, for_sec))
         else:
-            found = await self._drain_awaited(for_sec)
+            reading = asyncio.ensure_future(self._drain_awaited(for_sec))
+        try:
+            await asyncio.wait({reading}, timeout=2 * STREAM_WAIT_SEC + for_sec + SILENT_SEC)
+        finally:
+            if not reading.done():
+                await self._abandon(reading)
+        if self._stream is None or reading.cancelled():
+            raise FeedEnded
+        found = reading.result()
         if not found and not self._stream.alive:
             raise FeedEnded
         return [change for one in found if (change := self._parse(one)) is not None]
 
+    async def _abandon(self, reading: asyncio.Future[Any]) -> None:
+        """Cancel a read; if the server does not answer, leave the stream to it.
+
+        Only the reader may close a stream, and a dead connection may block it for minutes.
+        """
+        reading.cancel()
+        await asyncio.wait({reading}, timeout=CLOSE_SEC)
+        if not reading.done():
+            self._stream = None
+            _abandoned.add(reading)
+            reading.add_done_callback(_forget)
+
     def _drain(self, for_sec: float) -> list[Any]:
-        found: list[Any] = []
+        stream, found = self._stream, list[Any]()
         deadline = float("inf")
         while time.monotonic() < deadline:
-            change = self._stream.try_next()
+            change = stream.try_next()
             if change is None:
                 break
             deadline = min(deadline, time.monotonic() + for_sec)
@@ -100,10 +132,10 @@ class ChangeFeed:
         return found
 
     async def _drain_awaited(self, for_sec: float) -> list[Any]:
-        found: list[Any] = []
+        stream, found = self._stream, list[Any]()
         deadline = float("inf")
         while time.monotonic() < deadline:
-            change = await settled(self._stream.try_next())
+            change = await settled(stream.try_next())
             if change is None:
                 break
             deadline = min(deadline, time.monotonic() + for_sec)
@@ -281,6 +313,15 @@ class PollFeed:
         """Return the last sweep, and the last one that changed something, by their time."""
         last, active = await self._access.call(self._access.insights.last_sweeps)
         return {report.at: report for report in (active, last) if report is not None}
+
+
+_abandoned: set[asyncio.Future[Any]] = set()
+
+
+def _forget(reading: asyncio.Future[Any]) -> None:
+    _abandoned.discard(reading)
+    if not reading.cancelled():
+        reading.exception()  # Retrieved, so that asyncio does not log it.
 
 
 def _coarse(estimate: int) -> int:

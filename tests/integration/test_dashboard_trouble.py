@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
 
 from microqueue import AsyncQueue, Queue, QueueSettings
 from microqueue.core import core_of
@@ -23,6 +23,7 @@ from microqueue.drivers.asynchronous import settled
 from microqueue.embedded import EmbeddedServer
 from tests.integration.dashboard_listener import Listener, serving
 from tests.integration.dashboard_site import opened
+from tests.integration.proxy import Proxy
 
 ODD_IDS: list[Any] = [{"a": 1}, 1.5, True, datetime(2026, 5, 1, tzinfo=UTC), b"bytes", {"b": [1]}]
 AT = datetime(2026, 5, 1, tzinfo=UTC)
@@ -105,6 +106,37 @@ async def test_stream_that_has_ended_is_not_asked_for_ever(
     await feed.close()
     if client is not None:
         await settled(client.close())
+
+
+@pytest.mark.parametrize("driver", ["blocking", "pymongo", "motor"])
+async def test_events_continue_after_all_connections_froze(
+    queue: Queue[Any],
+    microqueue_server: EmbeddedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    driver: str,
+) -> None:
+    monkeypatch.setattr(feeds, "SILENT_SEC", 0.5)
+    kinds: dict[str, Any] = {
+        "blocking": MongoClient, "pymongo": AsyncMongoClient, "motor": AsyncIOMotorClient,
+    }  # fmt: skip
+    settings = QueueSettings(call_timeout=1)
+    with Proxy(microqueue_server.uri) as proxy:
+        client = kinds[driver](proxy.uri)
+        database = client[core_of(queue).collections.database.name]
+        shown: Any = (Queue if driver == "blocking" else AsyncQueue)(database, settings=settings)
+        hub = EventHub(QueueAccess(shown), DashboardOptions(), ReadCache(0.0))
+        stream = hub.subscribe(None)
+        async with asyncio.timeout(40):
+            await anext(stream)
+            assert hub.live == "change_stream"
+            proxy.freeze()
+            while json.loads((message := await anext(stream))["data"]).get("types") != ["reset"]:
+                assert message["event"] == "refresh"
+            await asyncio.to_thread(queue.enqueue, {})
+            while (await anext(stream))["event"] != "task.enqueued":
+                pass
+        hub.stop()
+    await settled(client.close())
 
 
 async def test_hub_goes_on_after_an_error_that_nobody_expected_and_tells_it_once(
