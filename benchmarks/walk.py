@@ -4,7 +4,7 @@ It runs one task on an embedded MongoDB and records which modules of microqueue 
 each step, in the order of their first call. Modules that only hold values and check arguments
 (all layers below ``operations`` in pyproject.toml) are left out; ``--all`` shows them too.
 ``--archive`` adds the archive, which needs Spark and Java; what its Python workers run is not
-recorded. docs/architecture.md shows the result.
+recorded. docs/architecture.md shows the result, which ``--markdown`` prints.
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ from microqueue.worker import Worker
 
 HOME = Path(microqueue.__file__).parent
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+DRIVER = frozenset(
+    {
+        "drivers.collections",
+        "drivers.retry",
+        "drivers.sync",
+        "operations.call",
+        "operations.server_clock",
+    }
+)
+"""The modules of every step that calls MongoDB."""
 WORKER_STEPS = {
     "microqueue-claims": "claim",
     "microqueue-0": "handle",
@@ -124,6 +134,7 @@ def main() -> None:
     """Print the walk."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--all", action="store_true", help="show modules of values too")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the document")
     parser.add_argument("--archive", action="store_true", help="archive the task too, with Spark")
     options = parser.parse_args()
     values = value_modules()
@@ -134,7 +145,11 @@ def main() -> None:
             found["archive"] = walk_archive(uri, directory)
     for step, modules in found.items():
         shown = modules if options.all else [name for name in modules if name not in values]
-        print(f"{step}: {len(shown)}: {', '.join(shown)}")
+        if options.markdown:
+            others = ", ".join(f"`{name}`" for name in shown if name not in DRIVER)
+            print(f"| {step} | {len(shown)} | {others} |")
+        else:
+            print(f"{step}: {len(shown)}: {', '.join(shown)}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typer.main import get_command
 
 import microqueue
 from benchmarks.__main__ import PARTS
-from benchmarks.walk import value_modules, walk
+from benchmarks.walk import DRIVER, value_modules, walk
 from microqueue import (
     AsyncQueue,
     AsyncSweeper,
@@ -309,8 +309,7 @@ def test_walk_of_a_task_is_the_one_that_the_architecture_shows(
     microqueue_server: EmbeddedServer, microqueue_client: Any
 ) -> None:
     text = read("docs/architecture.md").split("### The modules it crosses\n")[1].split("\n### ")[0]
-    driver = set(re.findall(r"`(\w+\.\w+)`", text.split("\n|")[0]))
-    assert len(driver) == 5
+    assert set(re.findall(r"`(\w+\.\w+)`", text.split("\n|")[0])) == DRIVER
     rows = re.findall(r"^\| (\w+) \| (\d+) \| (.*) \|$", text, flags=re.MULTILINE)
     microqueue_client.drop_database("walk")
     walked = walk(microqueue_server.uri.replace("/?", "/walk?"))
@@ -319,11 +318,11 @@ def test_walk_of_a_task_is_the_one_that_the_architecture_shows(
     for step, count, listed in rows[:-1]:  # The archive needs Spark.
         modules = {module for module in walked[step] if module not in values}
         named = set(re.findall(r"`([\w.]+)`", listed))
-        instead = f"{step}: run python -m benchmarks.walk --archive and update docs/architecture.md"
+        instead = f"{step}: update docs/architecture.md by benchmarks.walk --archive --markdown"
         assert named <= modules, instead
         if step not in {"claim", "handle"}:  # A slow machine may take them another way.
-            assert modules - driver == named, instead
-        assert int(count) == len(named | modules & driver), instead
+            assert modules - DRIVER == named, instead
+        assert int(count) == len(named | modules & DRIVER), instead
 
 
 COMPLETED: list[type] = [Queue, AsyncQueue, Worker, AsyncWorker, Sweeper, AsyncSweeper, Tasks]
