@@ -1,4 +1,4 @@
-"""How long a task waits before its next attempt: a pure function of the attempts so far."""
+"""Backoff: how long a task waits before its next attempt."""
 
 from __future__ import annotations
 
@@ -51,10 +51,16 @@ class BackoffPolicy(Model):
         previous: float | None = None,
         rng: random.Random | None = None,
     ) -> float:
-        """Compute the delay after ``attempts`` deliveries, in seconds.
+        """Return the delay after ``attempts`` deliveries, in seconds.
 
-        ``previous`` is the delay before that one; only ``decorrelated`` looks at it. It is
-        read from a document, so one that makes no sense counts as none.
+        Args:
+            attempts: How often the task was delivered.
+            previous: The delay before that; only ``decorrelated`` uses it. It is read from a
+                document, so an invalid one counts as none.
+            rng: The random numbers of the jitter, for tests.
+
+        Raises:
+            InvalidArgument: ``attempts`` is no integer of 0 or more, or ``rng`` no generator.
         """
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
             raise _refused("attempts", attempts, "give an integer of 0 or more")
@@ -80,7 +86,7 @@ class BackoffPolicy(Model):
         steps = max(attempts - 1, 0)
         if self.base_sec == 0 or self.factor == 1:
             return self.base_sec
-        # Compared as logarithms first: 2.0 ** 1100 overflows, steps * log(2) does not.
+        # Compared as logarithms: 2.0 ** 1100 overflows, steps * log(2) does not.
         if steps * math.log(self.factor) >= math.log(self.max_sec) - math.log(self.base_sec):
             return self.max_sec
         try:
@@ -111,10 +117,25 @@ def compute_backoff_seconds(  # noqa: PLR0917 (the order of a well-known formula
     previous: float | None = None,
     rng: random.Random | None = None,
 ) -> float:
-    """Compute the delay in seconds after ``attempts`` deliveries, without making a policy.
+    """Return the delay in seconds after ``attempts`` deliveries, without a policy.
 
-    The first failure (``attempts=1``, and 0 alike) waits around ``base_sec``. The result is
-    never negative and never above ``max_sec``, however many attempts there were.
+    The first failure (``attempts=1``, or 0) waits about ``base_sec``. The result is never negative
+    and never above ``max_sec``, however many attempts there were.
+
+    Args:
+        attempts: How often the task was delivered.
+        base_sec: The delay after the first attempt.
+        factor: By what the delay is multiplied after each further attempt.
+        max_sec: The longest delay.
+        jitter: How delays are spread, see :class:`BackoffPolicy`.
+        previous: The delay before that; only ``decorrelated`` uses it.
+        rng: The random numbers of the jitter, for tests.
+
+    Returns:
+        The delay in seconds.
+
+    Raises:
+        InvalidArgument: An argument is out of its range.
 
     Examples:
         >>> [compute_backoff_seconds(n, jitter="none") for n in (1, 2, 3, 10**9)]

@@ -1,8 +1,8 @@
 """One clock: the server's, so that workers with skewed clocks agree on every instant.
 
-Nothing may be early, so the clock gives bounds. ``now`` is never ahead of the server: what is due
-by it is due. An instant in the future that is written down, the end of a delay or of a lease, is
-counted from the latest that the server's time can be: :func:`later`.
+Nothing may be early, so the clock returns bounds. ``now`` is never ahead of the server: what is
+due by it is due. A future instant that is stored, the end of a delay or of a lease, counts from
+the latest possible server time: :func:`later`.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ LARGEST_SKEW = timedelta(seconds=1)
 
 
 def whole_milliseconds(instant: datetime) -> datetime:
-    """Cut an instant to the precision that MongoDB stores."""
+    """Return an instant cut to the precision that MongoDB stores."""
     return instant.replace(microsecond=instant.microsecond // 1000 * 1000)
 
 
 def round_up(instant: datetime) -> datetime:
-    """Round to the millisecond that MongoDB stores, upwards: a delayed task is never early."""
+    """Return an instant rounded up to the precision of MongoDB: a delayed task is never early."""
     exact = instant.astimezone(UTC)  # Python compares some instants of two zones wrongly.
     cut = whole_milliseconds(exact)
     return cut if cut == exact else cut + TICK
 
 
 def as_utc(instant: datetime) -> datetime:
-    """Read an instant from the driver, which gives naive UTC unless told otherwise."""
+    """Return an instant of the driver in UTC; a naive one is in UTC already."""
     return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
 
 
 class Instant(datetime):
-    """The current instant, which is not ahead of the server's, and by how much it may be behind.
+    """The current instant: never ahead of the server's, and behind by at most ``uncertain``.
 
-    Whatever is computed from it is a plain instant, which is taken as it is.
+    What is computed from it is a plain instant, without uncertainty.
     """
 
     uncertain: timedelta = CERTAIN
 
     @classmethod
     def between(cls, earliest: datetime, latest: datetime) -> Instant:
-        """Give the earliest instant, to the millisecond, that knows the latest."""
+        """Return the earliest instant, in milliseconds, with the distance to the latest."""
         cut = whole_milliseconds(earliest)
         instant = cls.combine(cut.date(), cut.timetz())
         instant.uncertain = latest - cut
@@ -57,7 +57,7 @@ class Instant(datetime):
 
     @property
     def plain(self) -> datetime:
-        """The same instant, without what is known of it."""
+        """The same instant without its uncertainty."""
         return datetime.combine(self.date(), self.timetz())
 
     def __repr__(self) -> str:
@@ -68,9 +68,9 @@ class Instant(datetime):
 
 
 def later(now: datetime, duration: timedelta) -> datetime:
-    """Give the first instant that is surely as much later than ``now``, for what is written down.
+    """Return the first instant that is certainly a duration later than ``now``, to store it.
 
-    By the server's clock the duration is over then, whoever compares.
+    By the server's clock the duration is over then, whichever process compares.
     """
     if isinstance(now, Instant):
         return round_up(now.plain + (duration + now.uncertain))
@@ -78,39 +78,39 @@ def later(now: datetime, duration: timedelta) -> datetime:
 
 
 class Clock(Protocol):
-    """What a queue asks for the time. Tests give one that they move by hand."""
+    """What a queue asks for the time. Tests use one that they advance themselves."""
 
     @property
     def stale(self) -> bool:
-        """Whether the server's time should be read before ``now`` is asked."""
+        """Whether the server's time must be read before ``now``."""
 
     def observe(self, server_time: datetime, *, sent: float, received: float) -> None:
-        """Learn the server's time, read between two readings of the monotonic clock."""
+        """Take the server's time, read between two readings of the monotonic clock."""
 
     def forget(self) -> None:
         """Become stale: the server may have changed."""
 
     def now(self) -> datetime:
-        """Return the current instant in UTC, to the millisecond: an :class:`Instant`, or exact."""
+        """Return the current instant in UTC, in milliseconds: an :class:`Instant`, or exact."""
 
 
 class Reading(NamedTuple):
-    """What the server said, and what the clocks of this machine showed then."""
+    """The server's time, and what the clocks of this machine showed then."""
 
     server_time: datetime
     received: float
     error: timedelta
-    """How long the server may have taken to say it, and what its precision hides."""
+    """How long the reply may have taken, plus the server's precision."""
     wall: float
 
 
 class ServerClock:
     """The server's time, extrapolated by this machine's monotonic clock.
 
-    The server read its clock before its reply arrived. So its time is that of the reply or later
-    when the reply arrives, and by no more than the time that the call took. The wall clock of
-    this machine is never used to tell the time; it only serves to notice that the machine slept,
-    during which a monotonic clock may stand still.
+    The server read its clock before its reply arrived. So when the reply arrives, the server's
+    time is that of the reply or later, by no more than the call took. The wall clock of this
+    machine is never used for the time. It only shows that the machine slept, during which a
+    monotonic clock may stand still.
     """
 
     def __init__(self) -> None:
@@ -129,21 +129,21 @@ class ServerClock:
         return slept or elapsed > RESYNCHRONISE_AFTER_SEC
 
     def observe(self, server_time: datetime, *, sent: float, received: float) -> None:
-        """Take the server to have read its clock at any time between the two readings."""
+        """Assume that the server read its clock at any time between the two readings."""
         wall = time.time() - (time.monotonic() - received)
         error = timedelta(seconds=received - sent) + TICK
         self._reading = Reading(as_utc(server_time), received, error, wall)
         self._forgotten = False
 
     def forget(self) -> None:
-        """Read the server's time again before the next use.
+        """Become stale, so that the server's time is read before the next use.
 
-        Until there is a server to ask, the last reading tells better than this machine's clock.
+        Until a server answers, the last reading is better than this machine's clock.
         """
         self._forgotten = True
 
     def now(self) -> datetime:
-        """Return the earliest that the server's time can be; this machine's, before any reading."""
+        """Return the earliest possible server time; this machine's time before any reading."""
         reading = self._reading
         if reading is None:
             return whole_milliseconds(datetime.now(UTC))

@@ -1,4 +1,4 @@
-"""Durations: a ``timedelta`` or a number of seconds, checked, read and told the same everywhere."""
+"""Durations: a ``timedelta`` or seconds, checked, parsed and printed the same everywhere."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pydantic import BeforeValidator
 from microqueue.errors import InvalidArgument
 
 Duration: TypeAlias = timedelta | float
-"""What callers may give: a ``timedelta``, or seconds."""
+"""What callers may pass: a ``timedelta``, or seconds."""
 
 LONGEST = timedelta(days=36_500)
-"""A century: longer is a mistake, and would run past the last date that a datetime can hold."""
+"""A century: longer is a mistake, and would pass the last date of a datetime."""
 
 UNITS = {
     "w": timedelta(weeks=1),
@@ -32,11 +32,11 @@ _PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)"
 
 EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
-"""Instants that can be rounded, and told in any timezone, without running out of dates."""
+"""Instants that can be rounded and converted to any timezone without an overflow."""
 
 
 def to_timedelta(value: Any) -> timedelta:
-    """Read a duration; refuse what is negative, not finite, not a number, or over a century."""
+    """Return a duration; reject what is negative, not finite, not a number, or over a century."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value) or abs(value) > LONGEST.total_seconds():
             raise ValueError(f"give a duration of at most {LONGEST.days} days")
@@ -51,7 +51,7 @@ def to_timedelta(value: Any) -> timedelta:
 
 
 def read_duration(text: str) -> timedelta:
-    """Read what people write: seconds, or ``30s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
+    """Parse a duration: seconds, or ``30s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
     wanted = text.strip().lower()
     if re.fullmatch(_NUMBER, wanted):
         return to_timedelta(float(wanted))
@@ -62,7 +62,7 @@ def read_duration(text: str) -> timedelta:
 
 
 def write_duration(value: timedelta) -> str:
-    """Write a duration exactly, as people do: ``0 s``, ``1.5 s``, ``1 h 30 m``."""
+    """Format a duration exactly: ``0 s``, ``1.5 s``, ``1 h 30 m``."""
     if value < timedelta(0):
         return f"-{write_duration(-value)}"
     parts, rest = [], value
@@ -76,7 +76,7 @@ def write_duration(value: timedelta) -> str:
 
 
 def to_positive_timedelta(value: Any) -> timedelta:
-    """Read a duration that must be longer than nothing."""
+    """Return a duration; reject one shorter than a millisecond."""
     duration = to_timedelta(value)
     if duration < timedelta(milliseconds=1):
         raise ValueError("give a duration of at least a millisecond")
@@ -84,7 +84,7 @@ def to_positive_timedelta(value: Any) -> timedelta:
 
 
 def to_aware_datetime(value: Any) -> datetime:
-    """Refuse an instant without a timezone: guessing one would shift tasks by hours."""
+    """Reject an instant without a timezone: guessing one could shift tasks by hours."""
     if not isinstance(value, datetime):
         raise ValueError("give a datetime")  # noqa: TRY004 (pydantic reads ValueError)
     if value.utcoffset() is None:
@@ -100,16 +100,16 @@ AwareDatetime = Annotated[datetime, BeforeValidator(to_aware_datetime)]
 
 
 def duration_argument(name: str, value: Duration | None) -> timedelta | None:
-    """Check a duration given directly to a method, naming the argument when it is refused."""
+    """Check an optional duration argument; an error names the argument."""
     return None if value is None else check_duration(name, value)
 
 
 def check_duration(name: str, value: Duration) -> timedelta:
-    """Check a duration that must be given, naming the argument when it is refused."""
+    """Check a required duration argument; an error names the argument."""
     try:
         return to_timedelta(value)
     except ValueError as exc:
-        told = write_duration(value) if isinstance(value, timedelta) else repr(value)
+        shown = write_duration(value) if isinstance(value, timedelta) else repr(value)
         raise InvalidArgument(
-            f"{name}={told} is not valid: {exc}", argument=name, value=value
+            f"{name}={shown} is not valid: {exc}", argument=name, value=value
         ) from exc

@@ -1,4 +1,4 @@
-"""Find the value for which MongoDB refuses a document, to name it to whoever has to mend it."""
+"""Encoding errors: find the value for which BSON rejects a document, so an error can name it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ DEEPEST = 200
 LONGEST_REASON = 200
 
 
-def explain(
-    document: Mapping[str, Any], codec_options: CodecOptions[Any], refusal: Exception
-) -> str:
-    """Say which value cannot be stored, and why; if none can be found, only why."""
+def explain(document: Mapping[str, Any], codec_options: CodecOptions[Any], error: Exception) -> str:
+    """Return which value cannot be stored, and why; if none is found, only why."""
     for path, part, value in _parts(document):
         try:
             bson.encode(part, codec_options=codec_options)
         except ENCODER_ERRORS as exc:
             return f"{path}={shorten(value)}: {_reason(exc)}"
-    return _reason(refusal)
+    return _reason(error)
 
 
 def _parts(
     container: Any, path: str = "", depth: int = 1
 ) -> Iterator[tuple[str, dict[Any, Any], Any]]:
-    """Give each value in its order: its path, a document that has only it, and itself.
+    """Yield each value in order: its path, a document with only this value, and the value.
 
-    Of a value that contains others, that document has the key alone, which may be the trouble.
+    For a value that contains others, the document has the key only, which may be the cause.
     """
     named = isinstance(container, Mapping)
     for key, value in container.items() if named else enumerate(container):
@@ -49,7 +47,7 @@ def _parts(
 
 
 def _reason(exc: Exception) -> str:
-    """Say what the encoder said; of text that is none, which characters are at fault."""
+    """Return the encoder's reason; for malformed text, with the characters at fault."""
     whole = isinstance(exc, UnicodeError) or not exc.args
     text = str(exc) if whole else str(exc.args[0])
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"

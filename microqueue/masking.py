@@ -1,4 +1,8 @@
-"""Keep passwords out of messages, screens and logs."""
+"""Masking: keep secrets out of messages, pages and logs. The one home for it.
+
+The ``without_...`` functions mask credentials in addresses, for errors and logs. A :class:`Masker`
+masks the values of keys such as ``password`` in payloads, errors and whole tasks, for people.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +15,33 @@ from microqueue.model import shorten
 from microqueue.task import Task, TaskError
 
 MASK = "•••"
-"""What stands for a value that is not shown."""
+"""What is shown for a masked value."""
 
 
 def without_user(text: str, mask: str = "***") -> str:
-    """Mask users and passwords of URIs in a text, in a time that grows with its length only."""
+    """Mask users and passwords of URIs in a text, in linear time."""
     return "\n".join(_line_without_user(line, mask) for line in text.split("\n"))
 
 
 def _line_without_user(line: str, mask: str) -> str:
-    # To the last @ of the line: a password that was not escaped may hold any character.
+    # To the last @ of the line: an unescaped password may have any character.
     start, end = line.find("//"), line.rfind("@")
     return line if start < 0 or end < start + 2 else f"{line[: start + 2]}{mask}{line[end:]}"
 
 
 def without_password(text: str) -> str:
-    """Mask users, passwords and tokens of URIs in a text: they must not reach a screen or log."""
+    """Mask users, passwords and tokens of URIs in a text, for a page or log."""
     text = without_user(text)
     return re.sub(r"(?i)(pass(?:word|phrase)=|session_token:)[^&,\s'\"]*", r"\1***", text)
 
 
 def without_mongodb_user(text: str) -> str:
-    """Mask users and passwords in addresses of MongoDB alone, and leave all else as it is."""
+    """Mask users and passwords in addresses of MongoDB only."""
     return re.sub(r"(mongodb(?:\+srv)?://)[^\s'\"]*@", r"\1***@", text)
 
 
 def without_fragments(text: str) -> str:
-    """Mask also what stands before any ``@``: the driver may quote half of a broken URI."""
+    """Mask also what is before any ``@``: the driver may quote half of a malformed URI."""
     return re.sub(r"[^\s'\"]+@", "***@", without_password(text))
 
 
@@ -50,7 +54,7 @@ REDACTED_KEYS = (
 """Keys whose values are masked by default, in any case."""
 
 NAMES = frozenset({"name", "key"})
-"""Keys that tell what the ``value`` beside them is."""
+"""Keys that name the ``value`` beside them."""
 
 QUOTE = r"\\*+['\"]?"
 SEPARATOR = r"\s*+(?:=>|==?|:)\s*+"
@@ -61,9 +65,9 @@ NAME = re.compile(
 )
 """A name in a text, up to its value: ``password=``, ``"token": ``, ``name="x", value=``."""
 OPENING = re.compile(r"[bruf]{0,2}(\\*+)('''|\"\"\"|''(?=\w)|\"\"(?=\w)|'|\")", re.IGNORECASE)
-"""The quote that a value begins with, maybe after a prefix, as in ``b'``, and escaped itself."""
+"""The quote that starts a value, perhaps escaped, and after a prefix, as in ``b'``."""
 BRACKET = re.compile(r"[\w.]*+[\[({]")
-"""The bracket that a value begins with, as in ``['``, or ``SecretStr(``."""
+"""The bracket that starts a value, as in ``['``, or ``SecretStr(``."""
 INSIDE = re.compile(
     r"'(?:[^'\\]|\\.)*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)|[\[({]|[\])}]", re.DOTALL
 )
@@ -90,14 +94,14 @@ class Masker:
             ) from exc
 
     def mask(self, value: Any) -> Any:
-        """Return a value with what is secret in it masked, however deep."""
+        """Return a value with its secrets masked, at any depth."""
         if self._secret is None:
             return value
         if isinstance(value, Mapping):
-            telling = self._is_telling_pair(value)
+            secret = self._names_a_secret(value)
             return {
                 key: MASK
-                if self._secret.search(str(key)) or (telling and str(key).lower() == "value")
+                if self._secret.search(str(key)) or (secret and str(key).lower() == "value")
                 else self.mask(item)
                 for key, item in value.items()
             }
@@ -106,14 +110,13 @@ class Masker:
         return self.text(value) if isinstance(value, str) else value
 
     def text(self, text: str) -> str:
-        """Mask keys, users of addresses, and values that follow a telling name, in a text."""
+        """Mask private keys, users of addresses, and values after a secret name, in a text."""
         return text if self._secret is None else mask_text(text, self._secret)
 
     def task(self, task: Task[Any]) -> Task[Any]:
         """Return a task with its secrets masked.
 
-        These are in its payload, headers, result, progress and errors; the token of its lease
-        is one.
+        They are in its payload, headers, result, progress and errors. Its lease token is one.
         """
         if self._secret is None:
             return task
@@ -140,7 +143,7 @@ class Masker:
             return error
         return error.model_copy(update={"message": self.text(str(error.message))})
 
-    def _is_telling_pair(self, value: Mapping[Any, Any]) -> bool:
+    def _names_a_secret(self, value: Mapping[Any, Any]) -> bool:
         """Return whether it is like ``{"name": "Authorization", "value": ...}``."""
         return self._secret is not None and any(
             isinstance(item, str) and str(key).lower() in NAMES and self._secret.search(item)
@@ -148,13 +151,13 @@ class Masker:
         )
 
 
-def mask_text(text: str, telling: re.Pattern[str]) -> str:
-    """Mask private keys, users of addresses, and values that follow a telling name."""
+def mask_text(text: str, secret: re.Pattern[str]) -> str:
+    """Mask private keys, users of addresses, and values after a name that matches."""
     text = without_user(_without_keys(text), MASK)
     shown, position = [], 0
     for name in NAME.finditer(text):
         word = name["pair"] or name["name"]
-        if name.start() < position or not telling.search(word):
+        if name.start() < position or not secret.search(word):
             continue
         start, end = _value(text, name.end())
         if HEADER.search(word) and text[name.end(name.lastgroup or 0)] not in "'\"\\":
@@ -175,7 +178,7 @@ def _without_keys(text: str) -> str:
 
 
 def _value(text: str, start: int) -> tuple[int, int]:
-    """Say where the value that begins here is; what has no end goes on to the end of its line."""
+    """Return the start and end of the value here; without an end, it is the rest of the line."""
     if opening := OPENING.match(text, start):
         return opening.end(), _end_of_quoted(text, opening)
     if bracket := BRACKET.match(text, start):
@@ -187,7 +190,7 @@ def _value(text: str, start: int) -> tuple[int, int]:
 def _end_of_quoted(text: str, opening: re.Match[str]) -> int:
     slashes, quote = len(opening[1]), opening[2]
     for found in re.compile(rf"(?<!\\)(\\*+){quote}").finditer(text, opening.end()):
-        # A quote inside of the value has more of them; so has what ends with such a character.
+        # A quote inside the value has more backslashes, and so has a value that ends with one.
         if len(found[1]) % (2 * slashes + 2) == slashes:
             return found.end() - len(quote) - slashes
     return _end_of_line(text, opening.end())

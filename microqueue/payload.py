@@ -1,4 +1,4 @@
-"""Payloads in and out of BSON, as plain documents or through a pydantic model."""
+"""Payloads: to BSON and back, as plain documents or through a pydantic model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEEPEST_DOCUMENT = 170
 SMALLEST_LEVEL = 7
 """In bytes: the kind, an empty name, the length and the end."""
 _CONTAINERS = (b"\x03", b"\x04", b"\x0f")
-"""The bytes that begin a document, an array, and code with a scope inside of BSON."""
+"""The type bytes of a document, an array, and code with a scope in BSON."""
 
 _BSON_LEAVES = (
     str, bytes, bool, int, float, datetime, UUID, ObjectId, Binary, Code, DBRef, Decimal128,
@@ -54,14 +54,15 @@ class PayloadCodec(Generic[PayloadT]):
         self._adapter = TypeAdapter(model) if model is not None else None
 
     def dump(self, payload: PayloadT) -> dict[str, Any]:
-        """Give the document to store, or raise :class:`InvalidPayload`."""
+        """Return the document to store, or raise :class:`InvalidPayload`."""
         return self.accept(payload)[1]
 
     def accept(self, payload: Any) -> tuple[PayloadT, dict[str, Any]]:
-        """Give the payload as its model has it, and the document to store.
+        """Return the payload as its model, and the document to store.
 
-        Raises :class:`InvalidPayload`, also if the document would not be read back as what
-        was given: at delivery it would be too late to say so.
+        Raises:
+            InvalidPayload: The payload does not validate, or reading it back would return another
+                value. At delivery, that would be noticed too late.
         """
         if self._adapter is None:
             # A plain dict is encoded at once, so it need not be copied.
@@ -88,10 +89,10 @@ class PayloadCodec(Generic[PayloadT]):
 
 
 def codec_of(payload_model: Any) -> PayloadCodec[Any]:
-    """Make the codec of a queue, or refuse a model that pydantic cannot use."""
+    """Return the codec of a queue; reject a model that pydantic cannot use."""
     try:
         if isinstance(payload_model, str):
-            raise TypeError("give the class itself, not its name")  # noqa: TRY301 (told as pydantic's own refusals are)
+            raise TypeError("give the class itself, not its name")  # noqa: TRY301 (reported as pydantic's own errors are)
         return PayloadCodec(payload_model)
     except (AttributeError, NameError, TypeError, PydanticUserError) as exc:
         reason = str(exc).partition("\n")[0]
@@ -103,7 +104,7 @@ def codec_of(payload_model: Any) -> PayloadCodec[Any]:
 
 
 def finite_number(text: str) -> float:
-    """Read a number of JSON, for ``parse_float``; refuse one that would become infinite."""
+    """Return a number of JSON, for ``parse_float``; reject one that would become infinite."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"{text:.40} is too large a number")
@@ -111,18 +112,22 @@ def finite_number(text: str) -> float:
 
 
 def check_encodable(document: Mapping[str, Any], codec_options: CodecOptions[Any]) -> None:
-    """Refuse a document that BSON cannot hold, before any part of it is written."""
+    """Raise :class:`InvalidPayload` for a document that BSON cannot hold."""
     encode_all([document], codec_options)
 
 
 def encode_all(
     documents: Sequence[Mapping[str, Any]], codec_options: CodecOptions[Any]
 ) -> list[RawBSONDocument]:
-    """Encode documents as they will be stored, once; refuse what BSON cannot hold."""
+    """Return documents encoded as they will be stored.
+
+    Raises:
+        InvalidPayload: A document cannot be encoded, is too large, or is nested too deep.
+    """
     encoded: list[RawBSONDocument] = []
     try:
         for document in documents:
-            encoded.append(RawBSONDocument(bson.encode(document, codec_options=codec_options)))  # noqa: PERF401 (its length tells which one failed)
+            encoded.append(RawBSONDocument(bson.encode(document, codec_options=codec_options)))  # noqa: PERF401 (its length shows which one failed)
     except encoding_errors.ENCODER_ERRORS as exc:
         document = documents[len(encoded)]
         reason = encoding_errors.explain(document, codec_options, exc)
@@ -145,7 +150,7 @@ def encode_all(
 
 
 def _may_be_too_deep(raw: bytes) -> bool:
-    """Tell cheaply that a document has few levels: each takes some bytes, and one of a kind."""
+    """Return whether a document may have too many levels, by a cheap upper bound."""
     if len(raw) < DEEPEST_DOCUMENT * SMALLEST_LEVEL:
         return False
     return sum(raw.count(byte) for byte in _CONTAINERS) >= DEEPEST_DOCUMENT
@@ -178,7 +183,7 @@ def _validate(adapter: TypeAdapter[PayloadT], value: Any, **options: Any) -> Pay
         message = str(refusal(exc, subject="payload"))
         raise InvalidPayload(message, argument="payload", value=value) from exc
     except Exception as exc:
-        # A validator of the caller's may raise anything.
+        # The caller's validator may raise anything.
         message = f"payload={shorten(value)} is not valid: {_describe(exc)}"
         raise InvalidPayload(message, argument="payload", value=value) from exc
 
@@ -202,7 +207,7 @@ def _dumped(payload: Any, dump: Callable[..., Any], *, by_alias: bool) -> dict[s
     except InvalidPayload:
         raise
     except Exception as exc:
-        # A serializer of the caller's may raise anything.
+        # The caller's serializer may raise anything.
         raise InvalidPayload(
             f"the payload ({type(payload).__name__}) cannot be dumped: {_describe(exc)}",
             argument="payload",
@@ -223,11 +228,11 @@ def _mapping(document: Any, payload: Any) -> Mapping[str, Any]:
 def _find_loss(
     adapter: TypeAdapter[Any], given: Any, document: dict[str, Any], *, by_alias: bool
 ) -> str | None:
-    """Say what is lost when the document is read back. Values are left out: some are secret."""
+    """Return what is lost when the document is read back, without values: some are secret."""
     try:
-        # A copy, for validators that take out what they have read.
+        # A copy, for validators that remove what they have read.
         restored = adapter.validate_python(dict(document), **AS_STORED)
-    except Exception as exc:  # noqa: BLE001 (a validator of the caller's may raise anything)
+    except Exception as exc:  # noqa: BLE001 (the caller's validator may raise anything)
         return _describe(exc)
     again = _typed_document(adapter, restored, by_alias=by_alias)
     for key in [*document, *again]:
@@ -239,7 +244,7 @@ def _find_loss(
 
 
 def _find_lost_field(given: Any, restored: Any) -> str | None:
-    """Find a field that was not dumped, and came back as its default or not at all."""
+    """Return a field that was not dumped, and is missing or has its default afterwards."""
     if isinstance(given, BaseModel) and isinstance(restored, BaseModel):
         for name, field in type(given).model_fields.items():
             if name not in type(restored).model_fields:
@@ -266,9 +271,9 @@ def _describe(exc: Exception) -> str:
 
 
 def _to_bson_types(value: Any) -> Any:
-    """Make what a model dumped storable, in the form in which BSON gives it back.
+    """Return what a model dumped with types that BSON has, as they are read back.
 
-    Enums, dates, decimals and sets become what JSON has for them; secrets are stored plain.
+    Enums, dates, decimals and sets become their JSON form; secrets are stored in plain text.
     """
     if isinstance(value, Secret | SecretStr | SecretBytes):
         value = value.get_secret_value()
@@ -285,7 +290,7 @@ def _to_bson_types(value: Any) -> Any:
     try:
         return to_jsonable_python(value)
     except PydanticSerializationError:
-        return value  # BSON may know it through the caller's type registry.
+        return value  # The caller's type registry may have it.
 
 
 def _to_key(key: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A task's place in line: an integer that grows with time, smaller goes first.
+"""Positions: a task's place in line, an integer that grows with time; the smallest goes first.
 
-``created_at`` alone cannot order tasks: it has a precision of a millisecond, in which one
-call may add thousands, and a released task may have to go before all others.
+``created_at`` cannot order tasks: it has a precision of a millisecond, in which one call may add
+thousands, and a released task may have to go before all others.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def microseconds(instant: datetime) -> int:
-    """Count the microseconds from 1970 to an instant."""
+    """Return the microseconds from 1970 to an instant."""
     elapsed = instant - _EPOCH
     return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds
 
 
 def front_position(now: datetime) -> int:
-    """Give a place before every other; the last one to ask goes first."""
+    """Return a position before all others; the latest such position goes first."""
     return -microseconds(now)
 
 
 def original_position(position: Any, created_at: Any) -> Any:
-    """Give the place that a task takes when it comes back: a turn at the front is for once.
+    """Return the position of a task that waits again: the front of the line is for one turn only.
 
-    Both are read from a document; a place that is no number counts as one at the front.
+    Both values are read from a document. A position that is no number counts as the front.
     """
     is_number = isinstance(position, int | float) and not isinstance(position, bool)
     if is_number and position >= 0:
@@ -37,14 +37,14 @@ def original_position(position: Any, created_at: Any) -> Any:
 
 
 class Positions:
-    """Hands out places in line: by the time, and strictly growing within one producer."""
+    """Allocates positions: by the time, and strictly increasing within one producer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = 0
 
     def take(self, now: datetime, count: int = 1) -> int:
-        """Reserve ``count`` consecutive places and give the first of them."""
+        """Reserve ``count`` consecutive positions, and return the first."""
         with self._lock:
             current = microseconds(now)
             # A clock that was set back by more than some minutes must not leave this

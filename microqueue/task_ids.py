@@ -1,4 +1,4 @@
-"""Ids as text: in an address, on a page, in what people type.
+"""Task ids as text: in URLs, on pages, and on the command line.
 
 An id may be an ObjectId, a UUID, an integer or a string, and a string may look like any of the
 others. Text in double quotes always means a string: ``17`` is first of all the integer, and
@@ -22,7 +22,7 @@ LARGEST = 2**63
 
 
 def candidate_ids(text: str) -> list[Any]:
-    """Read an id that came as text: all that it may stand for, the likeliest first."""
+    """Return all ids that a text may mean, the likeliest first."""
     candidates: list[Any] = []
     with suppress(ValueError):
         if text.startswith('"') and isinstance(quoted := json.loads(text), str):
@@ -40,19 +40,19 @@ def candidate_ids(text: str) -> list[Any]:
 
 
 def possible_ids(task_id: TaskId) -> list[Any]:
-    """Give what an id may stand for that a program has: itself, or what it is the text of."""
+    """Return the ids that a caller's id may mean: itself, or what it is the text of."""
     if not isinstance(task_id, str):
         return [task_id]
     return [task_id, *(one for one in candidate_ids(task_id) if not isinstance(one, str))]
 
 
 def new_id(text: str) -> ObjectId | str:
-    """Read the id that a new task shall have: an ObjectId if it looks like one, else text."""
+    """Return the id of a new task: an ObjectId if the text looks like one, otherwise the text."""
     return ObjectId(text) if ObjectId.is_valid(text) else text
 
 
 def reference(task_id: TaskId) -> str:
-    """Write an id as text that is read as this very one before any other."""
+    """Return an id as text that :func:`candidate_ids` reads as this id first."""
     text = str(task_id)
     alone = not isinstance(task_id, str) or candidate_ids(text)[:1] == [task_id]
     return text if alone else json.dumps(text, ensure_ascii=False)

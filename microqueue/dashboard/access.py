@@ -16,7 +16,7 @@ from microqueue.arguments import check_name
 from microqueue.async_queue import AsyncQueue
 from microqueue.core import core_of
 from microqueue.dead_letters import AsyncDeadLetters, DeadLetters
-from microqueue.drivers.asynchronous import settled
+from microqueue.drivers.asynchronous import awaited
 from microqueue.insights import AsyncInsights, Insights, Overview
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
@@ -60,7 +60,7 @@ class QueueAccess:
             return await anyio.to_thread.run_sync(
                 functools.partial(method, *arguments, **options), abandon_on_cancel=False
             )
-        return await settled(method(*arguments, **options))
+        return await awaited(method(*arguments, **options))
 
     async def run(self, operation: Any) -> Any:
         """Run an operation on the collection."""

@@ -14,7 +14,7 @@ import anyio
 from pymongo.errors import PyMongoError
 
 from microqueue.dashboard.access import QueueAccess
-from microqueue.drivers.asynchronous import bounded, settled
+from microqueue.drivers.asynchronous import awaited, bounded
 from microqueue.drivers.change_stream import OPEN_SEC, SILENT_SEC
 from microqueue.drivers.retry import CLOSE_SEC
 from microqueue.insights import Overview, read_report
@@ -135,7 +135,7 @@ class ChangeFeed:
         stream, found = self._stream, list[Any]()
         deadline = float("inf")
         while time.monotonic() < deadline:
-            change = await settled(stream.try_next())
+            change = await awaited(stream.try_next())
             if change is None:
                 break
             deadline = min(deadline, time.monotonic() + for_sec)

@@ -1,4 +1,4 @@
-"""Run operations over Motor, PyMongo's async client, or mongomock-motor."""
+"""The driver for Motor, PyMongo's async client and mongomock-motor."""
 
 from __future__ import annotations
 
@@ -15,34 +15,37 @@ from tenacity import AsyncRetrying
 
 from microqueue.drivers import mongomock
 from microqueue.drivers.collections import Collections
-from microqueue.drivers.mongomock import take
 from microqueue.drivers.retry import (
     CLOSE_SEC,
     DRIVER_ERRORS,
-    FEW,
-    MANY,
+    LARGE_BATCH,
     PING,
+    SMALL_BATCH,
     THROWN,
     CallLimits,
     RetryBudget,
-    took_too_long,
+    as_time_limit_error,
     translate,
 )
-from microqueue.operations.call import CURSORS, ENOUGH, Call, Operation, RepeatDue, Timed
+from microqueue.operations.call import (
+    CURSORS,
+    ENOUGH,
+    Call,
+    Operation,
+    RepeatDue,
+    Timed,
+    apply_each,
+)
 from microqueue.settings import QueueSettings
 
 T = TypeVar("T")
 GRACE_SEC = 0.5
-"""How much longer to wait for a driver than it is told to."""
+"""How much longer than its own limit a driver may take."""
 
 
-async def settled(reply: Any) -> Any:
-    """Await a reply if it has to be awaited: Motor's ``aggregate`` has not, PyMongo's has."""
+async def awaited(reply: Any) -> Any:
+    """Return a reply, awaited if it must be: PyMongo's ``aggregate`` must, Motor's must not."""
     return await reply if inspect.isawaitable(reply) else reply
-
-
-def _nothing(call: Call) -> None:
-    """Do nothing before a call."""
 
 
 class AsyncDriver:
@@ -53,19 +56,20 @@ class AsyncDriver:
     ) -> None:
         self._collections = collections
         self._on_retry = on_retry
-        self._bounds = CallLimits(collections, settings)
-        self.before_call: Callable[[Call], object] = _nothing
+        self._limits = CallLimits(collections, settings)
+        self.before_call: Callable[[Call], object] | None = None
         """Called before each call of an operation: a fault point for tests."""
 
     async def run(self, operation: Operation[T]) -> T:
-        """Drive an operation to its result, with errors as :meth:`SyncDriver.run` has them."""
+        """Run an operation, and return its result; with the errors of :meth:`SyncDriver.run`."""
         call: Call | None = None
         if self._collections.primary_changed():
             self._on_retry()
         try:
             call = next(operation)
             while True:
-                self.before_call(call)
+                if self.before_call is not None:
+                    self.before_call(call)
                 try:
                     reply = await self._perform_repeatedly(call)
                 except THROWN as exc:
@@ -83,9 +87,9 @@ class AsyncDriver:
     async def _perform_repeatedly(self, call: Call) -> Any:
         if self._collections.in_memory:
             return await self._perform(call, 0.0)
-        if self._bounds.must_ask_first(call):
+        if self._limits.needs_ping(call):
             await self._perform_repeatedly(PING)
-        budget = RetryBudget(self._bounds, call)
+        budget = RetryBudget(self._limits, call)
         if call.after is not None:
             budget = call.after.budget
             await asyncio.sleep(budget.pause_sec())
@@ -97,7 +101,7 @@ class AsyncDriver:
                 self._on_retry()
                 raise RepeatDue(budget) from exc
         self._on_retry()
-        # The first repeat is immediate; the next ones are left to tenacity.
+        # The first repeat is immediate; tenacity makes the next ones.
         retrying = AsyncRetrying(**budget.retry_options(self._on_retry))
         return await retrying(self._attempt, call, budget)
 
@@ -106,10 +110,10 @@ class AsyncDriver:
             reply = await self._perform(call, budget.limit_sec())
         except NetworkTimeout as exc:
             if call.own_limit_sec is not None:
-                raise took_too_long(exc) from exc
+                raise as_time_limit_error(exc) from exc
             await self._drop_connections()
             raise
-        self._bounds.answered()
+        self._limits.answered()
         return reply
 
     async def _perform(self, call: Call, limit_sec: float) -> Any:
@@ -124,11 +128,11 @@ class AsyncDriver:
             return mongomock.perform(self._collections, call)
         method = getattr(self._collections.at(call.target), call.method)
         async with bounded(limit_sec):
-            reply = await settled(method(*call.arguments, **call.options))
+            reply = await awaited(method(*call.arguments, **call.options))
         return await _read(reply, call, limit_sec) if call.method in CURSORS else reply
 
     async def _drop_connections(self) -> None:
-        """Let go of idle connections: they may be as dead as the one that gave no answer."""
+        """Close idle connections: they may be as dead as the one that did not answer."""
         for pool in self._collections.pools():
             if inspect.iscoroutinefunction(pool.reset_without_pause):
                 await pool.reset_without_pause()
@@ -138,10 +142,10 @@ class AsyncDriver:
 
 @asynccontextmanager
 async def bounded(limit_sec: float) -> AsyncIterator[None]:
-    """End what is awaited here by a limit.
+    """Set a time limit for the calls in a block.
 
-    Motor's calls wait for a thread of its pool first, which others may have taken for good. So
-    the limit is not left to the driver alone.
+    Motor's calls wait for a thread of its pool first, and other calls may never free one. So the
+    limit is not left to the driver alone.
     """
     try:
         async with asyncio.timeout(limit_sec + GRACE_SEC):
@@ -152,21 +156,21 @@ async def bounded(limit_sec: float) -> AsyncIterator[None]:
 
 
 async def _read(cursor: Any, call: Call, limit_sec: float) -> list[Any]:
-    """Read a cursor to its end, a number of documents at a time; the limit is for each.
+    """Read a cursor to its end, in batches; the limit is for each batch.
 
-    What is done with each document is done beside the event loop, and may take long.
+    Documents are mapped in a thread, because that may take long.
     """
     each = call.each() if call.each is not None else None
-    size = MANY if each is None else FEW
+    size = LARGE_BATCH if each is None else SMALL_BATCH
     found: list[Any] = []
     try:
         while True:
             async with bounded(limit_sec):
                 some = await cursor.to_list(size)
-            found += some if each is None else await asyncio.to_thread(take, some, each)
+            found += some if each is None else await asyncio.to_thread(apply_each, some, each)
             if len(some) < size or found[-1] is ENOUGH:
                 return found
     finally:
         with suppress(PyMongoError):
             async with bounded(CLOSE_SEC):
-                await settled(cursor.close())
+                await awaited(cursor.close())

@@ -1,11 +1,15 @@
-"""One change stream per process and collection, for all who wait for work there.
+"""Change streams: wake workers and waiting pops when there may be work.
 
-A thread opens and reads the stream while somebody waits, and only then: a busy worker needs no
-news, and a stream that is not read falls behind. So one that was left for a while is opened again.
+A :class:`Listener` reads one stream per process and collection, for all that wait there. Its
+thread reads only while someone is subscribed: a busy worker needs no news, and a stream that is
+not read falls behind. So a stream that was left for a while is opened again.
 
-A stream has no deadline, as it waits for what may never come. If its connection dies in silence,
-only this thread waits for it. The next caller that waits notices that it has been silent for too
-long, leaves it behind, and starts another thread.
+A stream has no deadline, because the next change may never come. If its connection dies silently,
+only this thread waits for it. The next subscriber notices the silence, abandons the stream, and
+starts another thread.
+
+:class:`SyncWakeup` and :class:`AsyncWakeup` are what a pop with ``wait`` sleeps on. Without change
+streams they poll. PyMongo's async client reads its stream on the event loop, without a listener.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Any, Self
 from pymongo.errors import PyMongoError
 
 from microqueue.drivers import asynchronous, mongomock
-from microqueue.drivers.asynchronous import settled
+from microqueue.drivers.asynchronous import awaited
 from microqueue.drivers.collections import Collections
 from microqueue.drivers.retry import CLOSE_SEC
 from microqueue.drivers.sync import bounded
@@ -31,26 +35,26 @@ from microqueue.operations import poll
 AWAIT_SEC = 1.0
 LEFT_TOO_LONG_SEC = 1.0
 REOPEN_SEC = 5.0
-"""How long to poll before the next try for a stream: a server without any is not asked often."""
+"""How long to poll before the next attempt to open a stream: a server may have none."""
 YIELD_SEC = 0.05
 OPEN_SEC = 5.0
 LATE_SEC = 1.0
 SILENT_SEC = 5.0
-"""How much longer than it was told to the server may take, before a stream counts as dead."""
+"""How much longer than asked the server may take to reply, before a stream counts as dead."""
 ENDS_WITHIN_SEC = AWAIT_SEC + CLOSE_SEC + 1.0
-"""How long a thread that was let go takes to end, unless the server does not answer."""
+"""How long a released thread takes to end, unless the server does not answer."""
 
 logger = logging.getLogger("microqueue.wakeup")
 
 
 class Listener:
-    """Wakes those who wait when there may be work, in whichever of their queues."""
+    """Wakes its subscribers when there may be work in any of their queues."""
 
     def __init__(self, collection: Any, await_sec: float = AWAIT_SEC) -> None:
         self._collection = collection
         self._await_sec = await_sec
-        self._changed = threading.Condition()  # Held for moments only, never while a server works.
-        self._waiting: dict[Callable[[], None], frozenset[str]] = {}
+        self._changed = threading.Condition()  # Never held during a call to the server.
+        self._subscribers: dict[Callable[[], None], frozenset[str]] = {}
         self._names: frozenset[str] = frozenset()
         self._stream: Any = None
         self._busy_since: float | None = None
@@ -59,31 +63,35 @@ class Listener:
         self._users = 0
         self._thread: threading.Thread | None = None
 
-    def join(self, wake: Callable[[], None], queues: Sequence[str]) -> None:
-        """Call ``wake`` from now on whenever something changes.
+    def subscribe(self, wake: Callable[[], None], queues: Sequence[str]) -> None:
+        """Call ``wake`` whenever something changes, from now on.
 
         It is also called after a stream was opened: what came before is not in it.
+
+        Args:
+            wake: Called from the thread of the listener; it must not block.
+            queues: The queues to watch.
         """
         with self._changed:
-            self._waiting[wake] = frozenset(queues)
-            if self._is_stuck():
-                logger.debug("the change stream is silent, opening another")
+            self._subscribers[wake] = frozenset(queues)
+            if self._is_silent():
+                logger.debug("change stream is silent; opening another")
                 self._stream = None
                 self._tried_at = float("-inf")
                 self._start()
             self._changed.notify_all()
 
     @property
-    def hears(self) -> bool:
-        """Whether there is a stream, and the server answers."""
+    def is_live(self) -> bool:
+        """Whether there is a stream and the server answers."""
         since = self._busy_since
         late = since is not None and time.monotonic() - since > self._await_sec + LATE_SEC
         return self._stream is not None and not late
 
-    def part(self, wake: Callable[[], None]) -> None:
+    def unsubscribe(self, wake: Callable[[], None]) -> None:
         """Stop calling ``wake``."""
         with self._changed:
-            self._waiting.pop(wake, None)
+            self._subscribers.pop(wake, None)
             self._changed.notify_all()
 
     def acquire(self) -> None:
@@ -94,7 +102,7 @@ class Listener:
             self._users += 1
 
     def release(self) -> threading.Thread | None:
-        """Tell the thread to end with the last user, and return it, to wait for."""
+        """Stop the thread with the last user, and return it, so that it can be joined."""
         with self._changed:
             self._users -= 1
             if self._users:
@@ -104,7 +112,7 @@ class Listener:
             return thread
 
     def _start(self) -> None:
-        """Start a thread, which waits for the lock; a former one ends when it can."""
+        """Start a thread, which waits for the lock; a previous one ends when it can."""
         former, busy_since = self._thread, self._busy_since
         thread = threading.Thread(target=self._run, name="microqueue-listener", daemon=True)
         self._thread, self._busy_since = thread, None
@@ -114,16 +122,16 @@ class Listener:
             self._thread, self._busy_since = former, busy_since
             raise
 
-    def _is_stuck(self) -> bool:
-        """Tell whether the server has owed an answer for too long."""
+    def _is_silent(self) -> bool:
+        """Return whether the server has not answered for too long."""
         since = self._busy_since
         return since is not None and time.monotonic() - since > self._await_sec + SILENT_SEC
 
     def _is_current(self) -> bool:
-        """Tell whether the stream covers all queues waited for, and is not far behind."""
+        """Return whether the stream has the queues of all subscribers, and is not far behind."""
         if self._stream is None:
             return False
-        wanted = frozenset().union(*self._waiting.values())
+        wanted = frozenset().union(*self._subscribers.values())
         return wanted <= self._names and time.monotonic() - self._read_at <= LEFT_TOO_LONG_SEC
 
     def _run(self) -> None:
@@ -133,16 +141,16 @@ class Listener:
             with self._changed:
                 if self._thread is mine:
                     self._busy_since = None
-                self._changed.wait_for(lambda: self._thread is not mine or self._waiting)
+                self._changed.wait_for(lambda: self._thread is not mine or self._subscribers)
                 if self._thread is not mine:
                     break
                 current = stream is not None and stream is self._stream and self._is_current()
                 if not current and time.monotonic() - self._tried_at < REOPEN_SEC and not stream:
-                    # There was none a moment ago; those who wait poll.
+                    # There was none a moment ago; the subscribers poll.
                     pause_sec = self._tried_at + REOPEN_SEC - time.monotonic()
                     self._changed.wait_for(lambda: self._thread is not mine, pause_sec)
                     continue
-                self._names = self._names.union(*self._waiting.values())
+                self._names = self._names.union(*self._subscribers.values())
                 names = sorted(self._names)
                 self._busy_since = time.monotonic()
             if current:
@@ -153,7 +161,7 @@ class Listener:
         _close(stream)
 
     def _open(self, names: Sequence[str]) -> Any:
-        """Open a stream for these queues, and wake all who wait: it begins now."""
+        """Open a stream for these queues, and wake all subscribers: it starts now."""
         stream: Any = None
         try:
             with bounded(OPEN_SEC):
@@ -161,24 +169,24 @@ class Listener:
                     poll.new_work(names), max_await_time_ms=int(self._await_sec * 1000)
                 )
         except PyMongoError as exc:
-            logger.debug("no change stream, polling instead: %s", exc)
+            logger.debug("no change stream; polling: %s", exc)
         with self._changed:
             if self._thread is not threading.current_thread():
                 return stream
             self._stream = stream
             self._tried_at = self._read_at = time.monotonic()
-            waiting = list(self._waiting)
+            subscribers = list(self._subscribers)
         if stream is not None:
-            for wake in waiting:
+            for wake in subscribers:
                 wake()
         return stream
 
     def _read(self, stream: Any) -> Any:
-        """Wait for the next change, and wake all who wait; return the stream, if it goes on."""
+        """Wait for the next change, and wake all subscribers; return the stream if it is open."""
         try:
             change = stream.try_next()
         except PyMongoError as exc:
-            logger.debug("the change stream ended, polling instead: %s", exc)
+            logger.debug("change stream ended; polling: %s", exc)
             with self._changed:
                 if self._stream is stream:
                     self._stream = None
@@ -186,12 +194,12 @@ class Listener:
         self._read_at = time.monotonic()
         if change is not None:
             with self._changed:
-                waiting = list(self._waiting)
-            for wake in waiting:
+                subscribers = list(self._subscribers)
+            for wake in subscribers:
                 wake()
             with self._changed:
-                # Those who were woken leave. Waiting for that lets them run first.
-                self._changed.wait_for(lambda: not self._waiting, YIELD_SEC)
+                # Subscribers that were woken leave. Waiting for that lets them run first.
+                self._changed.wait_for(lambda: not self._subscribers, YIELD_SEC)
         return stream
 
 
@@ -202,15 +210,15 @@ def _close(stream: Any) -> None:
         with bounded(CLOSE_SEC):
             stream.close()
     except PyMongoError as exc:
-        logger.debug("the change stream could not be closed: %s", exc)
+        logger.debug("could not close the change stream: %s", exc)
 
 
 _listeners: dict[Any, Listener] = {}
 _listeners_lock = threading.Lock()
 
 
-def acquire(collection: Any, await_sec: float = AWAIT_SEC) -> Listener:
-    """Give the listener of this process for a collection of a blocking client."""
+def acquire_listener(collection: Any, await_sec: float = AWAIT_SEC) -> Listener:
+    """Return the listener of this process for a collection of a blocking client."""
     with _listeners_lock:
         listener = _listeners.get(_key(collection)) or Listener(collection, await_sec)
         listener.acquire()
@@ -218,8 +226,8 @@ def acquire(collection: Any, await_sec: float = AWAIT_SEC) -> Listener:
         return listener
 
 
-def release(collection: Any, listener: Listener) -> threading.Thread | None:
-    """Let a listener go; give its thread if it ends, after its last look, within a second."""
+def release_listener(collection: Any, listener: Listener) -> threading.Thread | None:
+    """Release a listener; return its thread if this was the last user and it ends now."""
     with _listeners_lock:
         thread = listener.release()
         if thread is not None:
@@ -232,14 +240,14 @@ def _key(collection: Any) -> Any:
 
 
 STREAM_WAIT_SEC = 0.2
-LOOK_SEC = 0.5
-"""How often to see whether the stream is still read."""
+CHECK_SEC = 0.5
+"""How often to check whether the stream is still live."""
 
 _random = random.Random()  # noqa: S311 (it only spreads pollers)
 
 
 class _Wakeup:
-    """What both kinds share: the listener of a blocking stream, and how long to sleep without."""
+    """What both kinds share: the listener of a blocking client, and the pause between polls."""
 
     def __init__(
         self, collections: Collections, queues: Sequence[str], *, poll_interval_sec: float
@@ -256,23 +264,23 @@ class _Wakeup:
         return tasks.delegate if self._collections.is_motor else tasks
 
     def _acquire(self) -> None:
-        self._listener = acquire(self._blocking, STREAM_WAIT_SEC)
+        self._listener = acquire_listener(self._blocking, STREAM_WAIT_SEC)
 
     def _release(self, wake: Callable[[], None]) -> None:
-        """Leave the listener. Its thread ends by itself, when its last user has left."""
+        """Release the listener. Its thread ends with its last user."""
         if self._listener is not None:
-            self._listener.part(wake)
-            release(self._blocking, self._listener)
+            self._listener.unsubscribe(wake)
+            release_listener(self._blocking, self._listener)
 
-    def _pause_sec(self, deadline: float) -> float:
+    def _poll_pause_sec(self, deadline: float) -> float:
         remaining = max(deadline - time.monotonic(), 0)
         return min(remaining, self._poll_interval_sec * _random.uniform(0.5, 1.0))
 
     def _wait_sec(self, deadline: float, poll_at: float) -> float:
-        """Return how long to wait for news before looking at the time again; 0: no longer."""
-        hears = self._listener is not None and self._listener.hears
-        until = deadline if hears else min(deadline, poll_at)
-        return min(max(until - time.monotonic(), 0.0), LOOK_SEC)
+        """Return how long to wait for news before the next check; 0 if the time is over."""
+        is_live = self._listener is not None and self._listener.is_live
+        until = deadline if is_live else min(deadline, poll_at)
+        return min(max(until - time.monotonic(), 0.0), CHECK_SEC)
 
 
 class SyncWakeup(_Wakeup):
@@ -293,14 +301,14 @@ class SyncWakeup(_Wakeup):
         Without a stream it returns earlier, after the poll interval.
         """
         deadline = time.monotonic() + limit_sec
-        poll_at = time.monotonic() + self._pause_sec(deadline)
+        poll_at = time.monotonic() + self._poll_pause_sec(deadline)
         if self._listener is not None:
-            self._listener.join(self._news.set, self._queues)
+            self._listener.subscribe(self._news.set, self._queues)
         while (wait_sec := self._wait_sec(deadline, poll_at)) and not self._news.wait(wait_sec):
             pass
         if self._news.is_set() and self._listener is not None:
-            # The thread reads on only while somebody waits, and leaves the connections alone.
-            self._listener.part(self._news.set)
+            # The thread reads only while someone is subscribed, to leave connections to others.
+            self._listener.unsubscribe(self._news.set)
         self._news.clear()
 
 
@@ -335,13 +343,13 @@ class AsyncWakeup(_Wakeup):
         else:
             await self._sleep_on_listener(self._listener, deadline)
 
-    async def _sleep_on_listener(self, heard: Listener, deadline: float) -> None:
-        poll_at = time.monotonic() + self._pause_sec(deadline)
-        heard.join(self._wake, self._queues)
+    async def _sleep_on_listener(self, listener: Listener, deadline: float) -> None:
+        poll_at = time.monotonic() + self._poll_pause_sec(deadline)
+        listener.subscribe(self._wake, self._queues)
         while wait_sec := self._wait_sec(deadline, poll_at):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), wait_sec)
-                heard.part(self._wake)
+                listener.unsubscribe(self._wake)
                 break
         self._news.clear()
 
@@ -353,25 +361,25 @@ class AsyncWakeup(_Wakeup):
             try:
                 change = await _next_change(self._stream, owed_sec)
             except TimeoutError:
-                logger.debug("the change stream is silent, polling instead")
-                self._stream = None  # Who reads it closes it, too.
+                logger.debug("change stream is silent; polling")
+                self._stream = None  # The task that reads it also closes it.
             except PyMongoError as exc:
                 await self._gone(exc)
             else:
                 if change is not None:
                     return
-        await asyncio.sleep(self._pause_sec(deadline))
+        await asyncio.sleep(self._poll_pause_sec(deadline))
 
     async def _open(self) -> None:
-        """Try for a stream: at first, and again some time after one ended."""
+        """Open a stream: at the start, and again some time after one ended."""
         lately = self._tried_at is not None and time.monotonic() - self._tried_at < REOPEN_SEC
         if self._stream is not None or self._collections.in_memory or lately:
             return
         self._tried_at = time.monotonic()
         try:
             async with asynchronous.bounded(OPEN_SEC):
-                hello = await settled(self._collections.database.command("hello"))
-                self._stream = await settled(
+                hello = await awaited(self._collections.database.command("hello"))
+                self._stream = await awaited(
                     self._collections.tasks.watch(
                         poll.new_work(self._queues),
                         max_await_time_ms=int(STREAM_WAIT_SEC * 1000),
@@ -382,7 +390,7 @@ class AsyncWakeup(_Wakeup):
             await self._gone(exc)
 
     async def _gone(self, exc: Exception) -> None:
-        logger.debug("no change stream, polling instead: %s", exc)
+        logger.debug("no change stream; polling: %s", exc)
         await self._close()
 
     async def _close(self) -> None:
@@ -397,10 +405,10 @@ _abandoned: set[asyncio.Task[Any]] = set()
 
 
 async def _next_change(stream: Any, limit_sec: float) -> Any:
-    """Return the next change, if there is one soon; a server that owes an answer is left behind.
+    """Return the next change, or None; raise :class:`TimeoutError` if the server is silent.
 
-    By a task of its own: when it is cancelled, PyMongo closes the stream on the server first, and
-    that may take as long.
+    It is read by its own task. When that is cancelled, PyMongo first closes the stream on the
+    server, which may take as long; that task is abandoned.
     """
     reading = asyncio.ensure_future(stream.try_next())
     try:
@@ -418,4 +426,4 @@ async def _next_change(stream: Any, limit_sec: float) -> Any:
 def _forget(reading: asyncio.Task[Any]) -> None:
     _abandoned.discard(reading)
     if not reading.cancelled():
-        reading.exception()  # Nobody else asks for it.
+        reading.exception()  # Retrieved, so that asyncio does not log it.

@@ -1,4 +1,4 @@
-"""The collections that a queue uses, with the options that its guarantees need."""
+"""The collections of a queue, with the options that its guarantees need."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ LOADS_COLLECTION = "microqueue_loads"
 
 
 STREAM_MS = 60_000
-"""After how long a change stream is given up on which the server does not even say that there is
-no change."""
+"""After how long without any reply of the server a change stream is given up."""
 PRIMARIES = frozenset({"RSPrimary", "Standalone"})
 
 
 class Collections:
-    """The places that calls go to, made from what the caller gave.
+    """The collections and the database that calls go to.
 
-    Whatever the caller's options, dates come back aware and in UTC, reads and claims go to
-    the primary, and writes are acknowledged: by a majority, unless the caller chose otherwise.
-    The caller's type registry and UUID representation are kept.
+    Whatever the caller's options, dates are aware and in UTC, reads and claims go to the primary,
+    and writes are acknowledged: by a majority, unless the caller set another write concern. The
+    caller's type registry and UUID representation are kept.
     """
 
     def __init__(self, given: Any) -> None:
@@ -52,7 +51,7 @@ class Collections:
         self.loads = database[LOADS_COLLECTION].with_options(**options)
         self.database = database
         self.client = database.client
-        # Its objects have any attribute that is asked for, so the type's own name decides.
+        # Motor's objects have every attribute, so the name of the type decides.
         self.is_motor = not self.in_memory and type(self.tasks).__module__.startswith("motor.")
         self._topology: Any = None
         self._primary: Any = None
@@ -80,11 +79,11 @@ class Collections:
         }
 
     def at(self, target: Target) -> Any:
-        """Give the collection, or the database, that a call is for."""
+        """Return the collection or database of a target."""
         return getattr(self, target.value)
 
     def primary_changed(self) -> bool:
-        """Tell whether another server became the primary since this was last asked."""
+        """Return whether another server became the primary since the last call of this."""
         if self.in_memory:
             return False
         # Immutable, and replaced at each change.
@@ -99,10 +98,10 @@ class Collections:
         return False
 
     def pools(self) -> list[Any]:
-        """Return the connection pools of the client, to drop the connections of.
+        """Return the connection pools of the client, to close their idle connections.
 
-        There is no public way to do so, and no need that it is possible: without, each of them is
-        found out for itself.
+        There is no public way to do that. Where it is not possible, each dead connection is
+        noticed by the next call that uses it.
         """
         blocking = self.client.delegate if self.is_motor else self.client
         servers = getattr(getattr(blocking, "_topology", None), "_servers", None) or {}
@@ -124,12 +123,12 @@ class Collections:
         others = {name.lower() for name in pool}
         kept = {name: value for name, value in given.items() if name.lower() not in others}
         if first.options.pool_options.socket_timeout is None:
-            # For its change stream: calls have limits of their own.
+            # For its change stream: calls have their own limits.
             kept["socketTimeoutMS"] = STREAM_MS
         return MongoClient(**kept, **pool)
 
     def through(self, client: MongoClient[Any] | None) -> Any:
-        """Give the same collection, with the same options, through a second client."""
+        """Return the collection of tasks, with the same options, on a second client."""
         if client is None:
             return self.tasks
         return client[self.database.name].get_collection(
@@ -138,7 +137,7 @@ class Collections:
 
 
 def codec_options_for(given: CodecOptions[Any]) -> CodecOptions[Any]:
-    """Keep what concerns the caller's payloads, and set what the queue relies on."""
+    """Return options that keep the caller's payload types, with what the queue relies on."""
     representation = given.uuid_representation
     if representation == UuidRepresentation.UNSPECIFIED:
         representation = UuidRepresentation.STANDARD
@@ -149,14 +148,14 @@ def codec_options_for(given: CodecOptions[Any]) -> CodecOptions[Any]:
         uuid_representation=representation,
         unicode_decode_error_handler=given.unicode_decode_error_handler,
         type_registry=given.type_registry,
-        # A date outside of datetime's range in one payload must not stop the others.
+        # A date outside datetime's range in one payload must not stop the others.
         datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     )
 
 
 def is_collection(given: Any) -> bool:
-    """Tell a collection from a database, for any driver."""
-    # A database turns unknown attributes into collections, so the type's own name decides.
+    """Return whether this is a collection and not a database, for any driver."""
+    # A database turns unknown attributes into collections, so the name of the type decides.
     return type(given).__name__.endswith("Collection")
 
 
@@ -172,10 +171,10 @@ def _tasks_of(given: Any) -> Any:
 
 
 def is_async(given: Any) -> bool:
-    """Tell whether a database or collection is of Motor, or of PyMongo's async client."""
+    """Return whether a database or collection is of Motor, or of PyMongo's async client."""
     return type(given).__module__.startswith(("motor.", "pymongo.asynchronous."))
 
 
 def is_blocking(given: Any) -> bool:
-    """Tell whether a database or collection is of pymongo's blocking client."""
+    """Return whether a database or collection is of pymongo's blocking client."""
     return type(given).__module__.startswith("pymongo.synchronous.")

@@ -1,4 +1,4 @@
-"""From a URI, the environment, or nothing at all, to a MongoDB database."""
+"""Connect to MongoDB by a URI, by the environment, or to the embedded server."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ URI_VARIABLE = "MICROQUEUE_URI"
 
 
 def option_names(uri: str) -> set[str]:
-    """Give the names of the options that a URI sets, in lower case."""
+    """Return the names of the options that a URI sets, in lower case."""
     return {option.partition("=")[0].lower() for option in re.split("[&;]", uri.partition("?")[2])}
 
 
 class Connection:
-    """A client of our own, its database, and the embedded server if there is one."""
+    """A client that a queue owns, its database, and the embedded server if it uses one."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Connection:
         defaults = {
             "serverSelectionTimeoutMS": timeout_ms,
             "connectTimeoutMS": timeout_ms,
-            # For what has no limit of its own: change streams, and what Spark reads.
+            # For what has no other limit: change streams, and what Spark reads.
             "socketTimeoutMS": int(settings.long_call_timeout.total_seconds() * 1000),
             "appname": "microqueue",
         }
@@ -66,13 +66,13 @@ class Connection:
         self.database_or_collection = database if collection is None else database[collection]
 
     def abandon(self) -> None:
-        """Close what was opened for a queue that could not be made."""
+        """Close what was opened for a queue that could not be created."""
         closing = self.client.close()
         if inspect.iscoroutine(closing):
             closing.close()  # It never connected, so there is nothing to wait for.
         self.stop_server()
 
     def stop_server(self) -> None:
-        """Let go of the embedded server; it ends with its last user."""
+        """Release the embedded server; it stops with its last user."""
         if self.server is not None:
             self.server.stop()

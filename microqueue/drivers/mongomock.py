@@ -1,13 +1,13 @@
-"""What mongomock lacks, made up for, so that it serves as a queue in memory.
+"""Perform calls on mongomock, with workarounds for what it lacks: a queue in memory.
 
-It is for fast unit tests in one process. Races, indexes, failover and transactions are
-proven on a real server only.
+It is for fast unit tests in one process. Races, indexes, failover and transactions are tested on
+a real server only.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -15,18 +15,18 @@ from uuid import UUID
 
 from bson.binary import UUID_SUBTYPE, Binary
 
-from microqueue.operations.call import CURSORS, ENOUGH, Call
+from microqueue.operations.call import CURSORS, Call, apply_each
 
 POLL_SEC = 0.02
-"""There is no stream of changes in memory, and a look costs next to nothing."""
+"""There is no change stream in memory, and a poll costs almost nothing."""
 LOCK = threading.RLock()
 """mongomock's own ``find_one_and_update`` lets two threads claim one task."""
 
 
 def is_in_memory(collection: Any) -> bool:
-    """Tell whether a collection is mongomock's, or mongomock-motor's.
+    """Return whether a collection is of mongomock or mongomock-motor.
 
-    The latter passes for one of Motor's, but a copy of it with other options does not.
+    The type of the latter looks like Motor's, but that of a copy with other options does not.
     """
     return type(collection.with_options()).__module__.startswith("mongomock")
 
@@ -45,21 +45,11 @@ def perform(collections: Any, call: Call) -> Any:
         method = getattr(collections.at(call.target), call.method)
         reply = method(*_convert(call.arguments, UUID, Binary.from_uuid), **call.options)
         found = _convert(list(reply) if call.method in CURSORS else reply, Binary, _as_uuid)
-        return found if call.each is None else take(found, call.each())
-
-
-def take(documents: Iterable[Any], each: Callable[[Any], Any]) -> list[Any]:
-    """Do something with each document, until that gives ``ENOUGH``."""
-    found: list[Any] = []
-    for document in documents:
-        found.append(each(document))
-        if found[-1] is ENOUGH:
-            break
-    return found
+        return found if call.each is None else apply_each(found, call.each())
 
 
 def _convert(value: Any, kind: type[Any], convert: Callable[[Any], Any]) -> Any:
-    """Replace values of one kind, however deep: mongomock cannot store UUIDs as they are."""
+    """Replace values of one type at any depth: mongomock cannot store UUIDs."""
     if isinstance(value, kind):
         return convert(value)
     if isinstance(value, dict):

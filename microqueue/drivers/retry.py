@@ -1,4 +1,8 @@
-"""Which driver errors pass by themselves, how long to try again, and what surfaces at last."""
+"""Retry: which driver errors are transient, how long a call is repeated, and what it raises.
+
+A call is repeated only if it is repeatable and its error is transient, until its deadline. Then
+the driver error is raised as an error of microqueue.
+"""
 
 from __future__ import annotations
 
@@ -42,32 +46,32 @@ from microqueue.settings import QueueSettings
 
 ANSWERED_LATELY_SEC = 0.1
 CLOSE_SEC = 1.0
-"""How long the server is told that a cursor is not read to its end. It ends by itself, too."""
-FEW = 8
-MANY = 250
+"""How long closing a cursor or stream may take. The server also closes it after a while."""
+SMALL_BATCH = 8
+LARGE_BATCH = 250
 PING = Call("command", "ping", target=Target.DATABASE)
 ATTEMPT_SHARE = 2 / 3
 ATTEMPT_SEC = 2.0
-"""Of a short deadline, one attempt may take a share; but at least so long, if it is so set."""
+"""One attempt may take a share of the deadline, but at least this long if the limit allows."""
 SHORTEST_SEC = 0.001
 LAST_SEC = 0.05
-"""How much time there must be for another attempt."""
+"""How much time must be left for another attempt."""
 LONGEST_SEC = 6 * 3600.0
 """How long an index build may take."""
 TOO_LARGE_CODES = frozenset({10334, 17419, 17280})
 
 DRIVER_ERRORS = (PyMongoError, BSONError, OverflowError, UnicodeError)
-"""What a call may raise: the server's and the connection's errors, and those of encoding."""
+"""What a call may raise: errors of the server, the connection and the encoder."""
 THROWN = (*DRIVER_ERRORS, RepeatDue)
 """What a driver throws into an operation."""
 PAUSES = wait_random_exponential(multiplier=0.05, max=1.0)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether the same call may succeed a moment later.
+    """Return whether the same call may succeed a moment later.
 
-    A server that was not found within the selection timeout was waited for already. One that did
-    not answer in time may do so on another connection.
+    A server that was not found within the selection timeout has been waited for already. One that
+    did not answer in time may do so on another connection.
     """
     if isinstance(error, ServerSelectionTimeoutError):
         return False
@@ -82,10 +86,10 @@ def is_transient(error: BaseException) -> bool:
 
 
 def may_recover(error: BaseException) -> bool:
-    """Tell whether to go on trying, for a client that has reached its server before.
+    """Return whether to retry, for a client that has reached its server before.
 
-    A server that cannot be found then is a failover under way, which may take longer than
-    the selection timeout; for a client that never found one, it is a wrong address.
+    If it no longer finds a server, a failover is under way, which may take longer than the
+    selection timeout. For a client that never found one, the address is wrong.
     """
     return is_transient(error) or isinstance(error, ServerSelectionTimeoutError)
 
@@ -113,7 +117,7 @@ class CallLimits:
     def limit_sec(self, call: Call) -> float:
         """Return how long one attempt may take.
 
-        A client that has not reached its server yet looks for it no longer than it is set to.
+        A client that has not reached its server yet waits no longer than its selection timeout.
         """
         limit_sec = self._limits_sec[call.span]
         if not self._reached:
@@ -126,44 +130,44 @@ class CallLimits:
         self._reached = True
         self._answered_at = time.monotonic()
 
-    def must_ask_first(self, call: Call) -> bool:
-        """Tell whether to see that the server answers, before a call that may take long.
+    def needs_ping(self, call: Call) -> bool:
+        """Return whether to ping the server before a call that may take long.
 
-        Else it would take as long to notice that a connection is dead.
+        Without that, a dead connection would be noticed only at the end of the long limit.
         """
         if call.span is Span.BRIEF or call.in_transaction or call.own_limit_sec is not None:
             return False
         return time.monotonic() - self._answered_at > ANSWERED_LATELY_SEC
 
-    def passes(self, error: PyMongoError, *, first: bool) -> bool:
-        """Tell whether to repeat what ended in this error."""
+    def allows_repeat(self, error: PyMongoError, *, first: bool) -> bool:
+        """Return whether a call may be repeated after this error."""
         return is_transient(error) if first and not self._reached else may_recover(error)
 
 
 class RetryBudget:
     """How long one call may take, and whether it is repeated.
 
-    The first attempt may take the limit of one attempt; a repeat no more than what is left until
-    the deadline, either. A shorter limit of the caller's own holds: the client's ``timeoutMS``,
-    or a ``pymongo.timeout`` around the call.
+    The first attempt may take the limit of one attempt. A repeat may also take no more than what
+    is left until the deadline. A shorter limit of the caller holds: the client's ``timeoutMS``, or
+    a ``pymongo.timeout`` around the call.
     """
 
-    __slots__ = ("_bounds", "_call", "_ends", "_repeats", "_strict")
+    __slots__ = ("_call", "_ends", "_limits", "_repeats", "_strict")
 
-    def __init__(self, bounds: CallLimits, call: Call) -> None:
-        self._bounds = bounds
+    def __init__(self, limits: CallLimits, call: Call) -> None:
+        self._limits = limits
         self._call = call
         self._repeats = 0
         now = time.monotonic()
-        self._ends = now + bounds.deadline_sec
-        self._strict = float("inf") if bounds.client_sec is None else now + bounds.client_sec
+        self._ends = now + limits.deadline_sec
+        self._strict = float("inf") if limits.client_sec is None else now + limits.client_sec
         around_sec = _csot.remaining()
         if around_sec is not None:
             self._strict = min(self._strict, now + around_sec)
 
     def limit_sec(self) -> float:
         """Return how long the next attempt may take."""
-        limit_sec = self._bounds.limit_sec(self._call)
+        limit_sec = self._limits.limit_sec(self._call)
         until = self._strict
         if self._repeats and self._call.span is Span.BRIEF:
             until = min(until, self._ends)
@@ -199,7 +203,7 @@ class RetryBudget:
     def _may_repeat(self, error: BaseException) -> bool:
         if not isinstance(error, PyMongoError) or self._exceeded_own_limit(error):
             return False
-        return self._call.repeatable and self._bounds.passes(error, first=not self._repeats)
+        return self._call.repeatable and self._limits.allows_repeat(error, first=not self._repeats)
 
     def _exceeded_own_limit(self, error: PyMongoError) -> bool:
         late = isinstance(error, ExecutionTimeout | NetworkTimeout)
@@ -212,16 +216,16 @@ class RetryBudget:
         return min(self._ends, self._strict) - time.monotonic()
 
 
-def took_too_long(error: NetworkTimeout) -> ExecutionTimeout:
-    """Return what the server raises at a time limit, where the client noticed it first."""
+def as_time_limit_error(error: NetworkTimeout) -> ExecutionTimeout:
+    """Return the error that the server raises at a time limit, if the client noticed it first."""
     return ExecutionTimeout(str(error), MAX_TIME_EXPIRED)
 
 
 def translate(error: Exception) -> MicroqueueError:
-    """Give the error of ours that stands for a driver's. Addresses and passwords stay out."""
+    """Return the error of microqueue for a driver error, without addresses and passwords."""
     if write_concern_codes(error):
         return ServerUnavailable(
-            "MongoDB did not acknowledge the write as its write concern asks, so a failover may "
+            "MongoDB did not acknowledge the write with its write concern, so a failover may "
             f"lose it; repeat the call ({_first_line(_first_of(error))})"
         )
     error = _first_of(error)
@@ -239,11 +243,11 @@ def translate(error: Exception) -> MicroqueueError:
     killed = isinstance(error, OperationFailure) and error.code in KILLED
     if killed or is_transient(error) or isinstance(error, ConnectionFailure):
         return ServerUnavailable(f"MongoDB could not complete the call: {_first_line(error)}")
-    return OperationFailed(f"MongoDB refused the call: {_first_line(error)}")
+    return OperationFailed(f"MongoDB rejected the call: {_first_line(error)}")
 
 
 def _first_of(error: Exception) -> Exception:
-    """Give the first error of a bulk, which says of itself only that there was one."""
+    """Return the first error of a bulk write, whose own message has no cause."""
     details: Any = (error.details if isinstance(error, BulkWriteError) else None) or {}
     found = details.get("writeConcernErrors") or details.get("writeErrors") or []
     return OperationFailure(found[0].get("errmsg", ""), found[0]["code"]) if found else error

@@ -1,4 +1,4 @@
-"""Run operations over pymongo, or mongomock."""
+"""The driver for pymongo and mongomock: it performs the calls of an operation."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ from tenacity import Retrying
 
 from microqueue.drivers import mongomock
 from microqueue.drivers.collections import Collections
-from microqueue.drivers.mongomock import take
 from microqueue.drivers.retry import (
     CLOSE_SEC,
     DRIVER_ERRORS,
-    FEW,
-    MANY,
+    LARGE_BATCH,
     PING,
+    SMALL_BATCH,
     THROWN,
     CallLimits,
     RetryBudget,
-    took_too_long,
+    as_time_limit_error,
     translate,
 )
-from microqueue.operations.call import CURSORS, ENOUGH, Call, Operation, RepeatDue, Timed
+from microqueue.operations.call import (
+    CURSORS,
+    ENOUGH,
+    Call,
+    Operation,
+    RepeatDue,
+    Timed,
+    apply_each,
+)
 from microqueue.settings import QueueSettings
 
 T = TypeVar("T")
 
 bounded = pymongo.timeout
-"""End what is done here by a limit, in seconds; a shorter one around it holds as well."""
-
-
-def _nothing(call: Call) -> None:
-    """Do nothing before a call."""
+"""Set a time limit in seconds for the calls in a block; a shorter outer limit also holds."""
 
 
 class SyncDriver:
@@ -48,16 +51,16 @@ class SyncDriver:
     ) -> None:
         self._collections = collections
         self._on_retry = on_retry
-        self._bounds = CallLimits(collections, settings)
-        self.before_call: Callable[[Call], object] = _nothing
+        self._limits = CallLimits(collections, settings)
+        self.before_call: Callable[[Call], object] | None = None
         """Called before each call of an operation: a fault point for tests."""
 
     def run(self, operation: Operation[T]) -> T:
-        """Drive an operation to its result.
+        """Run an operation, and return its result.
 
-        A driver error is thrown into the operation, which may know what it means; one that
-        comes out again is raised as ours. Inside a caller's transaction it is left as it
-        is, because the caller's ``with_transaction`` retries by its labels.
+        A driver error is thrown into the operation, which may handle it. One that it does not
+        handle is raised as an error of microqueue. Inside a caller's transaction it is raised as
+        it is, because the caller's ``with_transaction`` retries by its labels.
         """
         call: Call | None = None
         if self._collections.primary_changed():
@@ -65,7 +68,8 @@ class SyncDriver:
         try:
             call = next(operation)
             while True:
-                self.before_call(call)
+                if self.before_call is not None:
+                    self.before_call(call)
                 try:
                     reply = self._perform_repeatedly(call)
                 except THROWN as exc:
@@ -83,9 +87,9 @@ class SyncDriver:
     def _perform_repeatedly(self, call: Call) -> Any:
         if self._collections.in_memory:
             return self._perform(call, 0.0)
-        if self._bounds.must_ask_first(call):
+        if self._limits.needs_ping(call):
             self._perform_repeatedly(PING)
-        budget = RetryBudget(self._bounds, call)
+        budget = RetryBudget(self._limits, call)
         if call.after is not None:
             budget = call.after.budget
             time.sleep(budget.pause_sec())
@@ -97,7 +101,7 @@ class SyncDriver:
                 self._on_retry()
                 raise RepeatDue(budget) from exc
         self._on_retry()
-        # The first repeat is immediate; the next ones are left to tenacity.
+        # The first repeat is immediate; tenacity makes the next ones.
         retrying = Retrying(**budget.retry_options(self._on_retry))
         return retrying(self._attempt, call, budget)
 
@@ -106,10 +110,10 @@ class SyncDriver:
             reply = self._perform(call, budget.limit_sec())
         except NetworkTimeout as exc:
             if call.own_limit_sec is not None:
-                raise took_too_long(exc) from exc
+                raise as_time_limit_error(exc) from exc
             self._drop_connections()
             raise
-        self._bounds.answered()
+        self._limits.answered()
         return reply
 
     def _perform(self, call: Call, limit_sec: float) -> Any:
@@ -128,24 +132,24 @@ class SyncDriver:
         return _read(reply, call, limit_sec) if call.method in CURSORS else reply
 
     def _drop_connections(self) -> None:
-        """Let go of idle connections: they may be as dead as the one that gave no answer."""
+        """Close idle connections: they may be as dead as the one that did not answer."""
         for pool in self._collections.pools():
             pool.reset_without_pause()
 
 
 def _read(cursor: Any, call: Call, limit_sec: float) -> list[Any]:
-    """Read a cursor to its end, a number of documents at a time; the limit is for each.
+    """Read a cursor to its end, in batches; the limit is for each batch.
 
-    Not for all, as there may be many, and what is done with each may take long.
+    It is not for all of them: there may be many documents, and mapping each may take long.
     """
     each = call.each() if call.each is not None else None
-    size = MANY if each is None else FEW
+    size = LARGE_BATCH if each is None else SMALL_BATCH
     found: list[Any] = []
     try:
         while True:
             with bounded(limit_sec):
                 some = list(islice(cursor, size))
-            found += some if each is None else take(some, each)
+            found += some if each is None else apply_each(some, each)
             if len(some) < size or found[-1] is ENOUGH:
                 return found
     finally:

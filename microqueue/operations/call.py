@@ -7,7 +7,7 @@ mongomock, and can be tested as the list of calls that it makes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from enum import IntEnum, StrEnum, auto
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -158,3 +158,13 @@ ENOUGH = object()
 """A result of ``each`` that ends the reading of a cursor; it is the last of the reply."""
 CURSORS = frozenset({"find", "aggregate"})
 """The methods that return a cursor; a driver replies with the list of its documents."""
+
+
+def apply_each(documents: Iterable[Any], each: Callable[[Any], Any]) -> list[Any]:
+    """Call ``each`` with the documents, until it returns ``ENOUGH``; return the results."""
+    found: list[Any] = []
+    for document in documents:
+        found.append(each(document))
+        if found[-1] is ENOUGH:
+            break
+    return found

@@ -41,7 +41,7 @@ class WorkWaiter:
         for queue in queues:
             if not queue.collections.in_memory:
                 collection = queue.collections.tasks
-                listener = change_stream.acquire(collection)
+                listener = change_stream.acquire_listener(collection)
                 self._acquired.append((collection, listener))
                 self._listeners.setdefault(listener, []).append(queue.name)
 
@@ -51,7 +51,7 @@ class WorkWaiter:
             time.sleep(min(seconds, mongomock.POLL_SEC))
             return True
         for listener, names in self._listeners.items():
-            listener.join(self.wake, names)
+            listener.subscribe(self.wake, names)
         deadline = time.monotonic() + seconds
         while not stopping():
             remaining = deadline - time.monotonic()
@@ -84,12 +84,12 @@ class WorkWaiter:
 
     def _leave(self) -> None:
         for listener in self._listeners:
-            listener.part(self.wake)
+            listener.unsubscribe(self.wake)
 
     def _release(self) -> None:
         self._leave()
         for collection, listener in self._acquired:
-            if (thread := change_stream.release(collection, listener)) is not None:
+            if (thread := change_stream.release_listener(collection, listener)) is not None:
                 self._ending.append(thread)
 
 

@@ -98,7 +98,7 @@ def test_failed_job_is_in_the_one_line_and_the_status(
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert "ERROR sweep: reclaimed=0" in line
-    assert "reclaim_stuck failed: MongoDB refused the call" in line
+    assert "reclaim_stuck failed: MongoDB rejected the call" in line
 
 
 def test_letters_go_where_a_service_keeps_them(database_uri: str, microqueue_database: Any) -> None:

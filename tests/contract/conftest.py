@@ -16,7 +16,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, AsyncSweeper, Queue, QueueSettings, Sweeper
-from microqueue.drivers.asynchronous import settled
+from microqueue.drivers.asynchronous import awaited
 from microqueue.embedded import EmbeddedServer
 from microqueue.testing import FakeClock
 
@@ -75,10 +75,10 @@ class Harness:
         core, sweep = made._core, made._sweep  # noqa: SLF001 (to hold the lock)
 
         async def acquire() -> None:
-            await settled(core.run(sweep.acquire()))
+            await awaited(core.run(sweep.acquire()))
 
         async def release() -> None:
-            await settled(core.run(sweep.release()))
+            await awaited(core.run(sweep.release()))
 
         return acquire, release
 

@@ -13,7 +13,7 @@ from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, BackoffPolicy, Queue, QueueSettings, Task
 from microqueue.dashboard import dashboard
-from microqueue.drivers.asynchronous import settled
+from microqueue.drivers.asynchronous import awaited
 from microqueue.testing import FakeClock
 from tests.integration.queues import popped
 
@@ -87,4 +87,4 @@ async def opened(
     finally:
         app.state.context.events.stop()
         if client is not None:
-            await settled(client.close())  # Motor's is not awaited.
+            await awaited(client.close())  # Motor's is not awaited.

@@ -14,7 +14,7 @@ from pymongo import AsyncMongoClient, MongoClient
 
 from microqueue import AsyncQueue, InvalidArgument, Queue, QueueSettings, ServerUnavailable
 from microqueue.core import core_of
-from microqueue.drivers.asynchronous import settled
+from microqueue.drivers.asynchronous import awaited
 from microqueue.drivers.change_stream import AsyncWakeup
 from microqueue.embedded import EmbeddedServer, running
 
@@ -220,7 +220,7 @@ async def test_task_that_comes_after_the_last_look_and_before_the_wait_ends_it(
     async with asyncio.timeout(40), wakeup:
         await queue.enqueue({"n": 1})
         await wakeup.sleep(60)
-    await settled(client.close())
+    await awaited(client.close())
 
 
 def test_standalone_server_without_change_streams_is_polled() -> None:

@@ -23,7 +23,7 @@ from microqueue.dashboard.events import EventHub, Message, Subscriber
 from microqueue.dashboard.feeds import ChangeFeed
 from microqueue.dashboard.options import DashboardOptions
 from microqueue.dashboard.server import DashboardServer
-from microqueue.drivers.asynchronous import settled
+from microqueue.drivers.asynchronous import awaited
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations.workers import beat, leave
 from microqueue.reports import WorkerInfo
@@ -533,7 +533,7 @@ async def test_what_happens_between_opening_and_reading_is_told(
             told += await feed.read(0.0)
     assert [change.id for change in told] == ["between"]
     await feed.close()
-    await settled(client.close())
+    await awaited(client.close())
 
 
 async def test_motor_has_no_change_stream_where_the_server_has_none(tmp_path: Any) -> None:

@@ -19,7 +19,7 @@ from microqueue.dashboard.access import QueueAccess, ReadCache
 from microqueue.dashboard.events import EventHub
 from microqueue.dashboard.feeds import ChangeFeed
 from microqueue.dashboard.options import DashboardOptions
-from microqueue.drivers.asynchronous import settled
+from microqueue.drivers.asynchronous import awaited
 from microqueue.embedded import EmbeddedServer
 from tests.integration.dashboard_listener import Listener, serving
 from tests.integration.dashboard_site import opened
@@ -105,7 +105,7 @@ async def test_stream_that_has_ended_is_not_asked_for_ever(
                 await feed.read(0.0)
     await feed.close()
     if client is not None:
-        await settled(client.close())
+        await awaited(client.close())
 
 
 @pytest.mark.parametrize("driver", ["blocking", "pymongo", "motor"])
@@ -136,7 +136,7 @@ async def test_events_continue_after_all_connections_froze(
             while (await anext(stream))["event"] != "task.enqueued":
                 pass
         hub.stop()
-    await settled(client.close())
+    await awaited(client.close())
 
 
 async def test_hub_goes_on_after_an_error_that_nobody_expected_and_tells_it_once(

@@ -27,7 +27,7 @@ from microqueue import (
 )
 from microqueue.clock import as_utc
 from microqueue.core import core_of
-from microqueue.drivers.asynchronous import settled
+from microqueue.drivers.asynchronous import awaited
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import claim
 from microqueue.task import Lease
@@ -96,7 +96,7 @@ class Caller:
 
     def close(self) -> None:
         async def close() -> None:
-            await settled(self.client.close())
+            await awaited(self.client.close())
 
         with pymongo.timeout(1):
             if self._kind in {"blocking", "from_uri"}:

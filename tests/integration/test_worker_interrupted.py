@@ -113,13 +113,13 @@ async def test_run_ends_although_the_change_stream_cannot_be_left(
 ) -> None:
     monkeypatch.setattr(shutdown, "ENDING_SEC", 0.2)
     go = threading.Event()
-    usual = change_stream.release
+    usual = change_stream.release_listener
 
     def hang(*arguments: Any) -> Any:
         go.wait(60)
         return usual(*arguments)
 
-    monkeypatch.setattr(change_stream, "release", hang)
+    monkeypatch.setattr(change_stream, "release_listener", hang)
     async with AsyncMongoClient[Any](microqueue_server.uri) as client:
         queue = AsyncQueue[Any](client[microqueue_database.name])
 

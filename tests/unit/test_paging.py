@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from microqueue.drivers.mongomock import take
-from microqueue.operations.call import ENOUGH
+from microqueue.operations.call import ENOUGH, apply_each
 from microqueue.operations.paging import MAPPED, mapping_each, merge_replies
 
 
@@ -20,7 +19,7 @@ def by_id(document: dict[str, Any]) -> Any:
 def test_reading_ends_when_it_is_enough_but_reads_at_least_one() -> None:
     each = mapping_each(lambda document: document["_id"] * 10, lambda: True)
     for _ in range(2):  # A repeated call starts again.
-        first, last = take(documents(1, 2, 3), each())
+        first, last = apply_each(documents(1, 2, 3), each())
         assert (first["_id"], first[MAPPED]) == (1, 10)
         assert "payload" not in first
         assert last is ENOUGH
