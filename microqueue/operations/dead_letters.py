@@ -62,19 +62,19 @@ def page(
     for target in dead_letter_targets(settings):
         options: Document = {"sort": BY_FAILURE.order, "limit": limit + 1, "span": Span.LONG}
         replies.append((yield Call("find", query, target=target, **options)))
-    letters, _ = paging.merge_replies(replies, failure_key)
-    shown = letters[:limit]
-    return shown, str(BY_FAILURE.cursor(shown[-1])) if len(letters) > limit else None
+    documents, _ = paging.merge_replies(replies, failure_key)
+    shown = documents[:limit]
+    return shown, str(BY_FAILURE.cursor(shown[-1])) if len(documents) > limit else None
 
 
 def stats(queue: filters.Queues, settings: QueueSettings) -> Operation[DeadLetterStats]:
     """Count the dead letters by error code."""
     query = {**filters.of(queue), **filters.DEAD}
     if settings.separate_dlq:
-        letters = yield from each_once(query, {"error.code": 1, "updated_at": 1}, settings)
+        documents = yield from each_once(query, {"error.code": 1, "updated_at": 1}, settings)
         groups: list[Document] = [
             {"_id": (one.get("error") or {}).get("code"), "count": 1, "oldest": at, "newest": at}
-            for one in letters.values()
+            for one in documents.values()
             for at in [one.get("updated_at")]
         ]
     else:
@@ -116,14 +116,18 @@ def count_all(queries: Sequence[Document], settings: QueueSettings) -> Operation
 
 
 def each_once(
-    query: Document, fields: Document, settings: QueueSettings
+    query: Document, fields: Document, settings: QueueSettings, *, limit: int = 0
 ) -> Operation[dict[Any, Document]]:
-    """Return some fields of the dead letters in both collections, by the key of their id."""
-    letters: dict[Any, Document] = {}
+    """Return some fields of the dead letters in both collections, by the key of their id.
+
+    ``limit`` is per collection; 0 means none.
+    """
+    documents: dict[Any, Document] = {}
     for target in dead_letter_targets(settings):
-        for document in (yield Call("find", query, fields, target=target, span=Span.LONG)):
-            letters[id_order.key(document["_id"])] = document
-    return letters
+        options: Document = {"target": target, "span": Span.LONG, "limit": limit}
+        for document in (yield Call("find", query, fields, **options)):
+            documents[id_order.key(document["_id"])] = document
+    return documents
 
 
 IDS_AT_ONCE = 5000
@@ -182,14 +186,14 @@ def _must_scan(which: DeadLetterFilter) -> bool:
     return which.group is not None or (which.shown is not None and bool(which.text))
 
 
-def _those(letters: list[Document]) -> Document:
+def _those(documents: list[Document]) -> Document:
     """Match these dead letters, but none that was replayed and failed again since."""
-    first, last = letters[0].get("updated_at"), letters[-1].get("updated_at")
+    first, last = documents[0].get("updated_at"), documents[-1].get("updated_at")
     # A manually inserted dead letter may lack the instant; those sort as the oldest.
     since = {} if first is None else {"$gte": first}
     until = {} if last is None else {"$lte": last}
     seen = {"updated_at": {**since, **until}} if since or until else {}
-    return {**filters.any_of(letter["_id"] for letter in letters), **seen}
+    return {**filters.any_of(dead_letter["_id"] for dead_letter in documents), **seen}
 
 
 MOST_GROUPED = 50_000
@@ -298,11 +302,6 @@ def read_errors(
     queue: str, which: DeadLetterFilter, *, limit: int, settings: QueueSettings
 ) -> Operation[list[Document]]:
     """Return the queue and the error of the dead letters that a filter matches, each once."""
-    query = selection(queue, which)
-    letters: dict[Any, Document] = {}
-    for target in dead_letter_targets(settings):
-        fields = {"queue": 1, "error": 1}
-        found = yield Call("find", query, fields, limit=limit, target=target, span=Span.LONG)
-        for letter in found:
-            letters[id_order.key(letter["_id"])] = letter
-    return list(letters.values())
+    fields = {"queue": 1, "error": 1}
+    found = yield from each_once(selection(queue, which), fields, settings, limit=limit)
+    return list(found.values())

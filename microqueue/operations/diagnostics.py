@@ -140,7 +140,7 @@ def other_dlq_queues(known: Collection[str]) -> Operation[list[str]]:
     found: list[str] = []
     while True:
         elsewhere = {"queue": {"$gt": "", "$nin": [*known, *found]}, **filters.DEAD}
-        letters = yield Call("find", elsewhere, {"queue": 1}, limit=1, target=Target.DEAD_LETTERS)
-        if not letters:
+        another = yield Call("find", elsewhere, {"queue": 1}, limit=1, target=Target.DEAD_LETTERS)
+        if not another:
             return found
-        found.append(letters[0]["queue"])
+        found.append(another[0]["queue"])

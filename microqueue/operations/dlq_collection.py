@@ -110,18 +110,18 @@ def move_back(document: Document, changes: Document, now: datetime) -> Operation
     """
     if "version" not in document and not (yield from move_out(document)):
         return False
-    letter = {**document, "version": _version(document)}
+    dead_letter = {**document, "version": _version(document)}
     intent = {"at": now, "changes": changes}
     won = yield Call(
         "update_one",
-        {**_copy(letter), "replaying": None},
+        {**_copy(dead_letter), "replaying": None},
         {"$set": {"replaying": intent}},
         target=Target.DEAD_LETTERS,
         repeatable=False,
     )
     if not won.matched_count:
         return False
-    return (yield from _bring_back({**letter, "replaying": intent}, now))
+    return (yield from _bring_back({**dead_letter, "replaying": intent}, now))
 
 
 def discard(document: Document, now: datetime) -> Operation[bool]:
@@ -131,18 +131,19 @@ def discard(document: Document, now: datetime) -> Operation[bool]:
     """
     if "version" not in document and not (yield from move_out(document)):
         return False
-    letter = {**document, "version": _version(document)}
-    buried = yield from _replace_by_tombstone(letter, {"replaying": None}, now)
-    if buried or (yield from _has_tombstone(letter)):  # Perhaps of a process that died half way.
-        # A task that a killed move left in ``tasks``; a stalled move meets the tombstone.
+    dead_letter = {**document, "version": _version(document)}
+    discarded = yield from _replace_by_tombstone(dead_letter, {"replaying": None}, now)
+    # A process that died half way may have left a tombstone, too.
+    if discarded or (yield from _has_tombstone(dead_letter)):
+        # A killed move may have left the task in ``tasks``; a stalled move meets the tombstone.
         yield Call("delete_one", _unchanged(document))
-    return buried
+    return discarded
 
 
 def finish_abandoned(
     now: datetime, queues: list[str] | None = None, progress: Progress | None = None
 ) -> Operation[int]:
-    """Finish the replays whose process died half way; return how many."""
+    """Finish replays whose process died half way; return how many. Safe to repeat."""
     abandoned = {**_dead_letters(queues), "replaying.at": {"$lte": now - ABANDONED_AFTER}}
     finished = 0
     for target, finish in ((Target.DEAD_LETTERS, _bring_back), (Target.TASKS, _finish_returned)):
@@ -156,21 +157,24 @@ def finish_abandoned(
     return finished
 
 
-def _bring_back(letter: Document, now: datetime) -> Operation[bool]:
-    """Put a letter that is being replayed into ``tasks`` as failed, then let go of the copy."""
-    task = {name: value for name, value in letter.items() if name != "version"}
-    mark = {"$set": {"replaying": letter["replaying"]}}
+def _bring_back(dead_letter: Document, now: datetime) -> Operation[bool]:
+    """Insert a dead letter that is being replayed into ``tasks`` as failed, then finish it.
+
+    Safe to repeat: if the task is there already, the replay continues from it.
+    """
+    task = {name: value for name, value in dead_letter.items() if name != "version"}
+    mark = {"$set": {"replaying": dead_letter["replaying"]}}
     for _ in range(TRIES):
         try:
             yield Call("insert_one", task, repeatable=False)
             break
         except DuplicateKeyError:
-            # A mover may have left it here; or somebody finishes this replay already.
-            marked = yield Call("update_one", _unchanged(letter), mark)
+            # A killed move may have left it here, or another process finishes this replay.
+            marked = yield Call("update_one", _unchanged(dead_letter), mark)
             if marked.matched_count:
                 break
-            here = {"_id": letter["_id"]}
-            if (yield from confirm.holds({**here, "replaying.at": letter["replaying"]["at"]})):
+            here = {"_id": dead_letter["_id"]}
+            if (yield from confirm.holds({**here, "replaying.at": dead_letter["replaying"]["at"]})):
                 break
             if (yield from confirm.holds(here)):
                 return False
@@ -182,10 +186,10 @@ def _bring_back(letter: Document, now: datetime) -> Operation[bool]:
 def _finish_returned(task: Document, now: datetime) -> Operation[bool]:
     """Replace the copy of a task that is back as failed by a tombstone, and make it pending."""
     replaying = task["replaying"]
-    letter = {**task, "version": _version(task)}
+    dead_letter = {**task, "version": _version(task)}
     here = {"_id": task["_id"], **filters.DEAD, "replaying.at": replaying["at"]}
-    if not (yield from _replace_by_tombstone(letter, {"replaying.at": replaying["at"]}, now)):
-        tombstone = {"_id": task["_id"], "version": letter["version"] + 1, "completed": None}
+    if not (yield from _replace_by_tombstone(dead_letter, {"replaying.at": replaying["at"]}, now)):
+        tombstone = {"_id": task["_id"], "version": dead_letter["version"] + 1, "completed": None}
         if not (yield from _is_there(tombstone)):
             # Another process completed the replay before: this task was inserted too late.
             yield Call("delete_one", here)
@@ -198,28 +202,39 @@ def _finish_returned(task: Document, now: datetime) -> Operation[bool]:
         # A live task has its dedupe key. It stays a dead letter, and may be moved out again.
         stays = {**over, "$inc": {"moves": 1}}
         result = yield Call("update_one", here, stays, repeatable=False)
-        yield from _complete(letter)
+        yield from _complete(dead_letter)
         return False
-    yield from _complete(letter)
+    yield from _complete(dead_letter)
     return bool(result.modified_count)
 
 
-def _replace_by_tombstone(letter: Document, condition: Document, now: datetime) -> Operation[bool]:
+def _replace_by_tombstone(
+    dead_letter: Document, condition: Document, now: datetime
+) -> Operation[bool]:
     """Replace a copy by a tombstone, if the copy still matches the condition."""
-    version = letter["version"]
+    version = dead_letter["version"]
     result = yield Call(
         "replace_one",
-        {**_copy(letter), **condition},
-        {"_id": letter["_id"], **_life(letter), "version": version + 1, "retired_at": now},
+        {**_copy(dead_letter), **condition},
+        {
+            "_id": dead_letter["_id"],
+            **_life(dead_letter),
+            "version": version + 1,
+            "retired_at": now,
+        },
         target=Target.DEAD_LETTERS,
         repeatable=False,
     )
     return bool(result.matched_count)
 
 
-def _has_tombstone(letter: Document) -> Operation[bool]:
+def _has_tombstone(dead_letter: Document) -> Operation[bool]:
     """Return whether this very dead letter was replaced by its tombstone."""
-    tombstone = {"_id": letter["_id"], **_life(letter), "version": letter["version"] + 1}
+    tombstone = {
+        "_id": dead_letter["_id"],
+        **_life(dead_letter),
+        "version": dead_letter["version"] + 1,
+    }
     return (yield from _is_there(tombstone))
 
 
@@ -228,9 +243,9 @@ def _is_there(selection: Document) -> Operation[bool]:
     return (yield from confirm.holds(selection, target=Target.DEAD_LETTERS))
 
 
-def _complete(letter: Document) -> Operation[None]:
+def _complete(dead_letter: Document) -> Operation[None]:
     """Note in the tombstone that the replay is complete, for a process that stalled in it."""
-    tombstone = {"_id": letter["_id"], "version": letter["version"] + 1}
+    tombstone = {"_id": dead_letter["_id"], "version": dead_letter["version"] + 1}
     done = {"$set": {"completed": True}}
     yield Call("update_one", tombstone, done, target=Target.DEAD_LETTERS)
 
@@ -247,9 +262,14 @@ def _unchanged(document: Document) -> Document:
     return {"_id": document["_id"], **UNTOUCHED, **seen}
 
 
-def _copy(letter: Document) -> Document:
+def _copy(dead_letter: Document) -> Document:
     """Match the copy of this very dead letter."""
-    return {"_id": letter["_id"], **filters.DEAD, **_life(letter), "version": letter["version"]}
+    return {
+        "_id": dead_letter["_id"],
+        **filters.DEAD,
+        **_life(dead_letter),
+        "version": dead_letter["version"],
+    }
 
 
 def _life(document: Document) -> Document:

@@ -75,19 +75,19 @@ def replay(
     expected = expected if limit is None else min(expected, limit)
     for query in left:
         batches = _batches(query, settings)
-        while letters := (yield from batches.next(_wanted(step, limit, matched))):
+        while batch := (yield from batches.next(_wanted(step, limit, matched))):
             etas = [
                 _eta(now, delay, spread, place=(matched + index) / max(expected, 1))
-                for index in range(len(letters))
+                for index in range(len(batch))
             ]
-            timed = list(zip(letters, etas, strict=True))
+            timed = list(zip(batch, etas, strict=True))
             before = replayed
             for group, changes in _grouped(timed, back, settings, reset_attempts=reset_attempts):
                 count, stayed = yield from _replay_group(group, changes, now, settings)
                 replayed += count
                 skipped += stayed
                 batches.pass_over(stayed)
-            matched += len(letters)
+            matched += len(batch)
             batches.wrote(replayed - before)
             if matched == limit:
                 return ReplayReport(matched=matched, replayed=replayed, skipped=skipped)
@@ -107,13 +107,13 @@ def discard(
         # What fails while this runs is not discarded, unless it was chosen by its id.
         chosen = query if "_id" in query else {"$and": [query, not_after("updated_at", now)]}
         batches = _batches(chosen, settings)
-        while letters := (yield from batches.next(_wanted(step, limit, discarded))):
+        while batch := (yield from batches.next(_wanted(step, limit, discarded))):
             count = 0
             if settings.separate_dlq:
-                for document in letters:
+                for document in batch:
                     count += yield from dlq_collection.discard(document, now)
             else:
-                ids = filters.any_of(document["_id"] for document in letters)
+                ids = filters.any_of(document["_id"] for document in batch)
                 result = yield Call("delete_many", {"$and": [chosen, ids]})
                 count = int(result.deleted_count)
             discarded += count
@@ -138,7 +138,7 @@ def _wanted(step: int, limit: int | None, so_far: int) -> int:
 
 def _oldest(query: Document, limit: int, settings: QueueSettings) -> Operation[list[Document]]:
     """Return the next dead letters, each once, the oldest failure first."""
-    letters: dict[Any, Document] = {}
+    batch: dict[Any, Document] = {}
     for target in paging.dead_letter_targets(settings):
         order = [(field, -direction) for field, direction in paging.BY_FAILURE.order]
         fields = None if settings.separate_dlq else WITHOUT_PAYLOAD
@@ -146,8 +146,8 @@ def _oldest(query: Document, limit: int, settings: QueueSettings) -> Operation[l
             "find", query, fields, sort=order, limit=limit, target=target, span=Span.LONG
         )
         for document in found:
-            letters.setdefault(id_order.key(document["_id"]), document)
-    return sorted(letters.values(), key=paging.failure_key, reverse=True)[:limit]
+            batch.setdefault(id_order.key(document["_id"]), document)
+    return sorted(batch.values(), key=paging.failure_key, reverse=True)[:limit]
 
 
 def _step(settings: QueueSettings) -> int:
@@ -164,7 +164,7 @@ def _eta(now: datetime, delay: timedelta, spread: timedelta, *, place: float) ->
 
 
 def _grouped(
-    letters: Sequence[tuple[Document, datetime | None]],
+    batch: Sequence[tuple[Document, datetime | None]],
     back: Document,
     settings: QueueSettings,
     *,
@@ -172,7 +172,7 @@ def _grouped(
 ) -> Iterator[tuple[list[Document], Document]]:
     """Group dead letters that one write can replay: with equal changes and no dedupe key."""
     groups: dict[Any, tuple[list[Document], Document]] = {}
-    for document, eta in letters:
+    for document, eta in batch:
         changes = {**back, "next_retry_at": eta}
         if reset_attempts:
             changes["attempts"] = 0
@@ -194,8 +194,8 @@ def _replay_group(
     """Replay a group; return how many were replayed, and the ids of those that could not be."""
     ids = [document["_id"] for document in group]
     if settings.separate_dlq:
-        went = yield from dlq_collection.move_back(group[0], changes, now)
-        return int(went), [] if went else ids
+        done = yield from dlq_collection.move_back(group[0], changes, now)
+        return int(done), [] if done else ids
     update = {"$set": changes, "$inc": {"replays": 1}}
     for _ in range(confirm.ROUNDS):
         try:
@@ -208,9 +208,9 @@ def _replay_group(
     return 0, ids
 
 
-def _key_is_taken(letter: Document, changes: Document) -> Operation[bool]:
-    queue = changes.get("queue", letter.get("queue"))
-    key = changes.get("dedupe_key", letter.get("dedupe_key"))
+def _key_is_taken(dead_letter: Document, changes: Document) -> Operation[bool]:
+    queue = changes.get("queue", dead_letter.get("queue"))
+    key = changes.get("dedupe_key", dead_letter.get("dedupe_key"))
     return (yield from enqueue.key_is_taken(queue, key))
 
 
@@ -218,12 +218,12 @@ def _key_is_taken(letter: Document, changes: Document) -> Operation[bool]:
 class PlannedReplay:
     """A dead letter as it was read, and when it is delivered again."""
 
-    letter: Document
+    dead_letter: Document
     eta: datetime
 
 
 def requeue(
-    returns: Sequence[PlannedReplay],
+    planned: Sequence[PlannedReplay],
     *,
     run: str,
     queue: str | None,
@@ -236,20 +236,20 @@ def requeue(
     Safe to repeat: a task that this run replayed has its name, and is left alone even if it failed
     again. So is one whose dedupe key a live task has.
     """
-    fresh = [one for one in returns if one.letter.get("replay_run") != run]
+    fresh = [one for one in planned if one.dead_letter.get("replay_run") != run]
     if settings.separate_dlq:
-        went = 0
+        done = 0
         for one in fresh:
             changes = _changes(one, run, queue, position, now)
-            went += yield from dlq_collection.move_back(one.letter, changes, now)
-        return went
-    went = 0
+            done += yield from dlq_collection.move_back(one.dead_letter, changes, now)
+        return done
+    done = 0
     for _ in range(confirm.ROUNDS):
         if not fresh:
             break
         updates = [
             UpdateOne(
-                _unchanged(one.letter, run),
+                _unchanged(one.dead_letter, run),
                 {"$set": _changes(one, run, queue, position, now), "$inc": {"replays": 1}},
             )
             for one in fresh
@@ -258,22 +258,22 @@ def requeue(
             result = yield Call("bulk_write", updates, ordered=False)
         except BulkWriteError as exc:
             duplicates = enqueue.only_duplicates(exc)
-            went += int((exc.details or {})["nModified"])
+            done += int((exc.details or {})["nModified"])
             left = []
             for place in duplicates:
                 one = fresh[place]
                 name = _changes(one, run, queue, position, now)["queue"]
                 # If no majority has the task that blocks it, it is tried again.
-                if not (yield from enqueue.key_is_taken(name, one.letter.get("dedupe_key"))):
+                if not (yield from enqueue.key_is_taken(name, one.dead_letter.get("dedupe_key"))):
                     left.append(one)
             fresh = left
         else:
-            return went + int(result.modified_count)
-    return went
+            return done + int(result.modified_count)
+    return done
 
 
-def _unchanged(letter: Document, run: str) -> Document:
-    seen = {"_id": letter["_id"], "updated_at": letter.get("updated_at")}
+def _unchanged(dead_letter: Document, run: str) -> Document:
+    seen = {"_id": dead_letter["_id"], "updated_at": dead_letter.get("updated_at")}
     return {**seen, **filters.DEAD, "replay_run": {"$ne": run}}
 
 
@@ -282,7 +282,7 @@ def _changes(
 ) -> Document:
     return {
         **_pending(now, position),
-        "queue": queue or one.letter.get("queue") or DEFAULT_QUEUE,
+        "queue": queue or one.dead_letter.get("queue") or DEFAULT_QUEUE,
         "attempts": 0,
         "next_retry_at": round_up(one.eta) if one.eta > now else None,
         "replay_run": run,
