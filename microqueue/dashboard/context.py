@@ -140,11 +140,11 @@ class Context:
             entry = AuditEntry(id=str(ObjectId()), at=await self.access.now(), **fields)
             await self.access.run(audit.record(entry, self.access.collections.name))
         except MicroqueueError:
-            # The action is done. It must not look failed because it could not be recorded.
+            # The action is done. It must not appear failed because it could not be recorded.
             logger.exception("could not record %s in the audit log", fields["action"])
 
     async def _prepare_audit(self) -> None:
-        """Create the index that deletes old entries, or go on without it."""
+        """Create the index that deletes old entries, or continue without it."""
         if self._audit_ready:
             return
         try:

@@ -1,4 +1,4 @@
-"""A real browser, and a dashboard for it to look at."""
+"""A real browser, and a dashboard to open in it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Served:
 
 
 class Watched:
-    """Notes what a page must never do: log an error, break its policy, throw."""
+    """Records errors of a page: logged, thrown, or violations of its policy."""
 
     def __init__(self, page: Page) -> None:
         self.problems: list[str] = []
@@ -123,7 +123,7 @@ class Watched:
         )
 
     def check(self) -> None:
-        """Fail if the page complained of anything that the test did not expect."""
+        """Fail if the page had an error that the test did not expect."""
         unexpected = [
             problem
             for problem in self.problems
@@ -133,7 +133,7 @@ class Watched:
 
 
 class HeldBack:
-    """Holds back what a page asks for, until the test lets it go."""
+    """Holds back requests of a page until the test releases them."""
 
     def __init__(self, page: Page, pattern: str) -> None:
         self._page = page
@@ -148,16 +148,18 @@ class HeldBack:
             route.continue_()
 
     def wait(self) -> None:
-        """Wait until the page has asked."""
+        """Wait until the page has sent a request."""
 
         def asked() -> list[Route]:
-            self._page.wait_for_timeout(20)  # Only meanwhile is it told of what the page asks.
+            self._page.wait_for_timeout(
+                20
+            )  # Playwright handles requests of the page only while it waits.
             return self._routes
 
         wait_for(asked, what="a request of the page")
 
-    def let_go(self) -> None:
-        """Let pass what the page has asked for, and what it will."""
+    def release(self) -> None:
+        """Release the requests that are held back, and all later ones."""
         self.wait()
         self._holding = False
         for route in self._routes:

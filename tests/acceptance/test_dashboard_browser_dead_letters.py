@@ -75,7 +75,7 @@ def box(page: Page, letter: Any) -> Locator:
     return page.get_by_label(f"Select {letter}")
 
 
-def test_no_dead_letters_is_said_nicely(visit: Visit, queue: Any) -> None:
+def test_no_dead_letters_is_an_empty_state(visit: Visit, queue: Any) -> None:
     page = visit(queue, "dead-letters")
     expect_empty(page, "no-dead-letters")
     expect(scope(page)).to_have_text("all queues")
@@ -179,7 +179,7 @@ def test_one_a_page_and_a_shift_range_can_be_selected(visit: Visit, queue: Any) 
     assert whole_page.evaluate("box => box.indeterminate")
 
     box(page, newest_first[3]).uncheck()
-    box(page, newest_first[2]).click(modifiers=["Shift"])  # A range can be taken back.
+    box(page, newest_first[2]).click(modifiers=["Shift"])  # A range can be deselected.
     expect_selected(page, 3)
 
     whole_page.click()
@@ -201,7 +201,7 @@ def test_letters_of_the_filter_before_cannot_be_selected(
     page.wait_for_url("**code=Timeout*")
     box(page, other[0]).click(force=True)  # Still shown, while the answer is on its way.
     expect_selected(page, 0)
-    letters.let_go()  # The address changes before the page asks.
+    letters.release()  # The address changes before the page asks.
     expect(rows(page)).to_have_count(2)
     expect_selected(page, 0)
 

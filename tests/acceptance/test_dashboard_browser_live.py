@@ -71,7 +71,7 @@ def test_countdown_ticks_by_the_servers_clock_and_turns_overdue(
     queue.enqueue({"n": 1})
     task = queue.pop(worker_id="worker-1")
     page = new_page()
-    # The viewer's clock is wrong by decades, and moves only when it is told to.
+    # The viewer's clock is wrong by decades, and moves only when the test moves it.
     page.clock.install(time="2001-01-01T00:00:00Z")
     page.clock.pause_at("2001-01-01T00:00:10Z")
     tell_the_time_once(page)
@@ -100,7 +100,7 @@ def test_countdown_shows_dots_until_the_configuration_is_loaded(
     configuration = HeldBack(page, "**/api/v1/config")
     page.goto(f"{serve(queue).url}#/processing")
     expect(countdown_of(page, task)).to_have_text("…")
-    configuration.let_go()
+    configuration.release()
     expect(countdown_of(page, task)).to_have_text("8 s")
 
 

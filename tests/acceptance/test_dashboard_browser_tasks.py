@@ -1,4 +1,4 @@
-"""Tasks in the browser: find one, look at it, and act on it by hand."""
+"""Tasks in the browser: find one, view it, and act on it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ TOKEN = "correct-horse-battery"
 
 @contextmanager
 def started(*arguments: str, **environment: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Start a command that goes on, and read the JSON that it says first."""
+    """Start a command that keeps running, and read the JSON line that it prints first."""
     process = subprocess.Popen(
         [sys.executable, "-m", "microqueue.cli", *arguments, "--json"],
         stdout=subprocess.PIPE,

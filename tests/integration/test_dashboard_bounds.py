@@ -183,7 +183,7 @@ def test_groups_of_a_rare_code_are_those_among_the_newest_letters() -> None:
 def test_groups_that_take_too_long_are_a_problem() -> None:
     grouping = dead_letters.groups("q", DeadLetterFilter(), QueueSettings())
     assert next(grouping).options["maxTimeMS"] == dead_letters.LONGEST_MS
-    with pytest.raises(ExecutionTimeout):  # It is told as a server that is not available.
+    with pytest.raises(ExecutionTimeout):  # Reported as ServerUnavailable.
         grouping.throw(ExecutionTimeout("too slow"))
 
 

@@ -124,7 +124,7 @@ def test_letter_that_moves_to_a_collection_of_its_own_is_told_as_failed_alone(
         queue.mark_failure(task, "no")
         viewer.wait_for_types("task.failed")
         assert viewer.of("task.failed")[0]["queues"] == ["default"]
-        queue.enqueue({}, task_id="two")  # What is told after all that went before.
+        queue.enqueue({}, task_id="two")  # Its event comes after all earlier ones.
         two = {"id": "two", "queue": "default"}
         viewer.wait_for(lambda: any(two in one["tasks"] for one in viewer.of("task.enqueued")))
         expected = {"task.enqueued": 2, "task.started": 1, "task.failed": 1}
@@ -204,7 +204,7 @@ def test_viewer_who_returns_hears_what_was_missed(queue: Queue[Any], live: str) 
         last_id = viewer.last_id
         queue.enqueue({}, task_id="missed")
         deadline = time.monotonic() + 40
-        while len(context.events._remembered) < 4:  # noqa: SLF001 (nobody else listens)
+        while len(context.events._remembered) < 4:  # noqa: SLF001 (there is no other listener)
             assert time.monotonic() < deadline
             time.sleep(0.02)
         with Listener(address, last_id=last_id) as again:
@@ -291,7 +291,7 @@ def test_viewer_without_a_stream_is_asked_to_refresh_by_what_is_done_to_letters(
         if where == "elsewhere":
             assert viewer.of("refresh")[-1]["queues"] == ["default"]
         time.sleep(1)
-        assert len(viewer.of("refresh")) <= before + 2, "it is told once"
+        assert len(viewer.of("refresh")) <= before + 2, "it is reported once"
 
 
 def test_stream_that_comes_later_is_taken_and_nothing_is_missed(
@@ -404,7 +404,7 @@ async def test_hub_that_rested_does_not_pretend_to_resume(queue: Queue[Any]) -> 
     hub.stop()
 
 
-async def test_viewer_who_returns_and_leaves_is_waited_for_anew(
+async def test_lingering_starts_again_when_a_viewer_returns_and_leaves(
     queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = EventHub(QueueAccess(queue), DashboardOptions(), ReadCache(0.0))
@@ -447,7 +447,7 @@ async def test_hub_remembers_a_bounded_number_of_messages(queue: Queue[Any]) -> 
     assert len(hub._remembered) == events.MAX_REMEMBERED  # noqa: SLF001 (as above)
 
 
-async def test_hub_goes_on_after_the_server_failed(
+async def test_hub_continues_after_the_server_failed(
     queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pymongo.errors import AutoReconnect  # noqa: PLC0415 (for this test alone)

@@ -83,7 +83,7 @@ async def test_failed_logins_of_an_address_are_throttled(door: Door) -> None:
     assert reply.status_code == 429
     assert reply.headers["retry-after"] == "10"  # The first of the three is 30 s old, of 40.
     assert reply.json()["code"] == "TooManyRequests"
-    # Not even the right token: else guessing could go on.
+    # Not even the right token: otherwise guessing could continue.
     assert (await door.log_in("192.0.2.1", TOKEN)).status_code == 429
     assert await door.bearer("192.0.2.1", TOKEN) == 429
     assert (await door.log_in("192.0.2.2", TOKEN)).headers["location"] == "./"

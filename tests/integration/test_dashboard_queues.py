@@ -1,4 +1,4 @@
-"""Of which queues the dashboard speaks: it shows all, and acts on many only where it is told."""
+"""The scope of requests: views show all queues, and actions on all queues must ask for it."""
 
 from __future__ import annotations
 

@@ -131,11 +131,22 @@ async def test_task_shows_its_attempts_and_what_can_be_done(site: Site) -> None:
 async def test_document_of_another_hand_is_still_shown(
     site: Site, microqueue_database: Any
 ) -> None:
-    odd = {"_id": "odd", "queue": "default", "status": "strange", "attempts": "x", "error": 5}
-    odd |= {"history": [5, {"outcome": 7}], "payload": float("nan"), "headers": [], "priority": "p"}
-    microqueue_database.tasks.insert_one(odd)
-    assert (await site.get("/tasks/odd"))["state"] == "strange"
-    assert [row["id"] for row in (await site.get("/tasks"))["items"]] == ["odd"]
+    malformed = {
+        "_id": "malformed",
+        "queue": "default",
+        "status": "strange",
+        "attempts": "x",
+        "error": 5,
+    }
+    malformed |= {
+        "history": [5, {"outcome": 7}],
+        "payload": float("nan"),
+        "headers": [],
+        "priority": "p",
+    }
+    microqueue_database.tasks.insert_one(malformed)
+    assert (await site.get("/tasks/malformed"))["state"] == "strange"
+    assert [row["id"] for row in (await site.get("/tasks"))["items"]] == ["malformed"]
 
 
 @pytest.mark.parametrize("task_id", [1234567890123456789, 2**63 - 1, -(2**63), 17, "17"])

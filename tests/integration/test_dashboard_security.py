@@ -31,7 +31,7 @@ ANONYMOUS = {
     "empty": {"Authorization": "Bearer "},
     "basic": {"Authorization": f"Basic {TOKEN}"},
     "forged cookie": {"Cookie": f"{COOKIE}=99999999999.{'0' * 64}"},
-    "odd cookie": {"Cookie": f"{COOKIE}={'9' * 5000}.x"},
+    "malformed cookie": {"Cookie": f"{COOKIE}={'9' * 5000}.x"},
 }
 
 
@@ -91,7 +91,7 @@ async def test_every_route_answers_with_the_right_token(microqueue_database: Any
     async with opened(microqueue_database, **options) as site:
         for method, path in EVERY_ROUTE:
             if path == "/events":
-                continue  # It goes on for good.
+                continue  # An endless stream.
             reply = await site.client.request(method, path)
             assert reply.status_code not in {401, 403, 405, 500}, (method, path, reply.text)
 
@@ -489,7 +489,7 @@ def test_mask_is_put_back_by_place() -> None:
 PEOPLE: dict[str, Any] = {
     "people": [
         {"name": "a", "password": "A", "at": datetime(2026, 5, 1, tzinfo=UTC), "n": 10.0},
-        {"name": "b", "password": "B", "pin": "P", "odd": float("nan")},
+        {"name": "b", "password": "B", "pin": "P", "number": float("nan")},
     ]
 }
 SHOWN_A, SHOWN_B = Redactor(REDACTED_KEYS).mask(PEOPLE)["people"]

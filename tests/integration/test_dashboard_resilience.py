@@ -1,4 +1,4 @@
-"""The stream of events goes on whatever happens to the collection, and shows what is odd."""
+"""The event stream survives errors, and tasks with unusual ids are shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ from tests.integration.dashboard_listener import Listener, serving
 from tests.integration.dashboard_site import opened
 from tests.integration.proxy import Proxy
 
-ODD_IDS: list[Any] = [{"a": 1}, 1.5, True, datetime(2026, 5, 1, tzinfo=UTC), b"bytes", {"b": [1]}]
+UNUSUAL_IDS: list[Any] = [
+    {"a": 1},
+    1.5,
+    True,
+    datetime(2026, 5, 1, tzinfo=UTC),
+    b"bytes",
+    {"b": [1]},
+]
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 
 
@@ -37,7 +44,7 @@ def queue(microqueue_database: Any, monkeypatch: pytest.MonkeyPatch) -> Queue[An
     return queue
 
 
-def odd_task(task_id: Any, status: str, **fields: Any) -> dict[str, Any]:
+def unusual_task(task_id: Any, status: str, **fields: Any) -> dict[str, Any]:
     return {
         "_id": task_id, "queue": "default", "status": status, "payload": {}, "attempts": 1,
         "created_at": AT, "updated_at": AT, "next_retry_at": None, **fields,
@@ -45,23 +52,23 @@ def odd_task(task_id: Any, status: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("live", ["change_stream", "polling"])
-def test_viewer_hears_of_tasks_whose_ids_are_odd(
+def test_viewer_hears_of_tasks_whose_ids_are_unusual(
     queue: Queue[Any], live: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if live == "polling":
         monkeypatch.setattr(feeds.ChangeFeed, "open", never_open)
     tasks = core_of(queue).collections.tasks
     with serving(queue) as (address, _), Listener(address) as viewer:
-        for task_id in ODD_IDS:
+        for task_id in UNUSUAL_IDS:
             now = queue.now()
             lease = {"lease_expires_at": now, "started_at": now, "created_at": now}
-            tasks.insert_one(odd_task(task_id, "processing", **lease))
-        viewer.wait_for(lambda: viewer.count("task.enqueued") == len(ODD_IDS))
+            tasks.insert_one(unusual_task(task_id, "processing", **lease))
+        viewer.wait_for(lambda: viewer.count("task.enqueued") == len(UNUSUAL_IDS))
         told = [one for data in viewer.of("task.enqueued") for one in data["tasks"]]
         assert {one["queue"] for one in told} == {"default"}
         assert "{'a': 1}" in {one["id"] for one in told}
         tasks.update_many({}, {"$set": {"status": "failed", "updated_at": queue.now()}})
-        viewer.wait_for(lambda: viewer.count("task.failed") == len(ODD_IDS))
+        viewer.wait_for(lambda: viewer.count("task.failed") == len(UNUSUAL_IDS))
         tasks.delete_many({})
         queue.enqueue({}, task_id="plain")
         plain = {"id": "plain", "queue": "default"}
@@ -139,7 +146,7 @@ async def test_events_continue_after_all_connections_froze(
     await awaited(client.close())
 
 
-async def test_hub_goes_on_after_an_error_that_nobody_expected_and_tells_it_once(
+async def test_hub_continues_after_an_unexpected_error_and_logs_it_once(
     queue: Queue[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(events, "RETRY_SEC", 0.01)
@@ -180,7 +187,7 @@ async def test_reader_that_has_ended_is_started_for_the_next_viewer(
         may_open = hold_up_the_feed(monkeypatch)
         stream = hub.subscribe(seen)
         greeting = asyncio.ensure_future(anext(stream))
-        # Nobody is greeted before the changes are read: what comes in between would be missed.
+        # No hello before changes are read: a viewer would miss those in between.
         assert not (await asyncio.wait([greeting], timeout=0.5))[0]
         may_open.set()
         hello = json.loads((await greeting)["data"])
@@ -188,7 +195,7 @@ async def test_reader_that_has_ended_is_started_for_the_next_viewer(
         await asyncio.to_thread(queue.enqueue, {})
         while (await anext(stream))["event"] != "task.enqueued":
             pass
-        # Who looked on meanwhile is told to read everything again.
+        # Viewers who were connected are asked to load everything again.
         assert json.loads((await anext(first))["data"])["types"] == ["reset"]
     hub.stop()
 
@@ -206,19 +213,19 @@ def hold_up_the_feed(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return may_open
 
 
-# Ids that microqueue never gave
+# Ids that microqueue never assigns
 
 
 @pytest.mark.parametrize("kept", ["status", "collection"])
 @pytest.mark.parametrize("kind", ["blocking", "async"])
-async def test_tasks_with_odd_ids_are_listed_page_by_page_and_exported(
+async def test_tasks_with_unusual_ids_are_listed_page_by_page_and_exported(
     microqueue_database: Any, microqueue_server: EmbeddedServer, kept: Any, kind: str
 ) -> None:
     settings = QueueSettings(dead_letters=kept)
-    ids = [*ODD_IDS, 7, "seven"]
+    ids = [*UNUSUAL_IDS, 7, "seven"]
     for task_id in ids:
         microqueue_database.tasks.insert_one(
-            odd_task(task_id, "failed", error={"message": "no", "code": "X", "at": AT})
+            unusual_task(task_id, "failed", error={"message": "no", "code": "X", "at": AT})
         )
     options: dict[str, Any] = {"settings": settings, "kind": kind, "uri": microqueue_server.uri}
     async with opened(microqueue_database, **options) as site:
@@ -243,19 +250,21 @@ async def test_tasks_with_odd_ids_are_listed_page_by_page_and_exported(
         await site.get("/dead-letters/groups")
 
 
-async def test_running_task_with_an_odd_id_is_shown(microqueue_database: Any) -> None:
+async def test_running_task_with_an_unusual_id_is_shown(microqueue_database: Any) -> None:
     async with opened(microqueue_database) as site:
         now = site.clock.now()
         lease = {"lease_expires_at": now, "started_at": now, "worker_id": "w"}
-        microqueue_database.tasks.insert_one(odd_task({"a": 1}, "processing", **lease))
+        microqueue_database.tasks.insert_one(unusual_task({"a": 1}, "processing", **lease))
         running = await site.get("/running")
         assert [one["id"] for one in running["items"]] == ["{'a': 1}"]
 
 
-async def test_letters_with_odd_ids_are_replayed_and_discarded(microqueue_database: Any) -> None:
-    for place, task_id in enumerate(ODD_IDS):
+async def test_letters_with_unusual_ids_are_replayed_and_discarded(
+    microqueue_database: Any,
+) -> None:
+    for place, task_id in enumerate(UNUSUAL_IDS):
         microqueue_database.tasks.insert_one(
-            odd_task(task_id, "failed", queue="mail" if place % 2 else "default")
+            unusual_task(task_id, "failed", queue="mail" if place % 2 else "default")
         )
     async with opened(microqueue_database) as site:
         replayed = await site.post("/dead-letters/replay", {"queue": "default", "filter": {}})

@@ -1,4 +1,4 @@
-"""What a viewer may do by hand: settle a task that no worker ran, and enqueue one by its name."""
+"""Actions of viewers: mark tasks as done or failed without a worker, and enqueue by name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Mail(BaseModel):
     to: str
 
 
-# Settling by hand
+# Manual actions
 
 
 @pytest.mark.parametrize("path", MANUAL)
@@ -111,8 +111,8 @@ async def test_task_is_enqueued_by_its_name(site: Site) -> None:
     # The header of old is still a way to say it, but not to say something else.
     again = await site.post("/tasks", {"headers": {"task": "send_email"}}, expect=201)
     assert (again["name"], again["warnings"]) == ("send_email", [])
-    odd = {"name": "send_email", "headers": {"task": "other"}}
-    problem = await site.post("/tasks", odd, expect=422)
+    contradicting = {"name": "send_email", "headers": {"task": "other"}}
+    problem = await site.post("/tasks", contradicting, expect=422)
     assert [one["path"] for one in problem["errors"]] == ["headers"]
 
 
