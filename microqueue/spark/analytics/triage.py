@@ -335,7 +335,7 @@ class TriageScope:
 def replay_live(
     location: LocationOptions,
     settings: QueueSettings,
-    kind: Any,
+    kind: Cluster,
     scope: TriageScope,
     *,
     failed_between: tuple[datetime, datetime],
@@ -355,7 +355,7 @@ def replay_live(
 
 
 def _is_exact(
-    location: LocationOptions, settings: QueueSettings, kind: Any, which: DeadLetterFilter
+    location: LocationOptions, settings: QueueSettings, kind: Cluster, which: DeadLetterFilter
 ) -> bool:
     """Return whether a filter finds exactly the dead letters of a kind.
 
@@ -375,7 +375,7 @@ def _fingerprint(dead_letter: dict[str, Any]) -> str:
 
 
 def _filters(
-    kind: Any, since: datetime | None, between: tuple[datetime, datetime]
+    kind: Cluster, since: datetime | None, between: tuple[datetime, datetime]
 ) -> Iterator[DeadLetterFilter]:
     """Yield filters from the simplest to the narrowest."""
     first, last = between
@@ -402,7 +402,7 @@ def _arguments(queue: str, which: DeadLetterFilter) -> Sequence[str]:
     return arguments
 
 
-def replay_archived(archive: str | Path, kind: Any, scope: TriageScope) -> Command:
+def replay_archived(archive: str | Path, kind: Cluster, scope: TriageScope) -> Command:
     """Return the command that replays the archived dead letters of a kind."""
     condition = f"fingerprint = '{kind.fingerprint}' and archived"
     return scope.replay(condition, "finished_at", "--archive", str(archive), "--no-dead-letters")
