@@ -28,9 +28,9 @@ def test_archived_tasks_are_deleted_from_mongodb_and_read_back_unchanged(
     past.fail(["boom"] * 5)
     past.work(1)
     tasks = microqueue_database.tasks
-    odd = {
+    malformed = {
         "_id": UUID("12345678-1234-5678-1234-567812345678"),
-        "queue": "odd",
+        "queue": "malformed",
         "payload": {"deep": [Decimal128("1.10"), Regex("x"), {"id": ObjectId()}, None]},
         "status": "done",
         "priority": "high",  # Not what it should be.
@@ -39,7 +39,7 @@ def test_archived_tasks_are_deleted_from_mongodb_and_read_back_unchanged(
         "finished_at": past.begin,
         "attempts": 1,
     }
-    core_of(past.queue).collections.tasks.insert_one(odd)
+    core_of(past.queue).collections.tasks.insert_one(malformed)
     finished = list(
         core_of(past.queue).collections.tasks.find(
             {"status": {"$in": ["done", "failed"]}}, sort=[("_id", 1)]
@@ -56,11 +56,11 @@ def test_archived_tasks_are_deleted_from_mongodb_and_read_back_unchanged(
     rows = read_archive(spark, tmp_path)
     assert {(row["queue"], row["count"]) for row in rows.groupBy("queue").count().collect()} == {
         ("a/b=c %", 26),
-        ("odd", 1),
+        ("malformed", 1),
     }
-    (drifted,) = rows.where("queue = 'odd'").collect()
+    (drifted,) = rows.where("queue = 'malformed'").collect()
     assert drifted["priority"] is None
-    assert (drifted["id"], drifted["id_type"]) == (str(odd["_id"]), "uuid")
+    assert (drifted["id"], drifted["id_type"]) == (str(malformed["_id"]), "uuid")
     days = {path.name for path in tmp_path.glob("day=*")}
     assert days == {f"day={row['finished_at']:%Y-%m-%d}" for row in finished}
 

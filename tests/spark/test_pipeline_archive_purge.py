@@ -100,11 +100,11 @@ def test_tasks_that_columns_do_not_identify_are_purged_by_their_documents(
     at = past.begin + timedelta(seconds=1)
     task = {"queue": "mail", "payload": {}, "status": "done", "attempts": 1, "created_at": at}
     task |= {"updated_at": at, "finished_at": at}
-    odd = [{**task, "_id": task_id} for task_id in (UUID(int=1), 1.5, {"a": 1})]
-    odd.append({**task, "_id": "late", "updated_at": DatetimeMS(2**60)})
-    odd.append({**task, "_id": "never", "updated_at": None})
-    odd.append({**task, "_id": "text", "created_at": "yesterday"})
-    core_of(past.queue).collections.tasks.insert_many(odd)
+    malformed = [{**task, "_id": task_id} for task_id in (UUID(int=1), 1.5, {"a": 1})]
+    malformed.append({**task, "_id": "late", "updated_at": DatetimeMS(2**60)})
+    malformed.append({**task, "_id": "never", "updated_at": None})
+    malformed.append({**task, "_id": "text", "created_at": "yesterday"})
+    core_of(past.queue).collections.tasks.insert_many(malformed)
     summary = archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert (summary.archived, summary.deleted, summary.superseded) == (9, 9, 0)
     assert microqueue_database.tasks.count_documents({}) == 0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
+from pyspark.sql import functions as F  # noqa: N812 (as usual)
 
 from microqueue.spark.analytics.fingerprint import (
     fingerprint,

@@ -77,9 +77,9 @@ def test_a_model_gets_the_values_of_the_columns(
 def test_a_type_that_mongodb_lacks_is_rejected_before_anything_is_added(
     spark: SparkSession, microqueue_database: Any, database_uri: str
 ) -> None:
-    spark.sql("select 1 as id, map(1, 2) as counts").createOrReplaceTempView("odd")
+    spark.sql("select 1 as id, map(1, 2) as counts").createOrReplaceTempView("malformed")
     with pytest.raises(InvalidArgument, match=r"counts='map<int,int>' is not valid"):
-        ingest(spark, "odd", queue="q", source_format="table", uri=database_uri)
+        ingest(spark, "malformed", queue="q", source_format="table", uri=database_uri)
     assert microqueue_database.microqueue_loads.count_documents({}) == 0
 
 

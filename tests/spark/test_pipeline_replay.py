@@ -46,7 +46,7 @@ def test_selected_tasks_are_replayed_once_per_run_spread_over_the_period(
         "where": "error.code = 'E' and get_json_object(payload, '$.n') < 3",
         "archive": tmp_path,
         "uri": database_uri,
-        "over": timedelta(minutes=30),
+        "spread": timedelta(minutes=30),
         "to": "again",
         "run": "monday",
     }

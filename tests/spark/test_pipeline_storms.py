@@ -31,20 +31,20 @@ def minutes(queue: str, counts: dict[int, int]) -> list[Minute]:
 
 
 def find(rows: list[Minute], **options: Any) -> list[tuple[str, int, int, int]]:
-    options = {"first_minute": 0, "last_minute": 100, "factor": 5, "least": 30, **options}
+    options = {"first_minute": 0, "last_minute": 100, "factor": 5, "min_retries": 30, **options}
     return [
         (one.queue, one.start_sec, one.end_sec, one.retries) for one in find_storms(rows, **options)
     ]
 
 
-def test_a_storm_is_far_above_the_usual_and_above_the_least() -> None:
+def test_a_storm_is_far_above_the_usual_and_the_minimum() -> None:
     usual = dict.fromkeys(range(101), 10)
     assert find(minutes("a", usual)) == []
     assert find(minutes("a", {**usual, 50: 49})) == []
     assert find(minutes("a", {**usual, 50: 50})) == [("a", 3000, 3060, 50)]
     assert find(minutes("a", {50: 29})) == []
     assert find(minutes("a", {50: 30})) == [("a", 3000, 3060, 30)]
-    assert find(minutes("a", {50: 29}), least=20) == [("a", 3000, 3060, 29)]
+    assert find(minutes("a", {50: 29}), min_retries=20) == [("a", 3000, 3060, 29)]
     assert find(minutes("a", {**usual, 50: 49}), factor=4) == [("a", 3000, 3060, 49)]
 
 
@@ -55,7 +55,7 @@ def test_close_minutes_are_one_storm_and_the_largest_is_first() -> None:
 
 def test_a_storm_is_found_in_any_sixty_seconds() -> None:
     halves = [Minute("a", 50, 20, busiest=40, peak_per_sec=20), Minute("a", 51, 20, 40, 20)]
-    (storm,) = find_storms(halves, first_minute=0, last_minute=100, factor=5, least=30)
+    (storm,) = find_storms(halves, first_minute=0, last_minute=100, factor=5, min_retries=30)
     assert (storm.start_sec, storm.end_sec, storm.retries) == (3000, 3120, 40)
     assert (storm.peak_per_min, storm.synchrony) == (40, 0.5)
 
@@ -87,7 +87,7 @@ def test_retries_more_than_a_minute_apart_are_not_counted_together(
     past.work(20, took=60)
     past.work(20)
     assert not storms(spark, uri=database_uri, dry_run=True).storms
-    (storm,) = storms(spark, uri=database_uri, dry_run=True, least=20).storms
+    (storm,) = storms(spark, uri=database_uri, dry_run=True, min_retries=20).storms
     assert (storm.retries, storm.peak_per_min) == (40, 20)
 
 
@@ -256,5 +256,5 @@ def test_other_policies_vary_base_and_jitter_and_stay_valid() -> None:
 def test_bad_thresholds_are_rejected(spark: SparkSession, database_uri: str) -> None:
     with pytest.raises(InvalidArgument, match="factor"):
         storms(spark, uri=database_uri, factor=1)
-    with pytest.raises(InvalidArgument, match="least"):
-        storms(spark, uri=database_uri, least=0)
+    with pytest.raises(InvalidArgument, match="min_retries"):
+        storms(spark, uri=database_uri, min_retries=0)

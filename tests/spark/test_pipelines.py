@@ -55,6 +55,8 @@ def test_all_exported_names_exist() -> None:
             )
         ),
         ("replay", "letters", "dead_letters"),
+        ("replay", "over", "spread"),
+        ("storms", "least", "min_retries"),
     ],
 )
 def test_the_old_name_of_an_argument_still_works_and_warns(name: str, old: str, new: str) -> None:

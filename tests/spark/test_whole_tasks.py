@@ -67,8 +67,8 @@ def test_fast_and_exact_columns_are_equal() -> None:
     ],
 )
 def test_a_value_that_does_not_fit_is_null(name: str, value: Any, read: Any) -> None:
-    odd = encoded({"_id": "odd", "queue": "q", name: value})
+    malformed = encoded({"_id": "malformed", "queue": "q", name: value})
     drifted = encoded({"_id": "drifted", "queue": "q", "priority": "high"})
-    (alone,) = to_batch(odd).to_pylist()
-    beside, _ = to_batch(odd + drifted).to_pylist()
+    (alone,) = to_batch(malformed).to_pylist()
+    beside, _ = to_batch(malformed + drifted).to_pylist()
     assert alone[name] == beside[name] == read

@@ -160,7 +160,7 @@ class Storms(Model):
     dry_run: bool = False
 
 
-@renamed_arguments(tell="progress")
+@renamed_arguments(tell="progress", least="min_retries")
 def storms(
     spark: SparkSession,
     *,
@@ -173,7 +173,7 @@ def storms(
     since: datetime | None = None,
     until: datetime | None = None,
     factor: float = 5.0,
-    least: int = 30,
+    min_retries: int = 30,
     top: int = 5,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
@@ -182,7 +182,7 @@ def storms(
     """Find retry storms, and the backoff that would have prevented them.
 
     A storm is where sixty seconds have ``factor`` times the usual retries, and at least
-    ``least``. Storms are simulated under their own policy and, if that reproduces what was
+    ``min_retries``. Storms are simulated under their own policy and, if that reproduces what was
     observed, under others.
 
     Args:
@@ -196,7 +196,7 @@ def storms(
         since: The start of the period; by default one day before its end.
         until: The end of the period; by default now.
         factor: How many times the usual retries make a storm.
-        least: How many retries in sixty seconds a storm has at least.
+        min_retries: How many retries in sixty seconds a storm has at least.
         top: How many storms to describe, the largest first.
         settings: The settings of the queues; by default those of the environment.
         dry_run: Whether to leave out the simulations.
@@ -208,7 +208,7 @@ def storms(
     Raises:
         InvalidArgument: An argument is not valid.
     """
-    check_count("least", least)
+    check_count("min_retries", min_retries)
     check_count("top", top)
     if not factor > 1:
         raise refused("factor", factor, "give a number above 1")
@@ -228,13 +228,13 @@ def storms(
             first_minute=int(first.timestamp()) // MINUTE,
             last_minute=int(last.timestamp()) // MINUTE,
             factor=factor,
-            least=least,
+            min_retries=min_retries,
         )
         described = []
         for number, storm in enumerate(found[:top], start=1):
             progress(Step("explain", f"Analysing storm {number} of {min(len(found), top)}"))
             described.append(_describe(spark, tasks, storm, queue_settings, simulated=not dry_run))
-        coming = _coming(tasks, now, least)
+        coming = _coming(tasks, now, min_retries)
     finally:
         tasks.unpersist()
     return Storms(
@@ -406,11 +406,11 @@ def choose_policy(policy: BackoffPolicy, outcomes: Sequence[Outcome]) -> Suggest
     )
 
 
-def _coming(tasks: DataFrame, now: datetime, least: int) -> list[ComingStorm]:
+def _coming(tasks: DataFrame, now: datetime, min_retries: int) -> list[ComingStorm]:
     """Find the seconds in which many retries will come due together."""
     waiting = tasks.where("status = 'pending' and attempts > 0 and next_retry_at is not null")
     later = _within(waiting, "next_retry_at", now, now + timedelta(days=3650))
-    counted = later.groupBy("queue", "second").count().where(f.col("count") >= least)
+    counted = later.groupBy("queue", "second").count().where(f.col("count") >= min_retries)
     return [
         ComingStorm(
             queue=row["queue"], at=datetime.fromtimestamp(row["second"], UTC), tasks=row["count"]
@@ -452,12 +452,17 @@ class DetectedStorm:
 
 
 def find_storms(
-    minutes: Iterable[Minute], *, first_minute: int, last_minute: int, factor: float, least: int
+    minutes: Iterable[Minute],
+    *,
+    first_minute: int,
+    last_minute: int,
+    factor: float,
+    min_retries: int,
 ) -> list[DetectedStorm]:
     """Find where a queue has ``factor`` times the usual retries in sixty seconds.
 
     The usual number is the median of all minutes of the period, including those without retries.
-    Fewer than ``least`` retries in sixty seconds are no storm.
+    Fewer than ``min_retries`` retries in sixty seconds are no storm.
     """
     queues: defaultdict[str, list[Minute]] = defaultdict(list)
     for one in minutes:
@@ -466,7 +471,7 @@ def find_storms(
     for in_queue in queues.values():
         quiet = max(last_minute - first_minute + 1 - len(in_queue), 0)
         baseline = float(median([*(one.retries for one in in_queue), *([0] * quiet)]))
-        threshold = max(least, factor * baseline)
+        threshold = max(min_retries, factor * baseline)
         stormy = sorted(
             (one for one in in_queue if one.busiest >= threshold), key=lambda one: one.minute
         )

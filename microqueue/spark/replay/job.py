@@ -86,7 +86,7 @@ class ReplaySummary(Model):
     done_left_out: int | None = None
 
 
-@renamed_arguments(tell="progress", letters="dead_letters")
+@renamed_arguments(tell="progress", letters="dead_letters", over="spread")
 def replay(
     spark: SparkSession,
     *,
@@ -95,7 +95,7 @@ def replay(
     dead_letters: bool = True,
     include_done: bool = False,
     to: str | None = None,
-    over: Duration = timedelta(0),
+    spread: Duration = timedelta(0),
     run: str | None = None,
     uri: str | None = None,
     database: str | None = None,
@@ -115,8 +115,8 @@ def replay(
         dead_letters: Whether to select from the dead letters in MongoDB.
         include_done: Whether to select archived tasks that succeeded, too. They run again.
         to: The queue that gets the tasks; by default each returns to its own.
-        over: The period over which the tasks come due, at random, so that the replay is not a
-            storm.
+        spread: The period over which the tasks come due, at random, so that the replay is not
+            a storm.
         run: The name of the run; by default a new one.
         uri: The address of MongoDB; by default ``MICROQUEUE_URI``, or the embedded server.
         database: The database; by default that of the address.
@@ -138,7 +138,7 @@ def replay(
         raise refused(
             "include_done", include_done, "done tasks are replayed from an archive: give --archive"
         )
-    period = check_duration("over", over)
+    period = check_duration("spread", spread)
     location = primary(locate(uri, database=database, collection=collection))
     queue_settings = settings or QueueSettings.from_environment()
     found = select(
