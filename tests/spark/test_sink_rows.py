@@ -229,7 +229,8 @@ def test_json_payloads_keep_the_types_of_extended_json(database_uri: str, make_q
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"payload": "{", "order": 1}, "is not JSON"),
+        ({"payload": "{", "order": 1}, "payload='{' is not JSON"),
+        ({"payload": "{}", "order": 1, "headers": "{"}, "headers='{' is not JSON"),
         ({"payload": "[1]", "order": 1}, "a payload is a dict"),
         ({"payload": None, "order": 1}, "a payload is a dict"),
         ({"payload": '{"n": 1}', "order": 7, "priority": 256}, "key '7'.*priority=256"),

@@ -92,10 +92,10 @@ class BatchConverter:
         self._flat = [
             name for name in stored if self._types[name] in FLAT and name not in JSON_COLUMNS
         ]
-        self._nested_readers = {
-            name: self._reader(name) for name in stored if name not in self._flat
-        }
         self._readers = {name: self._reader(name) for name in stored}
+        self._nested_readers = {
+            name: read for name, read in self._readers.items() if name not in self._flat
+        }
 
     @property
     def fields(self) -> list[str]:
@@ -107,16 +107,12 @@ class BatchConverter:
         try:
             yield self.convert_columns(raw)
         except LossyBatch:
-            groups = by_id_type(raw)
-            for part in groups:
-                try:
-                    yield (
-                        self.convert_values(part)
-                        if len(groups) == 1
-                        else self.convert_columns(part)
-                    )
-                except LossyBatch:
-                    yield self.convert_values(part)
+            parts = by_id_type(raw)
+            if len(parts) == 1:
+                yield self.convert_values(raw)
+            else:
+                for part in parts:
+                    yield from self.convert(part)
 
     def _reader(self, name: str) -> Reader:
         kind = self._types[name]
@@ -150,7 +146,7 @@ class BatchConverter:
         if "id" in self._types:
             columns["id"] = _id_texts(table.column("_id").combine_chunks())
         if self._nested_readers:
-            nested, drifted = self._read_values(raw, self._nested_readers)
+            nested, drifted = self._read_values(self._decode(raw), self._nested_readers)
             columns |= {**nested, "drifted": pa.array(drifted, pa.int32())}
         return self._batch(columns)
 
@@ -190,21 +186,23 @@ class BatchConverter:
 
     def convert_values(self, raw: bytes) -> pa.RecordBatch:
         """Convert value by value: slower, for any input."""
-        columns, drifted = self._read_values(raw, self._readers)
-        found = [document["_id"] for document in self._documents(raw)]
-        columns["id"] = pa.array([str(task_id) for task_id in found], pa.string())
-        columns["id_type"] = pa.array([ids.id_type(task_id) for task_id in found], pa.string())
+        documents = self._decode(raw)
+        columns, drifted = self._read_values(documents, self._readers)
+        task_ids = [document["_id"] for document in documents]
+        columns["id"] = pa.array([str(task_id) for task_id in task_ids], pa.string())
+        columns["id_type"] = pa.array([ids.id_type(task_id) for task_id in task_ids], pa.string())
         columns["drifted"] = pa.array(drifted, pa.int32())
         return self._batch(columns)
 
     def _read_values(
-        self, raw: bytes, readers: dict[str, Reader]
+        self, documents: list[dict[str, Any]], readers: dict[str, Reader]
     ) -> tuple[dict[str, pa.Array], list[int]]:
+        """Return a column per reader, and the number of drifted values per document."""
         drift = self._drift
         values: dict[str, list[Any]] = {name: [] for name in readers}
         drifted = []
         required = [name for name in readers if name in REQUIRED_COLUMNS]
-        for document in self._documents(raw):
+        for document in documents:
             drift.begin(document["_id"])
             for name, read in readers.items():
                 value = document.get(name)
@@ -220,7 +218,7 @@ class BatchConverter:
             name: pa.array(column, self._arrow.field(name).type) for name, column in values.items()
         }, drifted
 
-    def _documents(self, raw: bytes) -> list[dict[str, Any]]:
+    def _decode(self, raw: bytes) -> list[dict[str, Any]]:
         return bson.decode_all(raw, self._codec_options)
 
     def _batch(self, columns: dict[str, Any]) -> pa.RecordBatch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -80,7 +81,7 @@ class RowReader:
         """The options of a row that does not set any."""
         nested = any(map(_may_be_unencodable, self._types.values()))
         self.needs_check = nested or self.has_payload_column or options.model is not None
-        """Whether BSON may be unable to hold a row. It can hold all values of plain types."""
+        """Whether BSON may be unable to hold a row of any size."""
         self._converters = {
             name: converter
             for name, kind in self._types.items()
@@ -92,7 +93,6 @@ class RowReader:
 
     def read(self, batch: pa.RecordBatch) -> Iterator[RowTask]:
         """Yield the task of each row."""
-        self.needs_check |= batch.nbytes > LARGEST_DOCUMENT // 2
         rows = _rows(batch)
         return self._read_uniform(rows) if self._is_uniform(batch) else self._read_rows(rows)
 
@@ -181,7 +181,7 @@ class RowReader:
             and name in {PAYLOAD, "headers"}
             and isinstance(kind, StringType)
         ):
-            return _parse_json
+            return partial(_parse_json, name)
         if self.has_payload_column and name == "delay" and isinstance(kind, DayTimeIntervalType):
             return None
         is_payload = not self.has_payload_column or name == PAYLOAD
@@ -205,7 +205,7 @@ def _values(column: pa.Array) -> list[Any]:
     return list(column.to_pylist())
 
 
-def _parse_json(text: str | None) -> Any:
+def _parse_json(column: str, text: str | None) -> Any:
     """Parse plain or Extended JSON."""
     if text is None:
         return None
@@ -213,7 +213,7 @@ def _parse_json(text: str | None) -> Any:
         return from_json(text)
     except (ValueError, TypeError) as exc:
         raise InvalidPayload(
-            f"payload={shorten(text)} is not JSON: {exc}", argument=PAYLOAD, value=text
+            f"{column}={shorten(text)} is not JSON: {exc}", argument=column, value=text
         ) from exc
 
 
@@ -264,9 +264,12 @@ class ChunkBuilder:
             encoded = self._from_columns(rows, stamp, codec_options)
             if encoded is not None:
                 return Chunk(encoded, encoded.ids, encoded.stored, {str(self._options.queue)})
-        tasks = [task for batch in rows.to_batches() for task in self._rows.read(batch)]
+        batches = rows.to_batches()
+        tasks = [task for batch in batches for task in self._rows.read(batch)]
         documents = self._documents(tasks, stamp)
-        stored = encode_all(documents, codec_options) if self._rows.needs_check else None
+        large = any(batch.nbytes > LARGEST_DOCUMENT // 2 for batch in batches)
+        check = large or self._rows.needs_check
+        stored = encode_all(documents, codec_options) if check else None
         ids = [document["_id"] for document in documents]
         return Chunk(documents, ids, stored, {document["queue"] for document in documents})
 
