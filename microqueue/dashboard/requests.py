@@ -190,7 +190,7 @@ class Success(Strict):
 class Failure(Strict):
     """The error of a task that is marked as failed."""
 
-    message: str = Field(default="failed by hand", min_length=1, max_length=2000)
+    message: str = Field(default="marked as failed", min_length=1, max_length=2000)
     code: str | None = Field(default="by_hand", min_length=1, max_length=200)
 
 

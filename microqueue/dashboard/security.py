@@ -60,7 +60,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
-
 logger = logging.getLogger("microqueue.dashboard")
 
 

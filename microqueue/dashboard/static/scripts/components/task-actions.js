@@ -56,7 +56,10 @@ const TASK_ACTIONS = {
     perform: (task, app) =>
       confirmAction({
         title: "Cancel this task?",
-        explanation: "It will not run. It becomes a dead letter with code cancelled.",
+        explanation:
+          task.status === "processing"
+            ? "Its handler is notified, and its result is discarded. The task becomes a dead letter with code cancelled."
+            : "It will not run. It becomes a dead letter with code cancelled.",
         action: "Cancel task",
         dismiss: "Keep task",
         perform: () => act(task, app, "cancel", "cancelled"),
