@@ -6,6 +6,7 @@ performs none itself: blocking code performs an effect, asynchronous code awaits
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeAlias, TypeVar
 
@@ -15,36 +16,37 @@ T = TypeVar("T")
 Effects: TypeAlias = Generator[E, Any, T]
 
 
-def perform(effects: Effects[E, T], do: Callable[[E], Any]) -> T:
-    """Perform effects one after the other; return the generator's result.
+def perform(effects: Effects[E, T], perform_one: Callable[[E], Any]) -> T:
+    """Perform effects until the generator returns; return its value.
 
-    An error is thrown into the generator, which may handle it.
+    An error is thrown into the generator, which may handle it. So is an interrupt that arrives
+    between two effects: the generator's clean-up must run.
     """
-    try:
-        effect = next(effects)
-        while True:
-            try:
-                reply = do(effect)
-            except BaseException as exc:  # noqa: BLE001 (the generator raises what it does not handle)
-                effect = effects.throw(exc)
-            else:
-                effect = effects.send(reply)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+    reply: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            effect = effects.send(reply) if error is None else effects.throw(error)
+            reply, error = perform_one(effect), None
+        except BaseException as exc:
+            if inspect.getgeneratorstate(effects) == inspect.GEN_CLOSED:  # The generator ended.
+                if isinstance(exc, StopIteration):
+                    return exc.value  # type: ignore[no-any-return]
+                raise
+            reply, error = None, exc
 
 
-async def perform_async(effects: Effects[E, T], do: Callable[[E], Awaitable[Any]]) -> T:
-    """Perform effects as :func:`perform` does, awaiting each."""
-    try:
-        effect = next(effects)
-        while True:
-            try:
-                reply = await do(effect)
-            except BaseException as exc:  # noqa: BLE001 (the generator raises what it does not handle)
-                effect = effects.throw(exc)
-            else:
-                effect = effects.send(reply)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+async def perform_async(effects: Effects[E, T], perform_one: Callable[[E], Awaitable[Any]]) -> T:
+    """Perform effects as :func:`perform` does, awaited."""
+    reply: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            effect = effects.send(reply) if error is None else effects.throw(error)
+            reply, error = await perform_one(effect), None
+        except BaseException as exc:
+            if inspect.getgeneratorstate(effects) == inspect.GEN_CLOSED:
+                if isinstance(exc, StopIteration):
+                    return exc.value  # type: ignore[no-any-return]
+                raise
+            reply, error = None, exc

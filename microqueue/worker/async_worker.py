@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from microqueue.async_queue import AsyncQueue
 from microqueue.core import AsyncCore
+from microqueue.effects import perform_async
 from microqueue.worker.completer import AsyncSettlementBuffer
 from microqueue.worker.core import WorkerCore
 from microqueue.worker.effects import (
@@ -29,7 +30,6 @@ from microqueue.worker.effects import (
     WaitForStop,
     WaitForWork,
     Withdraw,
-    perform_async,
 )
 from microqueue.worker.handlers import AsyncContext, Context, Handler, close_unrun
 from microqueue.worker.hooks import Hooks, InlineDispatcher
@@ -44,7 +44,7 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
     """Claims tasks in batches, awaits their handlers, and settles in batches.
 
     Plain functions run in threads. A handler that blocks the loop keeps its lease, because leases
-    are renewed by a thread.
+    are renewed by a thread. Cancelling :meth:`run` ends it as :meth:`stop` does, without the grace.
     """
 
     def __init__(
@@ -74,8 +74,6 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
     async def run(self, *, burst: bool = False) -> int:
         """Process tasks until :meth:`stop`.
 
-        Cancelling this coroutine ends it as :meth:`stop` does, without the grace.
-
         Args:
             burst: Return as soon as no task is ready or running.
 
@@ -83,7 +81,7 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
             How many tasks were handled.
 
         Raises:
-            AlreadyRunning: Another task is in this method.
+            AlreadyRunning: The worker is already running.
             MicroqueueError: In a burst, MongoDB did not answer.
         """
         with self._one_run():
@@ -97,8 +95,8 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
             self._fetching: asyncio.Task[None] | None = None
             self._settling: asyncio.Task[None] | None = None
             self._settlements = AsyncSettlementBuffer(
-                wait_sec=self.options.flush_interval.total_seconds(),
-                limit=self.options.flush_limit,
+                wait_sec=self._options.flush_interval.total_seconds(),
+                limit=self._options.flush_limit,
             )
             self._assemble(self._settlements, InlineDispatcher(), self._loop.call_soon_threadsafe)
             await perform_async(self._run_effects(burst=burst), self._perform_run)
@@ -108,7 +106,11 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
             return self._writer.handled
 
     def stop(self, *, immediately: bool = False) -> None:
-        """End :meth:`run`, from any thread or from a signal handler, as :meth:`Worker.stop` does.
+        """End :meth:`run`, from any thread or from a signal handler.
+
+        No more tasks are claimed. Tasks that have not started are released at once. Running
+        handlers may finish within the ``grace`` option; after that their tasks are released with
+        the attempt refunded.
 
         Args:
             immediately: Skip the grace.
@@ -210,7 +212,7 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
 
     def _start_waiting(self) -> None:
         """Start handlers for waiting tasks, as many as may run at the same time."""
-        while self._waiting and len(self._running) < self.options.concurrency:
+        while self._waiting and len(self._running) < self._options.concurrency:
             task = self._waiting.popleft()
             if task.concluded:  # Its lease was lost while it waited.
                 continue

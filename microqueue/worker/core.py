@@ -64,8 +64,8 @@ class WorkerCore(Generic[QueueT]):
         worker_id: str | None,
         options: WorkerOptionsDict,
     ) -> None:
-        self.options = WorkerOptions(**options)
-        self.worker_id = worker_id or worker_name()
+        self._options = WorkerOptions(**options)
+        self._worker_id = worker_id or worker_name()
         given = queue if isinstance(queue, Iterable) else [queue]
         self._queues: list[QueueT] = [core_of(one) for one in given]
         if not self._queues:
@@ -78,17 +78,17 @@ class WorkerCore(Generic[QueueT]):
         self._hooks = HookList(hooks)
         if (knows := getattr(self._router, "knows", None)) is not None:
             self._hooks.call("on_attach", knows)
-        self._timeout_sec = self.options.timeout.total_seconds() if self.options.timeout else None
-        self._selection = make_selection(self._queues, self.options.weights)
+        self._timeout_sec = self._options.timeout.total_seconds() if self._options.timeout else None
+        self._selection = make_selection(self._queues, self._options.weights)
         self._in_flight = InFlight()
         self._prefetch = PrefetchController(
-            concurrency=self.options.concurrency,
-            prefetch=self.options.prefetch,
+            concurrency=self._options.concurrency,
+            prefetch=self._options.prefetch,
             lease_sec=min(one.settings.visibility_timeout.total_seconds() for one in self._queues),
         )
         self._claimer = Claimer(
             self._queues,
-            worker_id=self.worker_id,
+            worker_id=self._worker_id,
             in_flight=self._in_flight,
             prefetch=self._prefetch,
         )
@@ -98,11 +98,21 @@ class WorkerCore(Generic[QueueT]):
 
     # One run
 
+    @property
+    def options(self) -> WorkerOptions:
+        """The options of the worker."""
+        return self._options
+
+    @property
+    def worker_id(self) -> str:
+        """The id under which the worker claims tasks."""
+        return self._worker_id
+
     @contextmanager
     def _one_run(self) -> Iterator[None]:
         """Begin and end a run; only one at a time."""
         if not self._runs.acquire(blocking=False):
-            raise AlreadyRunning(worker_id=self.worker_id)
+            raise AlreadyRunning(worker_id=self._worker_id)
         try:
             self._in_flight.reset()
             self._waiter = None
@@ -112,10 +122,10 @@ class WorkerCore(Generic[QueueT]):
             queues, handlers = [one.name for one in self._queues], self._router.names()
             logger.info(
                 "worker %s started: queues %s, handlers %s",
-                self.worker_id,
+                self._worker_id,
                 ", ".join(map(repr, queues)),
                 ", ".join(handlers),
-                extra={"worker_id": self.worker_id, "queues": queues, "handlers": handlers},
+                extra={"worker_id": self._worker_id, "queues": queues, "handlers": handlers},
             )
             yield
         finally:
@@ -123,16 +133,16 @@ class WorkerCore(Generic[QueueT]):
             handled, released = self._writer.handled, self._writer.released
             logger.info(
                 "worker %s stopped: %d tasks handled, %d released",
-                self.worker_id,
+                self._worker_id,
                 handled,
                 released,
-                extra={"worker_id": self.worker_id, "handled": handled, "released": released},
+                extra={"worker_id": self._worker_id, "handled": handled, "released": released},
             )
             self._stop = self._new_stop()
             self._runs.release()
 
     def _new_stop(self) -> StopRequest:
-        return StopRequest(self.options.grace.total_seconds())
+        return StopRequest(self._options.grace.total_seconds())
 
     def _assemble(
         self,
@@ -148,7 +158,7 @@ class WorkerCore(Generic[QueueT]):
             call: Calls the completer from the threads that watch leases and timeouts.
         """
         completer = self._completer = Completer(
-            self.options,
+            self._options,
             in_flight=self._in_flight,
             prefetch=self._prefetch,
             hooks=self._hooks,
@@ -158,8 +168,8 @@ class WorkerCore(Generic[QueueT]):
         )
         writer = self._writer
         registration = Registration(
-            self.worker_id,
-            self.options,
+            self._worker_id,
+            self._options,
             self._in_flight,
             handled=lambda: writer.handled,
             tasks=lambda: task_names(self._router),
@@ -175,7 +185,7 @@ class WorkerCore(Generic[QueueT]):
         self._fetcher = Fetcher(
             self._claimer,
             self._selection,
-            self.options,
+            self._options,
             in_flight=self._in_flight,
             prefetch=self._prefetch,
             completer=completer,
@@ -224,7 +234,7 @@ class WorkerCore(Generic[QueueT]):
             return True
         return await_server(
             leases.register,
-            who=f"worker {self.worker_id}",
+            who=f"worker {self._worker_id}",
             stopping=lambda: stop.requested,
             abandon=abandon,
         )

@@ -6,8 +6,7 @@ decisions serve both kinds of worker: threads perform an effect, coroutines awai
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -152,39 +151,3 @@ def run_on(queue: Any, operation: Operation[T]) -> Effects[T]:
     """Request an operation, and return its result."""
     result: T = yield Run(queue, operation)
     return result
-
-
-def perform(effects: Effects[T], perform_one: Callable[[Effect], Any]) -> T:
-    """Perform effects until the generator returns; return its value.
-
-    An error is thrown into the generator, which may know what it means. So is an interrupt that
-    arrives between two effects: the generator's clean-up must run.
-    """
-    reply: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            effect = effects.send(reply) if error is None else effects.throw(error)
-            reply, error = perform_one(effect), None
-        except BaseException as exc:
-            if inspect.getgeneratorstate(effects) == inspect.GEN_CLOSED:  # This is how it ended.
-                if isinstance(exc, StopIteration):
-                    return exc.value  # type: ignore[no-any-return]
-                raise
-            reply, error = None, exc
-
-
-async def perform_async(effects: Effects[T], perform_one: Callable[[Effect], Awaitable[Any]]) -> T:
-    """Perform effects as :func:`perform` does, awaited."""
-    reply: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            effect = effects.send(reply) if error is None else effects.throw(error)
-            reply, error = await perform_one(effect), None
-        except BaseException as exc:
-            if inspect.getgeneratorstate(effects) == inspect.GEN_CLOSED:
-                if isinstance(exc, StopIteration):
-                    return exc.value  # type: ignore[no-any-return]
-                raise
-            reply, error = None, exc

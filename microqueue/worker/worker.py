@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from microqueue.core import SyncCore
+from microqueue.effects import perform
 from microqueue.errors import InvalidArgument
 from microqueue.queue import Queue
 from microqueue.worker.completer import SettlementBuffer
@@ -34,7 +35,6 @@ from microqueue.worker.effects import (
     WaitForStop,
     WaitForWork,
     Withdraw,
-    perform,
 )
 from microqueue.worker.handlers import Context, Handler
 from microqueue.worker.hooks import HookDispatcher, Hooks
@@ -148,15 +148,15 @@ class Worker(WorkerCore[SyncCore[Any]]):
             How many tasks were handled.
 
         Raises:
-            AlreadyRunning: Another thread is in this method.
+            AlreadyRunning: The worker is already running.
             MicroqueueError: In a burst, MongoDB did not answer.
         """
         with self._one_run():
             self._pid = os.getpid()
             self._buffer = TaskBuffer()
             self._settlements = SettlementBuffer(
-                wait_sec=self.options.flush_interval.total_seconds(),
-                limit=self.options.flush_limit,
+                wait_sec=self._options.flush_interval.total_seconds(),
+                limit=self._options.flush_limit,
             )
             self._dispatcher = HookDispatcher()
             self._assemble(self._settlements, self._dispatcher, lambda call, task: call(task))
@@ -231,7 +231,7 @@ class Worker(WorkerCore[SyncCore[Any]]):
             DaemonThread(
                 partial(self._handle_forever, self._buffer, copy_context()), name=f"microqueue-{n}"
             )
-            for n in range(self.options.concurrency)
+            for n in range(self._options.concurrency)
         ]
         for thread in (self._dispatcher.thread, self._settling, *handlers, self._fetching):
             thread.start()

@@ -59,7 +59,9 @@ send.options(expires_in="x")  # arg-type reportArgumentType
 
 
 def work(queue: Queue[Any]) -> None:
-    Worker(queue, tasks, concurrency=4).run(burst=True)
+    Worker(queue, tasks, concurrency=4, timeout=30).run(burst=True)
+    Worker(queue, tasks, concurency=4)  # call-arg reportCallIssue
+    Worker(queue, tasks, timeout="x")  # arg-type reportArgumentType
 """
 
 

@@ -34,6 +34,7 @@ PUBLIC = {
         purge release resume settings stats touch workers""",
     DeadLetters: """all_queues count discard edit_and_replay groups list missing replay stats""",
     Insights: """dead_letters find last_sweeps latency overview queue_names running stats tasks""",
+    Worker: "options run stop worker_id",
     Sweeper: """bury_exhausted expire_undelivered move_dead_letters promote_due purge_finished
         reclaim_orphaned reclaim_stuck run_forever run_once stop sweeper_id""",
 }
@@ -44,12 +45,7 @@ PAIRS = [
     (Sweeper, AsyncSweeper),
     (Worker, AsyncWorker),
 ]
-EXPECTED = [
-    (kind, names.split())
-    for blocking, awaited in PAIRS
-    if (names := PUBLIC.get(blocking)) is not None
-    for kind in (blocking, awaited)
-]
+EXPECTED = [(kind, PUBLIC[pair[0]].split()) for pair in PAIRS for kind in pair]
 CLASSES: list[type] = [kind for pair in PAIRS for kind in pair]
 
 
@@ -69,10 +65,12 @@ def test_completion_on_an_instance_shows_the_same_names() -> None:
         queue.dead_letters,
         Insights(queue),
         Sweeper(queue),
+        Worker(queue, print),
         async_queue,
         async_queue.dead_letters,
         AsyncInsights(async_queue),
         AsyncSweeper(async_queue),
+        AsyncWorker(async_queue, print),
     ]
     for one in instances:
         assert public(one) == public(type(one)), type(one)
@@ -127,7 +125,7 @@ def test_sync_and_async_take_and_return_the_same(blocking: type, awaited: type) 
     assert signatures(blocking) == signatures(awaited)
 
 
-@pytest.mark.parametrize(("blocking", "awaited"), PAIRS[:4])
+@pytest.mark.parametrize(("blocking", "awaited"), PAIRS)
 def test_sync_and_async_have_the_same_documentation(blocking: type, awaited: type) -> None:
     def documentation(kind: type) -> dict[str, str]:
         found = {name: inspect.getdoc(function_of(one)) for name, one in methods(kind).items()}
@@ -137,7 +135,7 @@ def test_sync_and_async_have_the_same_documentation(blocking: type, awaited: typ
     assert all(documentation(blocking).values())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CLASSES if kind not in {Worker, AsyncWorker}])
+@pytest.mark.parametrize("kind", CLASSES)
 def test_public_methods_document_their_arguments_and_result(kind: type) -> None:
     for name, member in methods(kind).items():
         function = function_of(member)
