@@ -1,4 +1,4 @@
-"""A paused queue delivers nothing, to nobody, until it is resumed."""
+"""A paused queue delivers nothing until it is resumed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_waiting_for_a_paused_queue_costs_a_few_looks(
     queue: Any, harness: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await queue.enqueue({}, delay=1)
-    harness.clock.advance(1)  # It is due, and nobody makes it ready.
+    harness.clock.advance(1)  # It is due, and is not made ready.
     await queue.pause()
     asked = 0
     usual = QueueCore.pop

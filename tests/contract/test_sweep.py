@@ -285,12 +285,12 @@ async def test_sweep_ends_with_the_first_job_that_finds_the_server_away(
 
     def job(_sweeper: Any, name: str, _progress: Any) -> Any:
         asked.append(name)
-        raise ServerUnavailable("nobody is there") from cause
+        raise ServerUnavailable("no server") from cause
 
     monkeypatch.setattr(SweeperCore, "job", job)
     report = await harness.sweeper(queue).run_once()
     assert asked == list(JOBS[:tried])
-    assert report.errors == dict.fromkeys(asked, "nobody is there")
+    assert report.errors == dict.fromkeys(asked, "no server")
 
 
 async def test_sweep_that_fails_is_logged_in_a_line_and_followed_by_the_next(
@@ -304,7 +304,7 @@ async def test_sweep_that_fails_is_logged_in_a_line_and_followed_by_the_next(
         tries += 1
         if tries == 2:
             getattr(sweeper, "_blocking", sweeper).stop()
-        raise ServerUnavailable("nobody is there")
+        raise ServerUnavailable("no server")
 
     monkeypatch.setattr(SweeperCore, "acquire", acquire)
     await sweeper.run_forever(every=0.01)
@@ -313,4 +313,4 @@ async def test_sweep_that_fails_is_logged_in_a_line_and_followed_by_the_next(
         for record in caplog.records
     ]
     assert failures == [("microqueue.sweeper", "ERROR", 0.01, None)] * 2
-    assert all("nobody is there" in record.getMessage() for record in caplog.records)
+    assert all("no server" in record.getMessage() for record in caplog.records)

@@ -46,7 +46,7 @@ def _capture(_usual: Callable[..., Any], operation: Operation[Any]) -> NoReturn:
 
 
 def operation_of(queue: Queue[Any], use: Callable[[Queue[Any]], object]) -> Operation[Any]:
-    """Give the operation that a call of the API would run, without running it."""
+    """Return the operation that a call of the API would run, without running it."""
     settings = queue.settings.model_copy(update={"ensure_indexes": False})
     twin = Queue[Any](
         core_of(queue).collections.tasks, queue.name, settings=settings, clock=queue.clock
@@ -322,7 +322,7 @@ class Model:
     # Settle
 
     def holds(self, popped: Task[Any]) -> bool:
-        """Tell whether a claim still holds its task."""
+        """Return whether a claim still holds its task."""
         token = popped.lease.token if popped.lease else None
         task = self.tasks.get(popped.id)
         return task is not None and task.status == PROCESSING and task.token == token
@@ -379,7 +379,7 @@ class Model:
                 self._leave_front(task)
 
     def touch(self, popped: Task[Any], extend: float | None) -> bool:
-        """Give whether the task is without a lease now, which it is not."""
+        """Return whether the task has no lease now."""
         task = self.held(popped, None)
         assert task is not None
         seconds = task.visibility_sec if extend is None else extend
@@ -422,7 +422,7 @@ class Model:
     # Sweep
 
     def reclaim_stuck(self) -> tuple[int, int]:
-        """Give how many wait again, and how many were buried."""
+        """Return how many wait again, and how many became dead letters."""
         stuck = [
             task
             for task in self.tasks.values()

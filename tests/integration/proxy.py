@@ -39,11 +39,11 @@ class Link:
 
 
 class Proxy:
-    """Passes on what comes in, until it is told otherwise.
+    """Passes on what comes in, until a test disturbs it.
 
     - ``freeze()``: connections that exist stay open and pass nothing on, for good, as after a
       firewall has forgotten them. New ones work. ``freeze(new=True)``: new ones freeze, too.
-    - ``thaw()``: new connections work again; the frozen ones pass on what was sent meanwhile.
+    - ``thaw()``: new connections work again; the frozen ones pass on what was sent.
     - ``cut()``: connections that exist are closed.
     - ``drop_replies()``: on connections that exist, requests reach the server, replies are lost.
     - ``request_delay_sec``, ``reply_delay_sec``: what passes in that direction comes later.
@@ -160,7 +160,7 @@ class Proxy:
 
 
 def _is_closed(end: socket.socket) -> bool:
-    """Tell whether the other side has closed, without reading what it sent before."""
+    """Return whether the other side has closed, without reading what it sent before."""
     try:
         return end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Processes of their own for the tests of races, and the line to them.
+"""Processes for the tests of races, and the connection to them.
 
 The tests start them as :class:`Process`; the rest of this file runs there, as
 ``python race_worker.py ROLE OPTIONS``. Both speak JSON, a line at a time.
@@ -57,7 +57,7 @@ class Process:
         assert os.WIFSTOPPED(status)
 
     def wake(self) -> None:
-        """Let it go on from there."""
+        """Let it continue from there."""
         self._process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:

@@ -80,7 +80,7 @@ class Member:
         self.frozen = True
 
     def cont(self) -> None:
-        """Let it go on from where it was frozen."""
+        """Let it continue from where it was frozen."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
         self.frozen = False
@@ -131,7 +131,7 @@ class ReplicaSet:
             shutil.rmtree(place, ignore_errors=True)
 
     def _initiate(self) -> None:
-        for member in self.members:  # All must answer before one is told of the others.
+        for member in self.members:  # All must answer before the set is initiated.
             _until(lambda member=member: member.client.admin.command("ping"), f"{member}")
         hosts = [{"_id": n, "host": one.address} for n, one in enumerate(self.members)]
         config = {"_id": NAME, "members": hosts, "settings": self._settings}
@@ -150,7 +150,7 @@ class ReplicaSet:
         return found
 
     def secondaries(self) -> list[Member]:
-        """Give the other members, dead ones included."""
+        """Return the other members, dead ones included."""
         primary = self.primary()
         return [member for member in self.members if member is not primary]
 
@@ -178,8 +178,8 @@ class ReplicaSet:
     def without_replication(self) -> Iterator[Member]:
         """Let the secondaries live and vote, but fetch nothing: no write reaches a majority.
 
-        Gives the primary, which has all that is written meanwhile to itself. It ends for those
-        that live.
+        Yields the primary, the only member with what is written in the block. Replication
+        resumes on the members that are alive at the end.
         """
         primary, secondaries = self.primary(), self.secondaries()
         try:
@@ -214,7 +214,7 @@ class ReplicaSet:
         _until(self._is_healthy, "a healthy set")
 
     def _is_healthy(self) -> bool:
-        """Tell whether one leads and two follow, and have all that it has.
+        """Return whether there is a primary with two secondaries that have caught up.
 
         A member that rolls back closes its connections, so any command here may fail, and is
         made again.

@@ -1,4 +1,4 @@
-"""Archived dead letters that are taken out of a collection of their own, whoever dies at it."""
+"""Archived dead letters are purged from the DLQ collection, whichever process dies in it."""
 
 from __future__ import annotations
 

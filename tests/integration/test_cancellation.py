@@ -1,4 +1,4 @@
-"""A coroutine that is cancelled while it pops leaves no task leased to nobody."""
+"""A coroutine that is cancelled while it pops leaves no task leased without a worker."""
 
 from __future__ import annotations
 

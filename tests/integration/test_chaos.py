@@ -96,7 +96,7 @@ class Delivery(NamedTuple):
 
 
 class Fleet:
-    """Workers in processes of their own, some of which are killed."""
+    """Workers, a process each, some of which are killed."""
 
     def __init__(self, nursery: subprocess.Popen[str], ledger: Path) -> None:
         self._nursery = nursery
@@ -116,11 +116,11 @@ class Fleet:
 
     def kill_the_oldest(self) -> None:
         name = next(iter(self._alive))
-        self.killed[name] = time.monotonic()  # Before the signal: it may go on for a moment.
+        self.killed[name] = time.monotonic()  # Before the signal: it may run for a moment longer.
         os.kill(self._alive.pop(name), signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Tell the survivors to end."""
+        """Stop the survivors."""
         for pid in self._alive.values():
             os.kill(pid, signal.SIGTERM)
 
@@ -257,7 +257,7 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("kind", "ending", "meanwhile"),
+    ("kind", "ending", "in_between"),
     [
         ("threads", "at once", "held"),
         ("threads", "when told", "finished"),
@@ -267,7 +267,7 @@ else:
 def test_worker_that_was_suspended_past_its_lease_discards_its_result_and_goes_on(
     kind: str,
     ending: str,
-    meanwhile: str,
+    in_between: str,
     database_uri: str,
     microqueue_database: Any,
     tmp_path: Path,
@@ -295,7 +295,7 @@ def test_worker_that_was_suspended_past_its_lease_discards_its_result_and_goes_o
         thread = threading.Thread(target=lambda: another.run(burst=True))
         thread.start()
         wait_for(lambda: "another" in ledger.read_text(encoding="ascii"), 60)
-        if meanwhile == "finished":
+        if in_between == "finished":
             proceed.set()
             thread.join(60)
         (tmp_path / "go").touch()

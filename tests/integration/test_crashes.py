@@ -130,7 +130,7 @@ def test_workers_that_could_not_beat_while_the_server_was_away_are_not_taken_for
         queue.pop(worker_id=worker_id)
         registered(queue, worker_id)
     microqueue_clock.advance(60)
-    assert Sweeper(queue).reclaim_orphaned() == 0  # The first that anybody notices.
+    assert Sweeper(queue).reclaim_orphaned() == 0  # This is the first notice.
     microqueue_clock.advance(1.9)
     registered(queue, "alive")
     assert Sweeper(queue).reclaim_orphaned() == 0
@@ -231,7 +231,7 @@ def test_sweeper_of_some_queues_takes_back_only_their_tasks_and_blames_only_what
     assert Sweeper(queues["a"], queues=["c"]).reclaim_orphaned() == 0
     assert Sweeper(queues["a"], queues=["a"]).reclaim_orphaned() == 3
     assert [queue.stats().processing for queue in queues.values()] == [0, 2, 0]
-    assert [worker.id for worker in queues["a"].workers()] == ["w"]  # For whoever sweeps b.
+    assert [worker.id for worker in queues["a"].workers()] == ["w"]  # For the sweeper of b.
     assert Sweeper(queues["a"], queues=["a"]).reclaim_orphaned() == 0
     assert Sweeper(queues["a"], queues=["b"]).reclaim_orphaned() == 2
     assert queues["a"].workers() == []

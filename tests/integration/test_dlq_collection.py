@@ -1,4 +1,4 @@
-"""Dead letters in a collection of their own: never lost, never doubled, whoever dies where.
+"""The DLQ collection: dead letters are never lost or doubled, whichever process dies where.
 
 A letter moves in several writes. In memory, every order in which two or three actors can take
 their steps is explored, and at every point of it all of them may be dead for good: what a
@@ -52,7 +52,7 @@ Operation: TypeAlias = Generator[Call, Any, Any]
 Document: TypeAlias = dict[str, Any]
 
 
-# The actors. Each is a process of its own, with its own idea of how late it is.
+# The actors. Each stands for a process, with its own time.
 
 
 def mover(queue: Queue[Any]) -> Operation:
@@ -121,7 +121,7 @@ ACTORS: dict[str, tuple[Callable[[Queue[Any]], Operation], float]] = {
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What is in the two collections, as bytes, so that states can be told apart."""
+    """What is in the two collections, as bytes, so that states can be compared."""
 
     tasks: tuple[bytes, ...]
     dead: tuple[bytes, ...]
@@ -237,7 +237,7 @@ class Explorer:
         self._loaded: Stored | None = None
 
     def states(self) -> Iterator[State]:
-        """Give every state that can be reached, each once."""
+        """Yield every state that can be reached, each once."""
         waiting = [State(self._save(), (Progress(),) * len(self._names))]
         self._origins[waiting[0]] = None
         while waiting:
@@ -255,7 +255,7 @@ class Explorer:
                     waiting.append(following)
 
     def story(self, state: State) -> str:
-        """Tell the steps that led to a state."""
+        """Describe the steps that led to a state."""
         lines = [f"now: {state.stored.letter}"]
         while origin := self._origins[state]:
             state, name = origin
@@ -489,7 +489,7 @@ VIEWS: dict[str, Callable[[Queue[Any]], object]] = {
 
 
 def seen_in(view: Any) -> int:
-    """Give how many letters a view shows."""
+    """Return how many dead letters a view shows."""
     match view:
         case DeadLetterPage():
             return len(view)
@@ -610,7 +610,7 @@ def prepare(action: str, database: Any) -> Queue[Any]:
 
 
 def whereabouts(database: Any) -> str:
-    """Tell where the letter is, and what it is there."""
+    """Return where the dead letter is, and its state there."""
     here = database.tasks.find_one({"_id": LETTER}) or {"status": "no"}
     there = database.tasks_dlq.find_one({"_id": LETTER, "retired_at": None}) or {"status": "no"}
     return f"{here['status']} in tasks, {there['status']} in dlq"

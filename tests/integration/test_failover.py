@@ -1,4 +1,4 @@
-"""Three members, and the primary is killed: calls wait for the election, and go on."""
+"""Three members, and the primary is killed: calls wait for the election, then succeed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trio(tmp_path: Path) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
             running.callback(process.wait)
             running.callback(process.kill)
             members[port] = process
-        for port in members:  # All must answer before one is told of the others.
+        for port in members:  # All must answer before the set is initiated.
             with connect(port) as client:
                 client.admin.command("ping")
         with connect(port) as client:

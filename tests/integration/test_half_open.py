@@ -90,7 +90,7 @@ class Caller:
         return reply
 
     def hasten(self, settings: QueueSettings) -> None:
-        """Give the calls from now on less time, on the same connections."""
+        """Shorten the limit of all further calls, on the same connections."""
         self.queue = type(self.queue)(core_of(self.queue).collections.tasks, settings=settings)
         self.sweeper = type(self.sweeper)(self.queue)
 
@@ -337,7 +337,7 @@ def test_worker_works_on_after_its_connections_died(rig: Rig, proxy: Proxy) -> N
 def test_worker_whose_connections_died_keeps_its_leases_and_its_name(
     rig: Rig, proxy: Proxy
 ) -> None:
-    """It beats and renews on another connection before anybody takes it for dead."""
+    """It beats and renews on another connection before it counts as dead."""
     rig.uri = proxy.uri
     rig.settings = rig.settings.model_copy(update={"visibility_timeout": timedelta(seconds=6)})
     task = rig.queue.enqueue({"n": 0})

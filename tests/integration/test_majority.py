@@ -77,7 +77,7 @@ def begin(call: Callable[[], Any]) -> Future[Any]:
 
 
 def writes_under_way(member: Member, appname: str) -> list[Any]:
-    """Give the numbers of a client's writes that wait for other members, and hold no lock."""
+    """Return the ids of a client's writes that wait for other members, and hold no lock."""
     written = {"$or": [{f"command.{name}": {"$exists": True}} for name in ("insert", "update")]}
     match = {"appName": appname, "active": True, "waitingForLock": False, "locks": {}, **written}
     found = member.client.admin.aggregate([{"$currentOp": {}}, {"$match": match}])
@@ -101,14 +101,14 @@ def stored(trio: ReplicaSet, **selection: Any) -> int:
 
 
 def hurried(queue: Queue[Any]) -> Queue[Any]:
-    """Give the same queue with little patience for what takes long now."""
+    """Return the same queue with short limits."""
     options = {"call_timeout": timedelta(seconds=0.3), "retry_deadline": timedelta(0)}
     settings = queue.settings.model_copy(update=options)
     return Queue(core_of(queue).collections.tasks, queue.name, settings=settings)
 
 
 def successor(kind: str, uri: str) -> Callable[[], Any]:
-    """Give a call that adds the task that its predecessor was about to add."""
+    """Return a call that adds the task that the call before was about to add."""
     options: dict[str, Any] = {"settings": QueueSettings(retry_deadline=60), "appname": "successor"}
     if kind == "blocking":
 

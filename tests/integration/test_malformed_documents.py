@@ -18,7 +18,7 @@ from microqueue.worker import Worker
 
 MISSING = object()
 
-ODD: dict[str, dict[str, Any]] = {
+MALFORMED: dict[str, dict[str, Any]] = {
     "no updated_at": {"updated_at": MISSING},
     "no payload": {"payload": MISSING},
     "no history": {"history": MISSING},
@@ -53,8 +53,8 @@ ODD: dict[str, dict[str, Any]] = {
 }
 
 
-def make_odd(queue: Queue[Any], task_id: Any, name: str) -> None:
-    changes = ODD[name]
+def make_malformed(queue: Queue[Any], task_id: Any, name: str) -> None:
+    changes = MALFORMED[name]
     update: dict[str, Any] = {}
     if given := {key: value for key, value in changes.items() if value is not MISSING}:
         update["$set"] = given
@@ -64,23 +64,23 @@ def make_odd(queue: Queue[Any], task_id: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", MALFORMED)
 def test_odd_ready_task_does_not_hold_up_the_line(
     microqueue_queue: Queue[Any], name: str, batch: bool
 ) -> None:
     queue = microqueue_queue
-    odd = queue.enqueue({"n": "odd"}, priority=9)
+    malformed = queue.enqueue({"n": "malformed"}, priority=9)
     good = [queue.enqueue({"n": n}).id for n in range(2)]
-    make_odd(queue, odd.id, name)
+    make_malformed(queue, malformed.id, name)
     delivered = []
     for _ in range(4):
         delivered += queue.pop_many(2) if batch else [task for task in [queue.pop()] if task]
-    assert [task.id for task in delivered if task.id != odd.id] == good
+    assert [task.id for task in delivered if task.id != malformed.id] == good
     for task in delivered:
         queue.mark_done(task)
     queue.peek()
     queue.stats()
-    settled = queue.get(odd.id)
+    settled = queue.get(malformed.id)
     assert settled is not None
     assert settled.status in {TaskStatus.DONE, TaskStatus.FAILED}
 
@@ -109,16 +109,16 @@ def test_task_whose_id_is_a_document_stops_nothing_but_itself(
     assert "give an ObjectId, a string, an integer or a UUID" in letter.error.message
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", MALFORMED)
 def test_odd_stuck_task_does_not_hold_up_the_sweep(
     microqueue_database: Any, microqueue_clock: FakeClock, name: str
 ) -> None:
     settings = QueueSettings(visibility_timeout=5)
     queue: Queue[Any] = Queue(microqueue_database, settings=settings, clock=microqueue_clock)
     queue.enqueue_many([{}, {}])
-    odd, good = queue.pop_many(2)
+    malformed, good = queue.pop_many(2)
     queue.enqueue({}, expires_in=5)
-    make_odd(queue, odd.id, name)
+    make_malformed(queue, malformed.id, name)
     microqueue_clock.advance(5)
     report = Sweeper(queue).run_once()
     assert report.expired == 1
@@ -130,7 +130,7 @@ def test_odd_stuck_task_does_not_hold_up_the_sweep(
 
 
 @pytest.mark.parametrize("place", ["status", "collection"])
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", MALFORMED)
 def test_odd_dead_letter_does_not_hide_the_others(
     microqueue_database: Any, microqueue_clock: FakeClock, name: str, place: Any
 ) -> None:
@@ -138,14 +138,14 @@ def test_odd_dead_letter_does_not_hide_the_others(
     queue.enqueue_many([{}, {}])
     for task in queue.pop_many(2):
         queue.mark_failure(task, "no", code="c")
-    odd = queue.peek()[0]
-    make_odd(queue, odd.id, name)
+    malformed = queue.peek()[0]
+    make_malformed(queue, malformed.id, name)
     seen: Queue[Any] = Queue(
         microqueue_database, settings=QueueSettings(dead_letters=place), clock=microqueue_clock
     )
     assert len(seen.dead_letters.list()) == 2
     assert seen.dead_letters.stats().total == 2
-    good = [task.id for task in seen.dead_letters.list() if task.id != odd.id]
+    good = [task.id for task in seen.dead_letters.list() if task.id != malformed.id]
     assert seen.dead_letters.replay(good).replayed == 1
     assert seen.dead_letters.discard(DeadLetterFilter()) <= 1
 

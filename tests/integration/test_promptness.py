@@ -100,7 +100,7 @@ class Crew:
         }
 
     def queue(self, name: str = "default") -> Queue[Any]:
-        """Give a queue as others see it; its commands are not counted."""
+        """Return a queue of another client, whose commands are not counted."""
         return Queue(self._database, name)
 
     @contextmanager
@@ -176,7 +176,7 @@ class Crew:
         return sum("$changeStream" in str(one.get("cursor", "")) for one in found)
 
     def handle_one(self, **payload: Any) -> list[str]:
-        """Enqueue a task, wait for its end, and give what its worker asked for meanwhile."""
+        """Enqueue a task, wait for its end, and return the commands of its worker."""
         mark = len(self.commands)
         task = self.queue().enqueue(payload)
         wait_for(lambda: self.status(task) is TaskStatus.DONE)
@@ -188,7 +188,7 @@ class Crew:
         return found.status
 
     def is_woken_by_its_stream(self) -> bool:
-        """Tell whether a new task is claimed without a look before, as only news can do."""
+        """Return whether a new task is claimed without a poll, as only a change stream allows."""
         for _ in range(10):  # A look may happen to come first.
             self.commands.await_looks(1)
             if self.handle_one()[0] == CLAIM:
@@ -240,7 +240,7 @@ def test_idle_worker_asks_once_per_poll_interval_and_reads_its_stream(crew: Crew
 @pytest.mark.usefixtures("quick_ends")
 def test_workers_of_one_process_share_one_change_stream(any_crew: Crew) -> None:
     with any_crew.working(["a", "b"], ["b", "c"], ["d", "a"], poll_interval=60):
-        for name in "abcd":  # All are heard, whoever came first and last.
+        for name in "abcd":  # All are heard, the first and the last.
             any_crew.queue(name).enqueue({"queue": name})
             wait_for(lambda: any_crew.queue().stats().pending == 0)
         wait_for(lambda: len(any_crew.seen) == 4)
@@ -427,7 +427,7 @@ def test_delayed_task_that_comes_while_the_worker_sleeps_starts_on_time(crew: Cr
 
 @pytest.mark.usefixtures("quick_ends")
 def test_retried_task_starts_on_time(threads: Crew) -> None:
-    """Nobody enqueues it anew: it is the worker itself that sent it back."""
+    """It is not enqueued again: the worker itself sent it back."""
     attempts: list[float] = []
 
     def handler(_payload: Any) -> None:

@@ -144,7 +144,7 @@ def test_a_dedupe_key_that_eight_threads_enqueue_at_once_is_added_once(
 def test_two_producers_of_one_id_in_one_millisecond_are_not_taken_for_one(
     microqueue_database: Any, microqueue_clock: FakeClock
 ) -> None:
-    # A repeat after a lost connection is told by the insert's own marks; another process
+    # A repeat after a lost connection is recognised by the insert token; another process
     # that adds the same id in the same millisecond must not bear the same ones.
     first = Queue[Any](microqueue_database, clock=microqueue_clock)
     second = Queue[Any](microqueue_database, clock=microqueue_clock)
@@ -162,9 +162,9 @@ def test_two_producers_of_one_id_in_one_millisecond_are_not_taken_for_one(
 # A worker that wakes up too late
 
 
-@pytest.mark.parametrize("meanwhile", ["finished", "held"])
+@pytest.mark.parametrize("in_between", ["finished", "held"])
 def test_a_worker_that_slept_past_its_lease_changes_nothing(
-    meanwhile: str,
+    in_between: str,
     microqueue_server: EmbeddedServer,
     microqueue_database: Any,
     microqueue_clock: FakeClock,
@@ -179,11 +179,11 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing(
         microqueue_clock.advance(timedelta(minutes=5))
         assert Sweeper(queue).reclaim_stuck() == 1
         task = popped(queue, worker_id="another")
-        if meanwhile == "finished":
+        if in_between == "finished":
             queue.mark_done(task, result="in time")
         before = stored_bytes(microqueue_database, "task")
 
-        sleeper.tell("you may go on")
+        sleeper.tell("continue")
         sleeper.wake()
         outcomes = sleeper.hear()
     finally:
@@ -218,7 +218,7 @@ def test_eight_sweepers_at_once_reclaim_each_stuck_task_once(
     assert microqueue_database.tasks.count_documents(expired) == 2_000
 
 
-MEANWHILE: dict[str, Callable[[Queue[Any], Task[Any]], object]] = {
+IN_BETWEEN: dict[str, Callable[[Queue[Any], Task[Any]], object]] = {
     "renewed": lambda queue, task: queue.touch(task),
     "done": lambda queue, task: queue.mark_done(task),
     "released": lambda queue, task: queue.release(task),
@@ -230,9 +230,9 @@ MEANWHILE: dict[str, Callable[[Queue[Any], Task[Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("meanwhile", MEANWHILE)
+@pytest.mark.parametrize("in_between", IN_BETWEEN)
 def test_a_sweeper_leaves_a_task_alone_that_changed_since_it_looked(
-    meanwhile: str, microqueue_database: Any, microqueue_clock: FakeClock
+    in_between: str, microqueue_database: Any, microqueue_clock: FakeClock
 ) -> None:
     queue = Queue[Any](microqueue_database, clock=microqueue_clock, settings=AT_ONCE)
     queue.enqueue({}, task_id="task")
@@ -240,7 +240,7 @@ def test_a_sweeper_leaves_a_task_alone_that_changed_since_it_looked(
     microqueue_clock.advance(timedelta(hours=1))
     sweep = Steps(queue, lambda twin: Sweeper(twin).reclaim_stuck()).until("bulk_write")
 
-    MEANWHILE[meanwhile](queue, task)
+    IN_BETWEEN[in_between](queue, task)
     before = stored_bytes(microqueue_database, "task")
     count = sweep.finish()
 

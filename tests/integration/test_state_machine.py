@@ -119,7 +119,7 @@ settlements = st.sampled_from(
 # A task is named by its place, counted from the latest one added, or popped.
 places = st.integers(0, 9)
 
-# What can happen, how often in comparison, and with which arguments. Rules of their own would
+# What can happen, how often in comparison, and with which arguments. Separate rules would
 # be drawn without weights, and Hypothesis would leave out half of them in each example.
 ACTIONS: dict[str, tuple[int, dict[str, st.SearchStrategy[Any]]]] = {
     "enqueue": (5, {"queue": queues, "batch": batches}),
@@ -216,10 +216,10 @@ class QueueMachine(RuleBasedStateMachine):
         getattr(self, name)(**arguments)
 
     def id_at(self, place: int, status: str | None = None) -> Any:
-        """Give an id: if there is one, of a task in this status; else any; else nobody's."""
+        """Return the id of a task in this status if there is one, else any, else an unknown id."""
         fitting = [task.id for task in self.model.tasks.values() if task.status == status]
         ids = [*self.ids, *fitting]
-        return ids[-1 - place] if place < len(ids) else "nobody's"
+        return ids[-1 - place] if place < len(ids) else "unknown"
 
     # Produce
 
@@ -456,7 +456,7 @@ class QueueMachine(RuleBasedStateMachine):
     def look(
         self, place: int, queue: str, status: str | None, code: str | None, limit: int
     ) -> None:
-        """Look at everything: it leaves no trace, as what is done next will show."""
+        """Call every view: all are read-only, as the next steps show."""
         self.get(self.id_at(place))
         self.peek(queue, status)
         self.stats(queue)
@@ -542,7 +542,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @staticmethod
     def line(queue: str, documents: Iterable[dict[str, Any]]) -> list[Any]:
-        """Give the ids of what is ready, in the order in which it will be delivered."""
+        """Return the ids of ready tasks, in the order in which they will be delivered."""
         ready = [
             document
             for document in documents
@@ -606,7 +606,7 @@ def test_on_a_server_the_queue_does_what_the_model_does(
     mode: str, microqueue_database: Any
 ) -> None:
     def emptied() -> Any:
-        # The indexes stay: to build them anew for every example would take most of the time.
+        # The indexes stay: building them for every example would take most of the time.
         for name in ("tasks", "tasks_dlq"):
             microqueue_database[name].delete_many({})
         return microqueue_database.tasks

@@ -306,26 +306,26 @@ def test_letter_that_cannot_come_back_does_not_hold_the_sweep(
 def test_task_whose_attempts_are_a_list_does_not_hold_the_line(
     queue: Queue[Any], batch: int
 ) -> None:
-    queue.enqueue_many([NewTask(payload={}, task_id=name) for name in ("odd", "good")])
-    core_of(queue).collections.tasks.update_one({"_id": "odd"}, {"$set": {"attempts": [1]}})
+    queue.enqueue_many([NewTask(payload={}, task_id=name) for name in ("malformed", "good")])
+    core_of(queue).collections.tasks.update_one({"_id": "malformed"}, {"$set": {"attempts": [1]}})
     before_each_call(queue, Rival(lambda: None))
     assert [task.id for task in queue.pop_many(batch)] == ["good"]
-    odd = queue.get("odd")
-    assert odd is not None
-    assert odd.error is not None
-    assert odd.error.code == "invalid_task"
+    malformed = queue.get("malformed")
+    assert malformed is not None
+    assert malformed.error is not None
+    assert malformed.error.code == "invalid_task"
 
 
 def test_tasks_that_cannot_be_changed_hold_up_no_other(
     queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
-    queue.enqueue_many([{"odd": True}] * 4)
+    queue.enqueue_many([{"malformed": True}] * 4)
     queue.pop_many(4)
     microqueue_clock.advance(1)
     queue.enqueue_many([{}] * 4)
     good = queue.pop_many(4)
     tasks = core_of(queue).collections.tasks
-    rule = {"$nor": [{"payload.odd": True}]}
+    rule = {"$nor": [{"payload.malformed": True}]}
     tasks.database.command("collMod", tasks.name, validator=rule)
     microqueue_clock.advance(30)
     before_each_call(queue, Rival(lambda: None))
@@ -447,7 +447,7 @@ def test_sweeper_that_lost_its_lock_stops_quietly_and_harms_nobody(
     report = Sweeper(queue).run_once()
 
     assert (report.taken_over, report.ok, report.skipped) == (True, True, False)
-    assert report.promoted == 2, "it went on"
+    assert report.promoted == 2, "it did not stop"
     (lock,) = locks(queue).find({"_id": {"$regex": "^sweeper:"}})
     assert lock["token"] == heirs[0].sweeper_id, "it freed the lock of another"
     assert heirs[0].run_once().promoted == 10

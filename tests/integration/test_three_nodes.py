@@ -79,7 +79,7 @@ class Fault(NamedTuple):
 
 @dataclass
 class Ledger:
-    """What happened, as those saw it to whom it happened."""
+    """What happened, as the clients saw it."""
 
     stored: dict[str, Stored] = field(default_factory=dict)
     runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
@@ -100,7 +100,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def fault(self, what: str) -> Iterator[None]:
-        """Note that something was wrong for as long as this takes, and see the work go on."""
+        """Note a fault for as long as this takes, and check that the work continues."""
         begin = time.time()
         yield
         self.faults.append(Fault(what, begin, time.time()))
@@ -113,7 +113,7 @@ class Ledger:
 
 
 class Elections(monitoring.TopologyListener):
-    """Notes each time that a primary is lost, whoever caused it: a fault as well."""
+    """Notes each loss of a primary, whatever its cause: it is a fault, too."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -247,7 +247,7 @@ def sweepers(uri: str) -> Iterator[None]:
 
 
 def fault_run(trio: ReplicaSet, ledger: Ledger) -> None:
-    """Let the primary step down, kill it, and freeze it, while everybody is at work."""
+    """Let the primary step down, kill it, and freeze it, while all clients work."""
     ledger.progress(100)
     with ledger.fault("step-down"):
         trio.step_down(for_sec=10)
@@ -271,7 +271,7 @@ def unfinished(tasks: Any) -> dict[str, str]:
 
 
 def is_explained(earlier: Run, later: Run, faults: list[Fault]) -> bool:
-    """Tell whether a run had to be repeated: it asked for it, or something was wrong meanwhile."""
+    """Return whether a run had to be repeated: it asked for it, or a fault was noted."""
     if earlier.retried_at is not None and later.start >= earlier.retried_at + RETRY_SEC:
         return True
     return any(one.begin <= later.start and earlier.start <= one.end for one in faults)

@@ -155,12 +155,12 @@ class ReplyLost:
         method: str,
         *,
         performed: bool = True,
-        meanwhile: Callable[[], object] = lambda: None,
+        in_between: Callable[[], object] = lambda: None,
     ) -> None:
         self._collection = collection
         self._method = method
         self._performed = performed
-        self._meanwhile = meanwhile
+        self._in_between = in_between
         self.lost = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -173,7 +173,7 @@ class ReplyLost:
             if self._performed:
                 with suppress(PyMongoError):  # It is part of the reply.
                     value(*arguments, **options)
-            self._meanwhile()
+            self._in_between()
             raise AutoReconnect("connection closed")
 
         async def lose_async(*arguments: Any, **options: Any) -> Any:
@@ -181,7 +181,7 @@ class ReplyLost:
             if self._performed:
                 with suppress(PyMongoError):
                     await value(*arguments, **options)
-            self._meanwhile()
+            self._in_between()
             raise AutoReconnect("connection closed")
 
         return lose_async if inspect.iscoroutinefunction(value) else lose
@@ -284,7 +284,7 @@ def test_insert_whose_task_left_before_the_repeat_is_neither_a_duplicate_nor_mad
     other = Queue[Any](microqueue_database, settings=SEPARATE_DLQ)
     queue.ensure_indexes()
     act, stays = ENDS[end]
-    lossy = losing(queue, "insert_one", meanwhile=lambda: act(other))
+    lossy = losing(queue, "insert_one", in_between=lambda: act(other))
 
     task = queue.enqueue({"n": 1}, task_id=task_id)
 
@@ -306,13 +306,13 @@ def test_batch_whose_tasks_left_before_the_repeat_is_neither_duplicate_nor_made_
     queue.enqueue({}, task_id="waits", delay=3600)
     ends, stays = ENDS[end]
 
-    def meanwhile() -> None:
+    def in_between() -> None:
         core_of(other).collections.dead_letters.delete_one({"_id": "foreign"})
         ends(other)
         core_of(other).collections.dead_letters.insert_one(foreign_letter)
 
     foreign_letter = core_of(other).collections.dead_letters.find_one({"_id": foreign.id})
-    lossy = losing(queue, "insert_many", meanwhile=meanwhile)
+    lossy = losing(queue, "insert_many", in_between=in_between)
     new = [NewTask[Any](payload={"n": n}, task_id=task_id and f"{task_id}{n}") for n in range(3)]
     late = NewTask[Any](payload={}, task_id=task_id and "late", delay=3600)
     dead = NewTask[Any](payload={}, task_id="foreign")
@@ -376,7 +376,7 @@ async def test_async_insert_whose_task_left_before_the_repeat_is_not_made_twice(
     async with AsyncQueue[Any].from_uri(database_uri, settings=SEPARATE_DLQ) as queue:
         await queue.ensure_indexes()
         for method in ("insert_one", "insert_many"):
-            lossy = losing(queue, method, meanwhile=lambda: fail_all(other))
+            lossy = losing(queue, method, in_between=lambda: fail_all(other))
             if method == "insert_one":
                 await queue.enqueue({}, task_id=method)
             else:

@@ -1,4 +1,4 @@
-"""A task that cannot be delivered or settled as it is concerns nobody but itself."""
+"""A task that cannot be delivered or settled affects no other task."""
 
 from __future__ import annotations
 
@@ -57,20 +57,24 @@ def test_malformed_task_is_failed_alone_and_names_its_field(
     tasks = queue.pop_many(5) if batch else [queue.pop() for _ in range(4)]
     assert [task.id for task in tasks if task] == [*ids[:2], *ids[3:]]
     assert queue.pop() is None
-    odd = stored(queue, ids[2])
-    assert (odd.status, code_of(odd), odd.attempts) == (TaskStatus.FAILED, "invalid_task", 0)
-    assert odd.error is not None
-    assert f"{field}={value!r}"[:60] in odd.error.message
-    assert len(odd.error.message) < 400
+    malformed = stored(queue, ids[2])
+    assert (malformed.status, code_of(malformed), malformed.attempts) == (
+        TaskStatus.FAILED,
+        "invalid_task",
+        0,
+    )
+    assert malformed.error is not None
+    assert f"{field}={value!r}"[:60] in malformed.error.message
+    assert len(malformed.error.message) < 400
 
 
 def test_own_timeouts_beside_a_malformed_one_are_kept(
     queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
     queue.enqueue({}, visibility_timeout=90)
-    odd = queue.enqueue({}, visibility_timeout=90)
+    malformed = queue.enqueue({}, visibility_timeout=90)
     queue.enqueue({})
-    edit(queue, odd.id, visibility_timeout_sec="90")
+    edit(queue, malformed.id, visibility_timeout_sec="90")
     own, usual = queue.pop_many(5)
     now = microqueue_clock.now()
     assert own.lease is not None
@@ -216,10 +220,10 @@ def test_task_that_mongodb_does_not_take_back_is_buried(
     queue: Queue[Any], microqueue_clock: FakeClock, orphaned: bool
 ) -> None:
     queue.enqueue({}, max_attempts=1)
-    odd = queue.enqueue({"odd": True})
+    malformed = queue.enqueue({"malformed": True})
     queue.enqueue_many([{}] * 2)
     queue.pop_many(4, worker_id="gone")
-    refuses(queue, {"payload.odd": True, "status": "pending"})
+    refuses(queue, {"payload.malformed": True, "status": "pending"})
     if orphaned:
         registered(queue, "gone", silent_sec=6)
     else:
@@ -227,7 +231,7 @@ def test_task_that_mongodb_does_not_take_back_is_buried(
     report = Sweeper(queue).run_once()
     assert (report.reclaimed, report.buried, report.errors) == (2, 2, {})
     assert Sweeper(queue).run_once().errors == {}
-    buried = stored(queue, odd.id)
+    buried = stored(queue, malformed.id)
     assert (buried.status, code_of(buried)) == (TaskStatus.FAILED, "invalid_task")
     assert buried.error is not None
     assert "failed validation" in buried.error.message
@@ -236,10 +240,10 @@ def test_task_that_mongodb_does_not_take_back_is_buried(
 def test_task_that_cannot_even_be_buried_is_told_after_all_others_are_back(
     queue: Queue[Any], microqueue_clock: FakeClock
 ) -> None:
-    queue.enqueue({"odd": True})
+    queue.enqueue({"malformed": True})
     queue.enqueue_many([{}] * 2)
     _, *good = queue.pop_many(3)
-    refuses(queue, {"payload.odd": True})
+    refuses(queue, {"payload.malformed": True})
     microqueue_clock.advance(30)
     with pytest.raises(OperationFailed, match="failed validation"):
         Sweeper(queue).reclaim_stuck()
@@ -247,6 +251,6 @@ def test_task_that_cannot_even_be_buried_is_told_after_all_others_are_back(
 
 
 def refuses(queue: Queue[Any], documents: dict[str, Any]) -> None:
-    """Give the collection a rule by which it refuses some documents."""
+    """Set a validation rule by which the collection rejects some documents."""
     tasks = core_of(queue).collections.tasks
     tasks.database.command("collMod", tasks.name, validator={"$nor": [documents]})

@@ -271,7 +271,7 @@ def topology(**kinds: str) -> Any:
 
 
 def test_time_is_read_again_when_another_server_became_the_primary() -> None:
-    """Also if nobody called while that happened, or the driver itself repeated the call."""
+    """Also if there was no call while that happened, or the driver itself repeated the call."""
     with MongoClient[Any](connect=False) as client:
         places: Any = Collections(client.test)
         places.client = SimpleNamespace(topology_description=topology(a="Unknown", b="Unknown"))

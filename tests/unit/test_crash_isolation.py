@@ -1,4 +1,4 @@
-"""Whom a crash is blamed on, and how tasks are started so that it can be told."""
+"""Crash attribution, and the isolation that makes it certain."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_may_be_harmed_by_a_crash_is_started_with_care(
     [
         ("", ""),
         ("p", "S"),
-        ("ppppp", "SSttt"),  # Some had ended, two ran, some waited: nobody can tell which.
+        ("ppppp", "SSttt"),  # Some had ended, two ran, some waited; which ones is unknown.
         ("ff", "SS"),
         ("ffff", "SSww"),
         ("pfpp", "SSww"),

@@ -1,4 +1,4 @@
-"""Passwords are masked wherever they stand, and long texts hold nobody up."""
+"""Secrets are masked wherever they are, and long texts take no longer than they must."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which queue is asked for how much: shares are right over many rounds, and nobody waits."""
+"""How much is claimed from which queue: shares are right over many rounds, and none starves."""
 
 from __future__ import annotations
 
