@@ -43,7 +43,7 @@ class DeadLetterOperations(Generic[PayloadT]):
         self, which: DeadLetterFilter, limit: int, cursor: str | None
     ) -> Operation[DeadLetterPage[PayloadT]]:
         """Perform :meth:`DeadLetters.list`."""
-        documents, next_cursor = yield from dead_letters.search_page(
+        documents, next_cursor = yield from dead_letters.page(
             (yield from self._queues()),
             which,
             limit=check_count("limit", limit),

@@ -16,6 +16,42 @@ from microqueue.task import Task, TaskError
 
 MASK = "•••"
 """What is shown for a masked value."""
+REDACTED_KEYS = (
+    r"pass(word|wd|phrase|code|key)|secret(?!ar)|token(?!i[sz])"
+    r"|(^|[-_]|(?-i:(?<=[a-z0-9])(?=[A-Z])))(pass|pwd|jwt)s?$"
+    r"|(api|access|private|signing|encryption)[-_]?key|authorization|cookie|credential|^bearer$"
+    r"|session[-_]?id|^cvv$|^cvc$|card[-_]?number|^pin$|^iban$|^ssn$"
+)
+"""Keys whose values are masked by default, in any case."""
+NAMES = frozenset({"name", "key"})
+"""Keys that name the ``value`` beside them."""
+QUOTE = r"\\*+['\"]?"
+SEPARATOR = r"\s*+(?:=>|==?|:)\s*+"
+NAME = re.compile(
+    rf"(?<![\w-])(?:(?:name|key){QUOTE}{SEPARATOR}{QUOTE}(?P<pair>[\w-]++){QUOTE}\s*+,\s*+{QUOTE}"
+    rf"value|(?P<name>[\w-]++)){QUOTE}{SEPARATOR}",
+    re.IGNORECASE,
+)
+"""A name in a text, up to its value: ``password=``, ``"token": ``, ``name="x", value=``."""
+OPENING = re.compile(r"[bruf]{0,2}(\\*+)('''|\"\"\"|''(?=\w)|\"\"(?=\w)|'|\")", re.IGNORECASE)
+"""The quote that starts a value, perhaps escaped, and after a prefix, as in ``b'``."""
+BRACKET = re.compile(r"[\w.]*+[\[({]")
+"""The bracket that starts a value, as in ``['``, or ``SecretStr(``."""
+INSIDE = re.compile(
+    r"'(?:[^'\\]|\\.)*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)|[\[({]|[\])}]", re.DOTALL
+)
+TAIL = re.compile(r"[^\s'\",;&}\])]*+")
+PLAIN = re.compile(
+    r"(?:(?:bearer|basic|token|apikey|digest|!!?\w+)\s++)?[^\s'\",;&}]+", re.IGNORECASE
+)
+LINE = re.compile(r"[^\r\n]+")
+HEADER = re.compile(r"authorization|cookie", re.IGNORECASE)
+"""Names whose values have many words, up to the end of the line."""
+KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----")
+KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
+
+
+# Credentials in addresses
 
 
 def without_user(text: str, mask: str = "***") -> str:
@@ -45,41 +81,7 @@ def without_fragments(text: str) -> str:
     return re.sub(r"[^\s'\"]+@", "***@", without_password(text))
 
 
-REDACTED_KEYS = (
-    r"pass(word|wd|phrase|code|key)|secret(?!ar)|token(?!i[sz])"
-    r"|(^|[-_]|(?-i:(?<=[a-z0-9])(?=[A-Z])))(pass|pwd|jwt)s?$"
-    r"|(api|access|private|signing|encryption)[-_]?key|authorization|cookie|credential|^bearer$"
-    r"|session[-_]?id|^cvv$|^cvc$|card[-_]?number|^pin$|^iban$|^ssn$"
-)
-"""Keys whose values are masked by default, in any case."""
-
-NAMES = frozenset({"name", "key"})
-"""Keys that name the ``value`` beside them."""
-
-QUOTE = r"\\*+['\"]?"
-SEPARATOR = r"\s*+(?:=>|==?|:)\s*+"
-NAME = re.compile(
-    rf"(?<![\w-])(?:(?:name|key){QUOTE}{SEPARATOR}{QUOTE}(?P<pair>[\w-]++){QUOTE}\s*+,\s*+{QUOTE}"
-    rf"value|(?P<name>[\w-]++)){QUOTE}{SEPARATOR}",
-    re.IGNORECASE,
-)
-"""A name in a text, up to its value: ``password=``, ``"token": ``, ``name="x", value=``."""
-OPENING = re.compile(r"[bruf]{0,2}(\\*+)('''|\"\"\"|''(?=\w)|\"\"(?=\w)|'|\")", re.IGNORECASE)
-"""The quote that starts a value, perhaps escaped, and after a prefix, as in ``b'``."""
-BRACKET = re.compile(r"[\w.]*+[\[({]")
-"""The bracket that starts a value, as in ``['``, or ``SecretStr(``."""
-INSIDE = re.compile(
-    r"'(?:[^'\\]|\\.)*+(?:'|\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\Z)|[\[({]|[\])}]", re.DOTALL
-)
-TAIL = re.compile(r"[^\s'\",;&}\])]*+")
-PLAIN = re.compile(
-    r"(?:(?:bearer|basic|token|apikey|digest|!!?\w+)\s++)?[^\s'\",;&}]+", re.IGNORECASE
-)
-LINE = re.compile(r"[^\r\n]+")
-HEADER = re.compile(r"authorization|cookie", re.IGNORECASE)
-"""Names whose values have many words, up to the end of the line."""
-KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----")
-KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
+# Secrets in values, texts and tasks
 
 
 class Masker:

@@ -44,7 +44,16 @@ SILENT_SEC = 5.0
 ENDS_WITHIN_SEC = AWAIT_SEC + CLOSE_SEC + 1.0
 """How long a released thread takes to end, unless the server does not answer."""
 
+STREAM_WAIT_SEC = 0.2
+CHECK_SEC = 0.5
+"""How often to check whether the stream is still live."""
+
 logger = logging.getLogger("microqueue.wakeup")
+_random = random.Random()  # noqa: S311 (it only spreads pollers)
+_abandoned: set[asyncio.Task[Any]] = set()
+
+
+# Listeners
 
 
 class Listener:
@@ -239,11 +248,7 @@ def _key(collection: Any) -> Any:
     return id(collection.database.client), collection.full_name
 
 
-STREAM_WAIT_SEC = 0.2
-CHECK_SEC = 0.5
-"""How often to check whether the stream is still live."""
-
-_random = random.Random()  # noqa: S311 (it only spreads pollers)
+# Wakeups
 
 
 class _Wakeup:
@@ -399,9 +404,6 @@ class AsyncWakeup(_Wakeup):
             with suppress(PyMongoError):
                 async with asynchronous.bounded(CLOSE_SEC):
                     await stream.close()
-
-
-_abandoned: set[asyncio.Task[Any]] = set()
 
 
 async def _next_change(stream: Any, limit_sec: float) -> Any:

@@ -26,7 +26,21 @@ from microqueue.operations.paging import (
 )
 from microqueue.settings import QueueSettings
 
-ORDER = [("updated_at", -1), ("_id", 1)]
+IDS_AT_ONCE = 5000
+MOST_GROUPED = 50_000
+"""Only the newest dead letters are grouped."""
+LONGEST_MS = 5000
+QUICK_MS = 1000
+NEWEST: list[Document] = [{"$sort": dict(BY_FAILURE.order)}, {"$limit": MOST_GROUPED}]
+COUNT: Document = {
+    "$group": {
+        "_id": {"code": "$error.code", "message": "$error.message"},
+        "count": {"$sum": 1},
+        "first_at": {"$min": "$updated_at"},
+        "last_at": {"$max": "$updated_at"},
+        "latest_id": {"$first": "$_id"},
+    }
+}
 
 
 def selection(queue: filters.Queues, which: DeadLetterFilter | Sequence[Any]) -> Document:
@@ -52,10 +66,10 @@ def selection(queue: filters.Queues, which: DeadLetterFilter | Sequence[Any]) ->
     return query
 
 
-def page(
+def _query_page(
     query: Document, *, limit: int, cursor: str | None, settings: QueueSettings
 ) -> Operation[tuple[list[Document], str | None]]:
-    """Return one page, newest first, and the cursor of the next."""
+    """Return one page of what the server finds, newest first, and the cursor of the next."""
     if cursor is not None:
         query = {"$and": [query, {"$or": BY_FAILURE.after(Cursor.parse(cursor))}]}
     replies = []
@@ -130,10 +144,7 @@ def each_once(
     return documents
 
 
-IDS_AT_ONCE = 5000
-
-
-def search_page(
+def page(
     queue: filters.Queues,
     which: DeadLetterFilter,
     *,
@@ -147,7 +158,7 @@ def search_page(
     """
     if not _must_scan(which):
         query = selection(queue, which)
-        return (yield from page(query, limit=limit, cursor=cursor, settings=settings))
+        return (yield from _query_page(query, limit=limit, cursor=cursor, settings=settings))
     found: list[Document] = []
     while True:
         part = yield from search.dead_letter_page(
@@ -194,22 +205,6 @@ def _those(documents: list[Document]) -> Document:
     until = {} if last is None else {"$lte": last}
     seen = {"updated_at": {**since, **until}} if since or until else {}
     return {**filters.any_of(dead_letter["_id"] for dead_letter in documents), **seen}
-
-
-MOST_GROUPED = 50_000
-"""Only the newest dead letters are grouped."""
-LONGEST_MS = 5000
-QUICK_MS = 1000
-NEWEST: list[Document] = [{"$sort": dict(BY_FAILURE.order)}, {"$limit": MOST_GROUPED}]
-COUNT: Document = {
-    "$group": {
-        "_id": {"code": "$error.code", "message": "$error.message"},
-        "count": {"$sum": 1},
-        "first_at": {"$min": "$updated_at"},
-        "last_at": {"$max": "$updated_at"},
-        "latest_id": {"$first": "$_id"},
-    }
-}
 
 
 def groups(

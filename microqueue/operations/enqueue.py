@@ -25,6 +25,9 @@ from microqueue.operations.mongo_errors import DUPLICATE_KEY
 from microqueue.settings import QueueSettings
 
 DEFAULT_POLICY = BackoffPolicy()
+_OURS: Document = {"ours": True}
+"""Stands for the very task that was to be inserted: it is stored."""
+IDENTITY = dict.fromkeys(["insert_token", "queue", "dedupe_key", "finished_at"], 1)
 
 
 def new_document(
@@ -203,10 +206,6 @@ def only_duplicates(error: BulkWriteError) -> list[int]:
     return [one["index"] for one in errors]
 
 
-_OURS: Document = {"ours": True}
-"""Stands for the very task that was to be inserted: it is stored."""
-
-
 def _find_blocking(documents: Sequence[Document]) -> Operation[list[Document | None]]:
     """Return what blocks each of these tasks, as a majority has it.
 
@@ -321,9 +320,6 @@ def _duplicate(
         dedupe_key=dedupe_key,
         existing_id=existing_id,
     )
-
-
-IDENTITY = dict.fromkeys(["insert_token", "queue", "dedupe_key", "finished_at"], 1)
 
 
 def _identity(document: Document) -> tuple[Any, Any]:

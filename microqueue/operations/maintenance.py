@@ -34,6 +34,9 @@ ID = {"_id": 1}
 Queues: TypeAlias = Sequence[str] | None
 
 
+# Jobs
+
+
 def reclaim_stuck(
     now: datetime,
     settings: QueueSettings,
@@ -238,6 +241,9 @@ def within(queues: Queues) -> Document:
     return {} if queues is None else {"queue": {"$in": list(queues)}}
 
 
+# The lock
+
+
 def acquire_lock(
     name: str, *, token: str, owner: str, now: datetime, lifetime: timedelta
 ) -> Operation[bool]:
@@ -265,6 +271,9 @@ def acquire_lock(
 def release_lock(name: str, *, token: str) -> Operation[None]:
     """Release the lock, unless it expired and another sweeper holds it."""
     yield Call("delete_one", {"_id": name, "token": token}, target=Target.LOCKS)
+
+
+# Reports
 
 
 def store_report(

@@ -31,6 +31,9 @@ _PLACEHOLDER = re.compile("|".join(map(re.escape, KINDS)))
 
 
 _LITERAL = re.compile(r"[^<\0]*")  # A regular expression of MongoDB cannot have a null character.
+PLAIN = re.compile(r"(?=.*[a-z])[a-z0-9 @._:/-]+")
+"""Texts that are in a value's repr whenever they are in its str. (A date differs, but has no
+letter.)"""
 
 
 def normalise(message: str) -> str:
@@ -52,11 +55,6 @@ def _cut(text: str) -> int:
         if found.start() < LONGEST_MESSAGE < found.end():
             return found.start()
     return LONGEST_MESSAGE
-
-
-PLAIN = re.compile(r"(?=.*[a-z])[a-z0-9 @._:/-]+")
-"""Texts that are in a value's repr whenever they are in its str. (A date differs, but has no
-letter.)"""
 
 
 def state_of(document: Mapping[str, Any], now: datetime) -> str:

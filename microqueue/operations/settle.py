@@ -32,6 +32,9 @@ LONGEST_IN_HISTORY = 500
 """In bytes. A full history of a thousand attempts must fit beside the largest payload."""
 
 
+# Settlements
+
+
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """What an outcome changes in the document."""
@@ -110,6 +113,9 @@ def released(task: Task[Any], now: datetime, *, front: bool) -> Settlement:
         "position": front_position(now) if front else original,
     }
     return Settlement(Outcome.RELEASED, changes, None, {"attempts": -1})
+
+
+# One task
 
 
 def settle(
@@ -287,6 +293,9 @@ def explain_loss(task: Claim, *, session: Any = None) -> Operation[LeaseLost]:
     else:
         reason = f"the task is {document['status']}"
     return LeaseLost(task_id=task.id, worker_id=held_by, reason=reason)
+
+
+# Many tasks
 
 
 class FencedSettlement(NamedTuple):

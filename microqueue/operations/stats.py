@@ -65,6 +65,20 @@ ORDERS: Mapping[str, Document] = {
     "failed": dict(paging.BY_FAILURE.order),
 }
 """The order of each status's index after the queue."""
+Place: TypeAlias = tuple[Target, str, str]
+"""A collection, a queue, a status."""
+Minutes: TypeAlias = dict[tuple[str, datetime], int]
+"""Tasks by queue and minute."""
+RUNNING_FIELDS = dict.fromkeys(
+    (
+        "queue", "headers", "worker_id", "attempts", "max_attempts", "started_at",
+        "lease_expires_at",
+        "progress",
+    ),
+    1,
+)  # fmt: skip
+CLASSES_PER_TEN = 20
+MILLISECONDS = 1000
 
 
 @dataclass(frozen=True)
@@ -254,9 +268,6 @@ def _instant(minute: Any, first: datetime) -> datetime | None:
 
 
 # Counts by queue and status
-
-Place: TypeAlias = tuple[Target, str, str]
-"""A collection, a queue, a status."""
 
 
 @dataclass
@@ -656,9 +667,6 @@ def dead_letter_stats(
 
 # What was finished by minute
 
-Minutes: TypeAlias = dict[tuple[str, datetime], int]
-"""Tasks by queue and minute."""
-
 
 @dataclass(frozen=True)
 class Finished:
@@ -778,14 +786,7 @@ def _minute_of(instant: Any, since: datetime) -> Document:
     return {"$floor": {"$divide": [{"$subtract": [instant, since]}, 60_000]}}
 
 
-RUNNING_FIELDS = dict.fromkeys(
-    (
-        "queue", "headers", "worker_id", "attempts", "max_attempts", "started_at",
-        "lease_expires_at",
-        "progress",
-    ),
-    1,
-)  # fmt: skip
+# Running tasks
 
 
 def running(queue: str | None, now: datetime, *, limit: int) -> Operation[list[RunningTask]]:
@@ -823,8 +824,7 @@ def name_of(document: Mapping[str, Any]) -> str | None:
     return name_in(document.get("headers"))
 
 
-CLASSES_PER_TEN = 20
-MILLISECONDS = 1000
+# Latency
 
 
 def latency(

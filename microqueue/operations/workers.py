@@ -31,6 +31,16 @@ from microqueue.task import Outcome, Task, TaskError, read_count
 
 CERTAIN_AFTER = 2
 DEFAULT_MAX_ATTEMPTS = 10
+MOST_NAMES = 500
+"""How many task names a worker registers at most."""
+AS_CLAIMED = [("started_at", 1), *filters.READY_ORDER]
+"""The order in which a worker claimed its tasks, and so starts them."""
+ATTRIBUTED_BY = dict.fromkeys(
+    ["queue", "position", "attempts", "max_attempts", "redelivered", "crashes"], 1
+)
+
+
+# Crash isolation and attribution
 
 
 class Isolation(IntEnum):
@@ -97,13 +107,7 @@ def attribute_crash(held: Iterable[Mapping[str, Any]], concurrency: int) -> Iter
             yield CrashRole.SUSPECT if started <= concurrency else CrashRole.STARTED
 
 
-MOST_NAMES = 500
-"""How many task names a worker registers at most."""
-AS_CLAIMED = [("started_at", 1), *filters.READY_ORDER]
-"""The order in which a worker claimed its tasks, and so starts them."""
-ATTRIBUTED_BY = dict.fromkeys(
-    ["queue", "position", "attempts", "max_attempts", "redelivered", "crashes"], 1
-)
+# Registrations
 
 
 def beat(info: WorkerInfo) -> Operation[None]:
@@ -151,6 +155,9 @@ def served_names(collection: str, now: datetime) -> Operation[list[ServedNames]]
         )
         for queue, workers in sorted(served.items())
     ]
+
+
+# Tasks of dead workers
 
 
 def reclaim_orphaned(
