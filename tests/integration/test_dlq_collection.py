@@ -56,9 +56,8 @@ Document: TypeAlias = dict[str, Any]
 
 
 def mover(queue: Queue[Any]) -> Operation:
-    """The move that follows a failure, or a sweep that goes round at the same time."""
-    counts = yield from operation_of(queue, lambda twin: Sweeper(twin).move_dead_letters())
-    return counts["moved"]
+    """Move as after a failure, or as a sweep at the same time. Return how many were moved."""
+    return (yield from operation_of(queue, lambda twin: Sweeper(twin).move_dead_letters()))
 
 
 def replayer(queue: Queue[Any]) -> Operation:
@@ -92,10 +91,11 @@ def discarder_by_id(queue: Queue[Any]) -> Operation:
 
 
 def worker(queue: Queue[Any]) -> Operation:
-    """Take the task once more, and fail again. Gives how often it did."""
-    task = yield from operation_of(queue, lambda twin: twin.pop())
-    if task is None:
+    """Claim the task again, and fail again. Return how often it did."""
+    claimed = yield from operation_of(queue, lambda twin: twin.pop())
+    if not claimed:
         return 0
+    (task,) = claimed
     yield from operation_of(queue, lambda twin: twin.mark_failure(task, "again"))
     return 1
 
