@@ -311,7 +311,7 @@ def test_dead_letter_commands_refuse_a_task_that_is_alive(cli: Cli, queue: Queue
     queue.enqueue({}, task_id="alive")
     for command in ("show", "replay", "discard"):
         cli("dlq", command, "alive", status=1)
-        assert "is pending, and must be failed" in cli.stderr
+        assert "task 'alive' is pending; it must be failed" in cli.stderr
     assert queue.get("alive") is not None
 
 
