@@ -6,8 +6,8 @@ delay, :class:`Fail` makes the task a dead letter at once, and :class:`Snooze` d
 later without counting the attempt.
 
 One task passes through these modules: ``fetcher`` claims it, ``worker`` or ``async_worker`` runs
-its handler, ``completer`` decides and writes the outcome, and ``lease_renewal`` keeps its lease
-meanwhile. ``core`` has the order of the steps of a run; ``effects`` are those steps.
+its handler while ``lease_renewal`` keeps its lease, and ``completer`` decides and writes the
+outcome. ``core`` has the order of the steps of a run; ``effects`` are those steps.
 """
 
 from microqueue.worker.async_worker import AsyncWorker

@@ -117,8 +117,8 @@ class InFlightTask:
     def max_wait_sec(self) -> float:
         """How long it may wait for a handler: a fraction of its queue's visibility timeout.
 
-        Not of its own timeout: a short one would have it released again and again, while other
-        tasks overtake it.
+        A fraction of the task's timeout would be too short for some: they would be released again
+        and again, while other tasks overtake them.
         """
         queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
         return queue_sec * PrefetchController.LEASE_FRACTION

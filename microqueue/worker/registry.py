@@ -1,4 +1,7 @@
-"""A function as a handler: its arguments, typed by its annotations, to and from a document."""
+"""Named tasks: functions that are enqueued by calling them, and found by name in a worker.
+
+The arguments of a task are checked by the function's annotations, and stored as a document.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from microqueue.async_queue import AsyncQueue
 from microqueue.backoff import BackoffPolicy
 from microqueue.durations import Duration, PositiveDuration
 from microqueue.errors import InvalidArgument, InvalidPayload
-from microqueue.model import Model
+from microqueue.model import Model, unknown_option
 from microqueue.new_task import EnqueueOptions, NewTask
 from microqueue.payload import PayloadCodec
 from microqueue.queue import Queue
@@ -40,7 +43,7 @@ from microqueue.worker.outcomes import ExceptionPolicy, Fail
 
 
 class RunOptions(Model):
-    """How a named task is run and judged."""
+    """How a worker runs a named task."""
 
     timeout: PositiveDuration | None = None
     keep_result: bool = False
@@ -50,14 +53,14 @@ class RunOptions(Model):
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The arguments of a function, ``context`` aside: bound, and to and from a document."""
+    """The parameters of a function without ``context``: binds, stores and loads arguments."""
 
     function: str
     signature: inspect.Signature
     codec: PayloadCodec[Any]
 
     def dump(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Give the document to store: what was given, by name, without the defaults."""
+        """Return the document to store: the given arguments by name, without defaults."""
         try:
             given = self.signature.bind(*args, **kwargs).arguments
         except TypeError as exc:
@@ -65,7 +68,7 @@ class Arguments:
         return self.codec.dump(given)
 
     def load(self, stored: Any) -> dict[str, Any]:
-        """Read a stored document, or raise :class:`Fail`: no other attempt would help."""
+        """Return the arguments in a stored document; raise :class:`Fail` if they are not valid."""
         try:
             return cast("dict[str, Any]", self.codec.load(stored))
         except InvalidPayload as exc:
@@ -73,13 +76,13 @@ class Arguments:
 
 
 def check_function(function: Any) -> None:
-    """Refuse what cannot be run from its arguments alone."""
+    """Reject a callable that cannot run from its arguments alone."""
     if not inspect.isfunction(function):
         reason = "give a function; methods, classes and other callables are not supported"
     elif _is_in_class(function):
-        reason = "it is a method, and there would be no instance to call it on; give a function"
+        reason = "it is a method, and has no instance to be called on; give a function"
     elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        reason = "it is a generator function, and calling it would run nothing"
+        reason = "it is a generator function: calling it would run nothing"
     else:
         return
     raise _refused(function, reason)
@@ -91,7 +94,7 @@ def _is_in_class(function: Callable[..., Any]) -> bool:
 
 
 def read_arguments(function: Callable[..., Any]) -> Arguments:
-    """Read a function's signature into what checks its arguments."""
+    """Read a function's signature and annotations."""
     signature = inspect.signature(function)
     for one in signature.parameters.values():
         if one.kind in {one.POSITIONAL_ONLY, one.VAR_POSITIONAL, one.VAR_KEYWORD}:
@@ -111,16 +114,16 @@ def read_arguments(function: Callable[..., Any]) -> Arguments:
 def _read_hints(
     function: Callable[..., Any], parameters: list[inspect.Parameter]
 ) -> dict[str, Any]:
-    # Only these: what annotates the context and the result may exist for type checkers alone.
+    # Only these: the annotations of context and result may exist for type checkers only.
     given = {one.name: Any if one.annotation is one.empty else one.annotation for one in parameters}
     namespace = getattr(inspect.unwrap(function), "__globals__", {})
     return get_type_hints(SimpleNamespace(__annotations__=given), namespace, include_extras=True)
 
 
 def _document_type(name: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> Any:
-    """Describe the stored document to pydantic; what has a default may be left out.
+    """Return the type of the stored document; a parameter with a default may be missing.
 
-    As a ``TypedDict``: in a model some names would be taken, such as ``copy`` or ``json``.
+    It is a ``TypedDict``: a model reserves some names, such as ``copy`` or ``json``.
     """
     fields = {
         one.name: hints[one.name] if one.default is one.empty else NotRequired[hints[one.name]]
@@ -135,13 +138,13 @@ def _document_type(name: str, parameters: list[inspect.Parameter], hints: Mappin
 def make_task_handler(
     function: Callable[..., Any], arguments: Arguments, running: RunOptions
 ) -> Handler:
-    """Make the handler that reads the arguments, and calls the function with them."""
+    """Return the handler that loads the arguments and calls the function with them."""
     wants_context = CONTEXT in inspect.signature(function).parameters
     is_async = inspect.iscoroutinefunction(function)
 
     def call(payload: Any, context: Any) -> Any:
         if is_async and not isinstance(context, AsyncContext):
-            # Registered after the worker had looked. Not awaited, it would pass for done.
+            # Registered after the worker was created. Not awaited, it would count as done.
             raise TypeError(f"{function.__name__} is a coroutine function; use AsyncWorker")
         loaded = arguments.load(payload)
         return function(**loaded, context=context) if wants_context else function(**loaded)
@@ -177,10 +180,35 @@ class NamedTaskOptions(EnqueueOptions, total=False):
     """A session of the queue's client, to join the caller's transaction."""
 
 
-class NamedTask(Generic[CallP, P, R]):
-    """A function with a name, to be enqueued or called. Made by :meth:`Tasks.task`.
+class TaskOptions(TypedDict, total=False):
+    """The options of :meth:`Tasks.task`.
 
-    Called, it is the plain function.
+    The first four are stored with each task, and :meth:`NamedTask.options` overrides them. The
+    others apply where the task runs.
+    """
+
+    max_attempts: int | None
+    """Deliveries in all, before the task is a dead letter. Default: the queue's setting."""
+    backoff: BackoffPolicy | None
+    """The waits between attempts. Default: the queue's setting."""
+    priority: int
+    """0 to 255; higher is delivered first. Default: 0."""
+    visibility_timeout: Duration | None
+    """The length of a lease. Default: the queue's setting."""
+    timeout: Duration | None
+    """How long one run may take. Default: the worker's option."""
+    keep_result: bool
+    """Store the return value."""
+    fatal: tuple[type[BaseException], ...]
+    """Exceptions that make the task a dead letter at once."""
+    retryable: tuple[type[BaseException], ...] | None
+    """If given, all exceptions but these make the task a dead letter at once."""
+
+
+class NamedTask(Generic[CallP, P, R]):
+    """A function that can be enqueued by name, created by :meth:`Tasks.task`.
+
+    Calling it calls the function.
     """
 
     __name__: str
@@ -205,37 +233,49 @@ class NamedTask(Generic[CallP, P, R]):
         return f"NamedTask({self.name!r})"
 
     def knows(self, name: str) -> bool:
-        """Tell whether this is its name."""
+        """Return whether this is its name."""
         return name == self.name
 
     def handler_for(self, task: Task[Any]) -> Handler:
-        """Serve this task alone: a worker may be given it instead of its registry."""
+        """Return its handler: a worker may have a single named task instead of a registry."""
         if task.name != self.name:
             raise unknown_task(task.name, [self.name])
         return self.handler
 
     def check(self, name: str, payload: Any) -> None:
-        """Raise :class:`InvalidPayload` if a task of its name could not be run with this payload.
+        """Check a payload as a worker would.
 
-        It is read as a worker would read it. A task of another name is not checked.
+        Args:
+            name: The name of the task; another task's payload is not checked.
+            payload: The payload.
+
+        Raises:
+            InvalidPayload: A task with this payload could not run.
         """
         if name == self.name:
             self._arguments.codec.load(payload)
 
     def names(self) -> list[str]:
-        """Give its name, as all that a worker of it knows."""
+        """Return a list of its name."""
         return [self.name]
 
     def coroutines(self) -> list[str]:
-        """Give its name, if only ``AsyncWorker`` can run it."""
+        """Return a list of its name if only ``AsyncWorker`` can run it."""
         return [self.name] if self.handler.is_async else []
 
     def __call__(self, /, *args: CallP.args, **kwargs: CallP.kwargs) -> R:
-        """Call the plain function, here and now."""
+        """Call the function."""
         return self._function(*args, **kwargs)
 
     def options(self, **options: Unpack[NamedTaskOptions]) -> NamedTask[CallP, P, R]:
-        """Give the same task with these options for what is enqueued through it."""
+        """Return the same task with other options for what it enqueues.
+
+        Args:
+            **options: The options of :meth:`Queue.enqueue`.
+
+        Raises:
+            InvalidArgument: An option is not valid.
+        """
         return NamedTask(
             self.name,
             self._function,
@@ -245,7 +285,15 @@ class NamedTask(Generic[CallP, P, R]):
         )
 
     def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewTask[dict[str, Any]]:
-        """Make an item for ``enqueue_many``; a session is given there."""
+        """Return an item for ``enqueue_many``, which takes the session.
+
+        Args:
+            *args: The arguments of the function, without ``context``.
+            **kwargs: The same, by name.
+
+        Raises:
+            InvalidPayload: The arguments do not match the annotations.
+        """
         options: dict[str, Any] = dict(self._named_options())
         if "session" in options:
             raise InvalidArgument(
@@ -266,9 +314,18 @@ class NamedTask(Generic[CallP, P, R]):
     def enqueue(
         self, queue: Queue[Any] | AsyncQueue[Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> Any:
-        """Add a task with these arguments; await it if the queue is an ``AsyncQueue``.
+        """Add a task with these arguments; await the result if the queue is an ``AsyncQueue``.
 
-        Arguments that do not fit the annotations are refused before anything is written.
+        Args:
+            queue: The queue.
+            *args: The arguments of the function, without ``context``.
+            **kwargs: The same, by name.
+
+        Returns:
+            The task.
+
+        Raises:
+            InvalidPayload: The arguments do not match the annotations; nothing is written.
         """
         payload = self._arguments.dump(args, kwargs)
         return queue.enqueue(payload, **self._named_options())
@@ -279,7 +336,7 @@ class NamedTask(Generic[CallP, P, R]):
 
 
 class TaskDecorator(Protocol):
-    """What :meth:`Tasks.task` gives: a decorator that keeps the function's signature."""
+    """What :meth:`Tasks.task` returns: a decorator that keeps the function's signature."""
 
     @overload
     def __call__(
@@ -291,11 +348,11 @@ class TaskDecorator(Protocol):
 
 
 class Tasks:
-    """A registry of named tasks, and the handler of a worker.
+    """A registry of named tasks, to be used as the handler of a worker.
 
-    A task whose name is not registered is tried again after the backoff, as another worker may
-    know it; its error has the code ``unknown_task``. One without a name is a dead letter at once,
-    with the same code; one whose payload does not fit, with code ``invalid_payload``.
+    A task whose name is not registered is retried after the backoff, because another worker may
+    know it; its error has the code ``unknown_task``. A task without a name becomes a dead letter at
+    once, with the same code. So does a task with an invalid payload, with ``invalid_payload``.
     """
 
     def __init__(self) -> None:
@@ -307,41 +364,35 @@ class Tasks:
     def task(
         self,
         name: str | None = None,
-        *,
-        max_attempts: int | None = None,
-        backoff: BackoffPolicy | None = None,
-        priority: int = 0,
-        visibility_timeout: Duration | None = None,
-        timeout: Duration | None = None,
-        keep_result: bool = False,
-        fatal: tuple[type[BaseException], ...] = (),
-        retryable: tuple[type[BaseException], ...] | None = None,
+        **options: Unpack[TaskOptions],
     ) -> TaskDecorator:
-        """Register a function under ``name``, or under its own.
+        """Register a function.
 
-        The first four are stored with each task that is enqueued, and may be overridden by
-        :meth:`NamedTask.options`. The others hold where the task runs: ``timeout`` limits
-        one run, ``fatal`` exceptions bury the task at once, and if ``retryable`` is given,
-        all exceptions but these do.
+        A parameter called ``context`` is filled in by the worker. If it comes first, type checkers
+        know that ``enqueue`` does not take it.
 
-        A parameter called ``context`` is filled in by the worker. Put it first, and type
-        checkers know that ``enqueue`` does not take it.
+        Args:
+            name: The name of the task; by default, the name of the function.
+            **options: The fields of :class:`TaskOptions`.
+
+        Returns:
+            The decorator, which returns a :class:`NamedTask`.
+
+        Raises:
+            InvalidArgument: An option is not valid, or the function cannot be a task.
         """
         if callable(name):
             raise InvalidArgument(
                 "write @tasks.task(), with parentheses", argument="name", value=name
             )
+        for option, value in options.items():
+            if option not in TaskOptions.__annotations__:
+                raise unknown_option("Tasks.task", option, TaskOptions.__annotations__, value)
+        given: dict[str, Any] = dict(options)
         running = RunOptions(
-            timeout=timeout, keep_result=keep_result, fatal=fatal, retryable=retryable
+            **{key: given.pop(key) for key in RunOptions.model_fields.keys() & given}
         )
-        options = check_options(
-            {
-                "max_attempts": max_attempts,
-                "backoff": backoff,
-                "priority": priority,
-                "visibility_timeout": visibility_timeout,
-            }
-        )
+        stored = check_options(cast("NamedTaskOptions", given))
 
         def register(function: Callable[..., Any], /) -> NamedTask[..., ..., Any]:
             check_function(function)
@@ -356,34 +407,39 @@ class Tasks:
                 function,
                 arguments=arguments,
                 handler=make_task_handler(function, arguments, running),
-                options=options,
+                options=stored,
             )
             return self._tasks[chosen]
 
         return cast("TaskDecorator", register)
 
     def names(self) -> list[str]:
-        """Give the names that are registered."""
+        """Return the registered names."""
         return list(self._tasks)
 
     def knows(self, name: str) -> bool:
-        """Tell whether a name is registered."""
+        """Return whether a name is registered."""
         return name in self._tasks
 
     def check(self, name: str, payload: Any) -> None:
-        """Raise :class:`InvalidPayload` if the task of this name could not run with this payload.
+        """Check a payload as a worker would.
 
-        It is read as a worker would read it. A task that is not registered is not checked.
+        Args:
+            name: The name of the task; if it is not registered, nothing is checked.
+            payload: The payload.
+
+        Raises:
+            InvalidPayload: A task with this payload could not run.
         """
         if name in self._tasks:
             self._tasks[name].check(name, payload)
 
     def coroutines(self) -> list[str]:
-        """Give the names of the tasks that only ``AsyncWorker`` can run."""
+        """Return the names of the tasks that only ``AsyncWorker`` can run."""
         return [name for name, task in self._tasks.items() if task.handler.is_async]
 
     def handler_for(self, task: Task[Any]) -> Handler:
-        """Find the handler by the task's name, or say that there is none."""
+        """Return the handler of a task; raise :class:`Retry` or :class:`Fail` if there is none."""
         found = None if task.name is None else self._tasks.get(task.name)
         if found is None:
             raise unknown_task(task.name, self.names())
@@ -391,7 +447,7 @@ class Tasks:
 
 
 def check_options(options: NamedTaskOptions) -> NamedTaskOptions:
-    """Refuse options that ``enqueue`` would refuse, and a header in the name's place."""
+    """Reject options that ``enqueue`` rejects, and a header that is reserved for the name."""
     stored: dict[str, Any] = {key: value for key, value in options.items() if key != "session"}
     headers = NewTask[Any](payload={}, **stored).headers
     if NAME_HEADER in headers:

@@ -244,7 +244,7 @@ class Worker(WorkerCore[SyncCore[Any]]):
         def perform_one(effect: Effect) -> Any:
             match effect:
                 case Start():
-                    if not buffer.extend(effect.tasks):  # The worker was stopped meanwhile.
+                    if not buffer.extend(effect.tasks):  # The worker has been stopped.
                         self._release(effect.tasks)
                 case Withdraw():
                     return buffer.withdraw(effect.unwanted)

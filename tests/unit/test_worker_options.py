@@ -8,7 +8,9 @@ import mongomock
 import pytest
 
 from microqueue import AsyncQueue, InvalidArgument, Queue
-from microqueue.worker import AsyncWorker, Worker, WorkerOptions, WorkerOptionsDict
+from microqueue.new_task import EnqueueOptions
+from microqueue.worker import AsyncWorker, Tasks, Worker, WorkerOptions, WorkerOptionsDict
+from microqueue.worker.registry import RunOptions, TaskOptions
 
 
 @pytest.mark.parametrize("kind", [Worker, AsyncWorker])
@@ -30,3 +32,16 @@ def test_unknown_option_names_the_closest_one(typo: str, meant: str) -> None:
     with pytest.raises(InvalidArgument, match=repr(meant)) as caught:
         Worker(Queue(mongomock.MongoClient().db), print, **options)
     assert caught.value.argument == typo
+
+
+def test_options_of_a_named_task_are_those_it_is_stored_and_run_with() -> None:
+    stored = {"max_attempts", "backoff", "priority", "visibility_timeout"}
+    assert set(TaskOptions.__annotations__) == stored | set(RunOptions.model_fields)
+    assert stored <= set(EnqueueOptions.__annotations__)
+
+
+def test_unknown_option_of_a_named_task_names_the_closest_one() -> None:
+    options: Any = {"max_attempt": 4}
+    with pytest.raises(InvalidArgument, match="'max_attempts'") as caught:
+        Tasks().task("send", **options)
+    assert caught.value.argument == "max_attempt"
