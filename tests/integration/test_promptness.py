@@ -257,7 +257,7 @@ def test_worker_that_ended_leaves_no_stream_open(any_crew: Crew) -> None:
 @pytest.mark.parametrize(
     ("hot_sec", "fewest", "most"), [(0, 1, 8), (0.8, 15, 1600)], ids=["never", "for a while"]
 )
-def test_worker_looks_briskly_after_work_and_then_no_more(
+def test_worker_polls_fast_after_work_and_then_slows_down(
     crew: Crew, hot_sec: float, fewest: int, most: int
 ) -> None:
     with crew.working(poll_interval=0.2, hot_poll_period=hot_sec):

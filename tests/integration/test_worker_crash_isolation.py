@@ -1,4 +1,4 @@
-"""Tasks that may take a worker down, or be harmed if another does, are started with care."""
+"""Crash isolation: tasks that may crash a worker start while few others are unsettled."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Unsettled:
     ],
     ids=["few", "alone", "the last attempt", "any number"],
 )
-def test_no_more_are_unsettled_than_the_care_allows(
+def test_no_more_are_unsettled_than_the_isolation_allows(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], most: int
 ) -> None:
     unsettled = Unsettled(monkeypatch)
@@ -57,7 +57,7 @@ def test_no_more_are_unsettled_than_the_care_allows(
     assert rig.queue.stats().done == TASKS
 
 
-def test_what_was_set_aside_is_handed_back_at_a_stop(rig: Rig) -> None:
+def test_delayed_tasks_are_released_at_a_stop(rig: Rig) -> None:
     rig.queue.enqueue_many([{}] * 5)
     rig.database.tasks.update_many({}, {"$set": {"redelivered": True, "crashes": 2}})
     go = threading.Event()

@@ -34,9 +34,7 @@ KINDS = {"p": PLAIN, "f": FEW, "a": ALONE, "x": {**ALONE, "position": "x"}}
     ],
     ids=repr,
 )
-def test_what_may_be_harmed_by_a_crash_is_started_with_care(
-    document: dict[str, Any], care: Isolation
-) -> None:
+def test_task_that_a_crash_may_harm_is_isolated(document: dict[str, Any], care: Isolation) -> None:
     assert isolation_for(document) is care
 
 
@@ -104,7 +102,7 @@ class Hands:
         return [one.claimed.id for one in self.started]
 
 
-def test_plain_tasks_start_without_care() -> None:
+def test_plain_tasks_start_without_isolation() -> None:
     hands = Hands()
     hands.claim("pppp")
     assert hands.numbers() == [0, 1, 2, 3]
@@ -112,7 +110,7 @@ def test_plain_tasks_start_without_care() -> None:
     assert hands.isolation.max_in_flight() is None
 
 
-def test_a_task_that_needs_care_waits_until_few_are_unsettled_and_so_does_what_follows() -> None:
+def test_isolated_task_waits_until_few_are_unsettled_and_so_do_later_ones() -> None:
     hands = Hands()
     hands.claim("pppfpp")
     assert hands.numbers() == [0, 1, 2]
@@ -143,7 +141,7 @@ def test_a_task_that_runs_alone_has_nothing_beside_it() -> None:
     assert hands.isolation.max_in_flight() == 2  # The one before it, and itself.
 
 
-def test_what_was_taken_away_while_it_was_set_aside_is_not_started() -> None:
+def test_delayed_task_whose_lease_was_lost_is_not_started() -> None:
     hands = Hands()
     hands.claim("ppffp")
     hands.settle(2)

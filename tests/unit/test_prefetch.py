@@ -38,7 +38,7 @@ def test_the_prefetch_is_what_can_start_within_a_quarter_of_a_short_lease() -> N
     assert controller.limit() == 4 + 8
 
 
-def test_a_quick_task_does_not_make_a_worker_hoard() -> None:
+def test_one_fast_task_does_not_raise_the_prefetch_limit_far() -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=600)
     controller.record_run(0.0001)
     assert controller.limit() == 4 + 2
@@ -51,7 +51,7 @@ def test_a_quick_task_does_not_make_a_worker_hoard() -> None:
 
 
 @pytest.mark.parametrize(("busy", "most"), [(0, 20), (1, 16), (4, 4)])
-def test_handlers_that_are_busy_for_long_start_nothing(busy: int, most: int) -> None:
+def test_blocked_handlers_lower_the_limit(busy: int, most: int) -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=60)
     for _ in range(250):
         controller.record_run(0.25)
@@ -69,7 +69,7 @@ def test_no_more_wait_than_fit_in_memory(size: int, waiting: int) -> None:
     assert controller.max_in_memory >= waiting
 
 
-def test_a_large_task_is_believed_before_a_small_one() -> None:
+def test_a_large_task_changes_the_limit_faster_than_a_small_one() -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=60)
     controller.record_size({"payload": b"x" * 10_000_000}, PLAIN)
     controller.record_size({}, PLAIN)
@@ -78,7 +78,7 @@ def test_a_large_task_is_believed_before_a_small_one() -> None:
     assert controller.max_in_memory < 6
 
 
-def test_what_cannot_be_weighed_changes_nothing() -> None:
+def test_task_of_unknown_size_changes_nothing() -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=60)
     controller.record_size({"payload": object()}, PLAIN)
     assert controller.max_in_memory == float("inf")
