@@ -1,4 +1,4 @@
-"""How many tasks a worker holds, by what it has seen of them."""
+"""How many tasks a worker claims ahead of its handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settlements gives every settlement to its writer, soon, and in batches."""
+"""The settlement buffer returns every settlement to its writer, soon, and in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain functions beside an event loop: as many as are asked for, and none that holds it up."""
+"""Plain functions beside an event loop: as many threads as needed, and none delays the end."""
 
 from __future__ import annotations
 
