@@ -13,7 +13,7 @@ LONG_SEC = 600.0
 
 
 def finished(number: int) -> Any:
-    """Stand for a settlement; the settlements does not look into it."""
+    """Return a stand-in for a settlement; the buffer does not read it."""
     return number
 
 
