@@ -116,7 +116,7 @@ class _TaskMaker:
     def __init__(
         self, loader: Loader, writer: TaskWriter, model: Any, converters: dict[str, Converter]
     ) -> None:
-        self._loader, self._adder, self._converters = loader, writer, converters
+        self._loader, self._writer, self._converters = loader, writer, converters
         self._codec = codec_of(model)
         self._adapter = None if model is None else TypeAdapter[Any](model)
 
@@ -131,7 +131,7 @@ class _TaskMaker:
                 task_id=key_id(self._loader.queue, self._identity(row, numbered)),
                 priority=self._loader.priority,
             )
-            return self._adder.document(
+            return self._writer.document(
                 self._loader.queue, new, payload, token=self._token(numbered)
             )
         except ValidationError as exc:
