@@ -279,7 +279,7 @@ def test_changelog_names_every_deprecated_name() -> None:
     source = source.replace((ROOT / "microqueue" / "deprecation.py").read_text(), "")
     old = re.findall(r"warn_renamed\(\s*\"([\w.]+)", source)
     for names in re.findall(
-        r"renamed_(?:fields|names|attributes|options)\b[^{}\n]*{([^}]*)}", source
+        r"renamed_(?:fields|names|attributes|options)\b[^{}\n]*\n?[^{}\n]*{([^}]*)}", source
     ):
         old += re.findall(r'"(\w+)":', names)
     for names in re.findall(r"@renamed_arguments\(([^)]*)\)", source):
