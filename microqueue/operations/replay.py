@@ -237,13 +237,12 @@ def requeue(
     again. So is one whose dedupe key a live task has.
     """
     fresh = [one for one in planned if one.dead_letter.get("replay_run") != run]
+    done = 0
     if settings.separate_dlq:
-        done = 0
         for one in fresh:
             changes = _changes(one, run, queue, position, now)
             done += yield from dlq_collection.move_back(one.dead_letter, changes, now)
         return done
-    done = 0
     for _ in range(confirm.ROUNDS):
         if not fresh:
             break

@@ -309,7 +309,7 @@ class FencedSettlement(NamedTuple):
 class Rejection(NamedTuple):
     """A settlement that MongoDB did not write, because of the stored document."""
 
-    settled: FencedSettlement
+    settlement: FencedSettlement
     code: int
     message: str
 
@@ -343,12 +343,12 @@ def settle_reclaimed(
     dead = [one for one in settlements if one.settlement.changes["status"] != filters.PENDING]
     reclaimed, rejected = yield from _write(waits, now=now, settings=settings)
     progress.counts["reclaimed"] += reclaimed
-    buried, rejected_too = yield from _write(dead, now=now, settings=settings)
-    burials = [_burial(one, now) for one in (*rejected, *rejected_too)]
+    buried, rejected_dead = yield from _write(dead, now=now, settings=settings)
+    burials = [_burial(one, now) for one in (*rejected, *rejected_dead)]
     more, unburied = yield from _write_once(burials, now=now, settings=settings, reset=True)
     progress.counts["buried"] += buried + more
-    gone = [*_without(dead, rejected_too), *_without(burials, unburied)]
-    yield from _name(gone, buried + more, now, progress)
+    gone = [*_without(dead, rejected_dead), *_without(burials, unburied)]
+    yield from _note_buried(gone, buried + more, now, progress)
     if unburied:
         progress.rejection = progress.rejection or _failure(unburied[0])
     return reclaimed + buried + more
@@ -357,11 +357,11 @@ def settle_reclaimed(
 def _without(
     settlements: Sequence[FencedSettlement], rejected: Sequence[Rejection]
 ) -> list[FencedSettlement]:
-    left_out = {id(one.settled) for one in rejected}
+    left_out = {id(one.settlement) for one in rejected}
     return [one for one in settlements if id(one) not in left_out]
 
 
-def _name(
+def _note_buried(
     dead: Sequence[FencedSettlement], count: int, now: datetime, progress: Progress
 ) -> Operation[None]:
     """Note which tasks were buried. If fewer were written than given, ask which ones."""
@@ -388,7 +388,7 @@ def find_buried(
 
 
 def _burial(rejection: Rejection, now: datetime) -> FencedSettlement:
-    task, settlement, fence = rejection.settled
+    task, settlement, fence = rejection.settlement
     error = invalid_task(f"MongoDB rejects its settlement: {rejection.message}", now)
     return FencedSettlement(task, failed(now, error, outcome=settlement.outcome), fence)
 
@@ -401,9 +401,9 @@ def _write(
     Those rejected for a field of the wrong type are written again, with that field reset.
     """
     matched, rejected = yield from _write_once(settlements, now=now, settings=settings)
-    broken = [one.settled for one in rejected if one.code in mongo_errors.WRONG_TYPE]
+    malformed = [one.settlement for one in rejected if one.code in mongo_errors.WRONG_TYPE]
     others = [one for one in rejected if one.code not in mongo_errors.WRONG_TYPE]
-    more, still = yield from _write_once(broken, now=now, settings=settings, reset=True)
+    more, still = yield from _write_once(malformed, now=now, settings=settings, reset=True)
     return matched + more, others + still
 
 

@@ -76,7 +76,7 @@ def isolation_for(document: Mapping[str, Any]) -> Isolation:
     attempts, most = get("attempts"), get("max_attempts", DEFAULT_MAX_ATTEMPTS)
     redelivered = get("redelivered")
     if not redelivered and type(attempts) is int and type(most) is int and attempts < most:
-        return Isolation.NONE  # As most are.
+        return Isolation.NONE  # The common case, decided first.
     last = read_count(attempts, 0) >= read_count(most, DEFAULT_MAX_ATTEMPTS)
     if not redelivered:
         return Isolation.LIMITED if last else Isolation.NONE
@@ -195,8 +195,8 @@ def reclaim_orphaned(
 def _dead(collection: str, now: datetime) -> Operation[list[Document]]:
     """Return the workers that are gone, and note which others missed a heartbeat.
 
-    A worker is gone one heartbeat after the miss was noted: a sweeper that was paused itself must
-    not take all workers for dead.
+    A worker is gone no earlier than one heartbeat after the miss was noted: while MongoDB was
+    unavailable, no worker could send one.
     """
     silent = {"$or": [{"late_at": {"$lte": now}}, {"gone_at": {"$lte": now}}]}
     found = yield Call("find", {"collection": collection, **silent}, target=Target.WORKERS)
