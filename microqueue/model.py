@@ -68,12 +68,18 @@ def refusal(
     """
     first = exc.errors(include_url=False)[0]
     argument = ".".join(str(part) for part in first["loc"]) or subject
-    value = first.get("input")
+    # The input of a check of the whole model is all its fields; one may be a URI with a password.
+    value = None if argument is None else first.get("input")
     message = reason_of(exc)
     if first["type"] == "extra_forbidden":
         owner = subject if model is None else model.__name__.partition("[")[0]
         return unknown_option(str(owner), str(argument), model.model_fields if model else (), value)
     if argument is not None:
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidArgument):  # It names the value already.
+            message = message.removeprefix(
+                f"{cause.argument}={shorten(cause.value)} is not valid: "
+            )
         message = f"{argument}={shorten(value)} is not valid: {message}"
     return InvalidArgument(message, argument=argument, value=value)
 

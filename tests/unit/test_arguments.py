@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import pytest
+from pydantic import field_validator, model_validator
 
 from microqueue import AsyncQueue, AsyncSweeper, InvalidArgument, Queue, Sweeper
-from microqueue.arguments import check_collection
+from microqueue.arguments import check_collection, check_name
+from microqueue.model import Model
 from microqueue.testing import FakeClock, memory_async_queue, memory_queue
 
 
@@ -46,3 +48,32 @@ def test_clock_is_not_moved_by_text() -> None:
     text: Any = "60"
     with pytest.raises(InvalidArgument, match="duration='60'"):
         FakeClock().advance(text)
+
+
+class Chosen(Model):
+    name: str
+    uri: str = "mongodb://u:secret@localhost"
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        return check_name(value)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.name == "half":
+            raise ValueError("not whole")
+        return self
+
+
+def test_an_error_of_a_field_names_the_value_once() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Chosen(name="")
+    assert caught.value.argument == "name"
+    assert str(caught.value).count("name=") == 1
+
+
+def test_an_error_of_a_whole_model_carries_no_other_field() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Chosen(name="half", uri="mongodb://u:secret@localhost")
+    assert caught.value.value is None
