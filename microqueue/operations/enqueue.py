@@ -8,7 +8,7 @@ with the id or the dedupe key is a duplicate.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -232,7 +232,7 @@ def _find_blocking(documents: Sequence[Document]) -> Operation[list[Document | N
                 _OURS if same_id and _identity(same_id) == _identity(document) else one
             )
             if one is not None:
-                fence = {"_id": {"$eq": one["_id"]}, "insert_token": one.get("insert_token")}
+                fence = _fence(one)
                 fences.append(fence if same_id else {**fence, **_live_with_key(document)})
         if (yield from confirm.all_hold(fences)):
             return blocked_by
@@ -273,12 +273,11 @@ def _find_known(
     """
     if not settings.separate_dlq:
         return Known()
-    found: list[Document] = []
+    stored = Known()
     if not untried:
-        selection = filters.any_of(document["_id"] for document in documents)
-        found = yield from confirm.some(selection, IDENTITY)
+        stored = yield from _find_stored(documents, Target.TASKS)
     known = yield from find_dead_letters(documents, settings, session, every_id=not untried)
-    return known._replace(ours=known.ours | _ours_among(found, documents))
+    return known._replace(ours=known.ours | stored.ours)
 
 
 def find_dead_letters(
@@ -292,23 +291,45 @@ def find_dead_letters(
 
     Ids that were generated here are looked for only with ``every_id``.
     """
-    own = [document["_id"] for document in documents if every_id or "insert_token" in document]
+    own = [document for document in documents if every_id or "insert_token" in document]
     if not own or not settings.separate_dlq:
         return Known()
-    query = filters.any_of(own), {**IDENTITY, "status": 1}
-    if session is None:
-        found = yield from confirm.some(*query, target=Target.DEAD_LETTERS)
-    else:
-        found = yield Call("find", *query, session=session, target=Target.DEAD_LETTERS)
-    # The tombstone of another task, which had this id, does not take it.
-    letters = {one["_id"] for one in found if one.get("status") == filters.FAILED}
-    return Known(_ours_among(found, documents), frozenset(letters))
+    return (yield from _find_stored(own, Target.DEAD_LETTERS, session))
 
 
-def _ours_among(
-    found: Iterable[Document], documents: Iterable[Document]
-) -> frozenset[tuple[Any, Any]]:
-    return frozenset(map(_identity, found)) & frozenset(map(_identity, documents))
+def _find_stored(
+    documents: Sequence[Document], target: Target, session: Any = None
+) -> Operation[Known]:
+    """Return which of these tasks a collection has, as a majority has them.
+
+    Another task may take an id after the read. So the confirming write compares everything that
+    the answer depends on. Absence is not confirmed. Inside a transaction nothing is.
+    """
+    selection = filters.any_of(document["_id"] for document in documents)
+    new = frozenset(map(_identity, documents))
+    for _ in range(confirm.ROUNDS):
+        found = yield Call(
+            "find", selection, {"insert_token": 1, "status": 1}, session=session, target=target
+        )
+        ours, letters, fences = set(), set(), []
+        for one in found:
+            is_ours = _identity(one) in new
+            # The tombstone of another task, which had this id, does not take it.
+            is_letter = target is Target.DEAD_LETTERS and one.get("status") == filters.FAILED
+            if is_ours:
+                ours.add(_identity(one))
+            if is_letter:
+                letters.add(one["_id"])
+            if is_ours or is_letter:
+                fences.append({**_fence(one), **(filters.DEAD if is_letter else {})})
+        if session is not None or (yield from confirm.all_hold(fences, target=target)):
+            return Known(frozenset(ours), frozenset(letters))
+    raise confirm.keeps_changing()
+
+
+def _fence(stored: Document) -> Document:
+    """Match a stored task only while it is the same insert."""
+    return {"_id": {"$eq": stored["_id"]}, "insert_token": stored.get("insert_token")}
 
 
 def _duplicate(

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pymongo.errors import AutoReconnect
+from mongomock.filtering import filter_applies
+from pymongo.errors import AutoReconnect, DuplicateKeyError
 
-from microqueue import LeaseLost, ServerUnavailable, Task
+from microqueue import DuplicateTask, LeaseLost, ServerUnavailable, Task
 from microqueue.clock import Instant
-from microqueue.operations import claim, confirm, filters, indexes, replay, settle
+from microqueue.operations import claim, confirm, enqueue, filters, indexes, replay, settle
 from microqueue.operations.batches import not_after
-from microqueue.operations.call import Call, Operation
+from microqueue.operations.call import Call, Operation, RepeatDue, Target
 from microqueue.settings import QueueSettings
 from microqueue.task import Lease, TaskError
 
@@ -208,6 +209,65 @@ def test_confirmation_ends_when_what_is_stored_never_stays_the_same() -> None:
     found = [{"_id": 1}, {"_id": 2}]
     with pytest.raises(ServerUnavailable):
         drive(confirm.some({"a": 1}), iter([found, other] * 99))
+
+
+class Replaced:
+    """Two collections in memory, in which another producer replaces the task before a write."""
+
+    def __init__(self, ours: dict[str, Any], target: Target, theirs: dict[str, Any]) -> None:
+        self.stored: dict[Target, Any] = {Target.TASKS: None, Target.DEAD_LETTERS: None}
+        self.ours, self.target, self.theirs = ours, target, theirs
+        self.inserted = 0
+
+    def reply(self, call: Call) -> Any:
+        stored = self.stored[call.target]
+        if call.method == "insert_one":
+            self.inserted += 1
+            if self.inserted == 1:  # Stored, but the reply is lost; no majority has it.
+                self.stored[self.target] = self.ours
+                return RepeatDue(None)
+            return DuplicateKeyError("taken") if self.stored[Target.TASKS] else None
+        if call.method == "find":
+            return [] if stored is None else [stored]
+        if call.target is self.target:  # A failover rolls ours back.
+            stored = self.stored[self.target] = self.theirs
+        asked = call.arguments[0]
+        fences = [asked] if call.method == "update_many" else [one._filter for one in asked]  # noqa: SLF001
+        matched = sum(filter_applies(fence, stored) for fence in fences)  # type: ignore[no-untyped-call]
+        return SimpleNamespace(matched_count=matched)
+
+    def run(self, operation: Operation[Any]) -> Any:
+        try:
+            call = next(operation)
+            while True:
+                reply = self.reply(call)
+                failed = isinstance(reply, BaseException)
+                call = operation.throw(reply) if failed else operation.send(reply)
+        except StopIteration as stop:
+            return stop.value
+
+
+@pytest.mark.parametrize(
+    ("target", "status"), [(Target.TASKS, "pending"), (Target.DEAD_LETTERS, "failed")]
+)
+def test_a_task_that_took_the_id_of_ours_is_not_ours(target: Target, status: str) -> None:
+    document = {"_id": "one", "queue": "q", "insert_token": "ours", "status": "pending"}
+    ours = {**document, "status": status}
+    scene = Replaced(ours, target, {**ours, "insert_token": "theirs"})
+    settings = QueueSettings(dead_letters="collection")
+    with pytest.raises(DuplicateTask) as raised:
+        scene.run(enqueue.enqueue(document, stored=document, settings=settings))
+    assert raised.value.existing_id == "one"
+
+
+def test_a_dead_letter_that_is_replayed_before_it_is_confirmed_takes_no_id() -> None:
+    document = {"_id": "one", "queue": "q", "insert_token": "ours", "status": "pending"}
+    theirs = {**document, "insert_token": "theirs"}
+    scene = Replaced(document, Target.DEAD_LETTERS, {**theirs, "status": "replayed"})
+    scene.stored[Target.DEAD_LETTERS] = {**theirs, "status": "failed"}
+    settings = QueueSettings(dead_letters="collection")
+    known = scene.run(enqueue.find_dead_letters([document], settings))
+    assert not known.taken
 
 
 @pytest.mark.parametrize("read", [set(), {1, 2, 3}, {0, 5}, {7}], ids=repr)
