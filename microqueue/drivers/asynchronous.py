@@ -92,6 +92,7 @@ class AsyncDriver:
         budget = RetryBudget(self._limits, call)
         if call.after is not None:
             budget = call.after.budget
+            budget.check_time_left(call.after.error)
             await asyncio.sleep(budget.pause_sec())
         try:
             return await self._attempt(call, budget)
@@ -99,7 +100,7 @@ class AsyncDriver:
             budget.check_repeatable(exc)
             if call.recheck:
                 self._on_retry()
-                raise RepeatDue(budget) from exc
+                raise RepeatDue(exc, budget) from exc
         self._on_retry()
         # The first repeat is immediate; tenacity makes the next ones.
         retrying = AsyncRetrying(**budget.retry_options(self._on_retry))

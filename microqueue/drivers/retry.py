@@ -176,9 +176,15 @@ class RetryBudget:
 
     def check_repeatable(self, error: PyMongoError) -> None:
         """Raise the error of an attempt, unless the call is repeated after it."""
-        if not self._may_repeat(error) or self._is_over():
+        if not self._may_repeat(error):
             raise error
+        self.check_time_left(error)
         self._repeats += 1
+
+    def check_time_left(self, error: Exception) -> None:
+        """Raise the error of the last attempt, if there is no time for another one."""
+        if self._is_over():
+            raise error
 
     def pause_sec(self) -> float:
         """Return how long to wait before the next attempt; the first repeat is immediate."""

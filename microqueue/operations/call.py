@@ -75,11 +75,13 @@ class RepeatDue(Exception):
 
     A driver throws it into the operation. The operation checks whether the first attempt was
     performed. To repeat the call, it yields a new one with ``after`` set to this error, which
-    continues the same deadline. ``budget`` belongs to the driver.
+    continues the same deadline. If that is over by then, the driver raises ``error``, that of the
+    attempt. ``budget`` belongs to the driver.
     """
 
-    def __init__(self, budget: Any) -> None:
+    def __init__(self, error: Exception, budget: Any) -> None:
         super().__init__("the call may be repeated")
+        self.error = error
         self.budget = budget
 
 

@@ -126,7 +126,7 @@ def enqueue(
                 dedupe_key = None if by_id else document.get("dedupe_key")
                 existing_id = found["_id"]
                 raise _duplicate(document, existing_id=existing_id, dedupe_key=dedupe_key) from exc
-            rounds -= 1
+            rounds, repeat = rounds - 1, None
             if not rounds:
                 raise
         else:
@@ -187,7 +187,7 @@ def enqueue_many(
             blocked_by = dict(zip(rejected, found, strict=True))
             left_out |= {place for place, one in blocked_by.items() if one is not _OURS and one}
             places = [place for place, one in blocked_by.items() if one is None]
-            rounds -= 1
+            rounds, repeat = rounds - 1, None
             if places and not rounds:
                 raise
     return left_out

@@ -27,6 +27,7 @@ from microqueue import (
 from microqueue.core import core_of
 from microqueue.drivers.retry import translate
 from microqueue.embedded import EmbeddedServer
+from microqueue.operations.call import Call, Target
 
 
 @contextmanager
@@ -367,6 +368,47 @@ def test_insert_that_was_not_made_is_repeated_until_the_deadline(
     assert time.monotonic() - started < 5
     assert isinstance(caught.value.__cause__, PyMongoError)
     assert queue.stats().ready == 1 + many
+
+
+def test_insert_is_not_repeated_when_the_deadline_passes_during_the_check(
+    victim: Queue[Any], commands: Commands
+) -> None:
+    hurried = SEPARATE_DLQ.model_copy(update={"retry_deadline": timedelta(seconds=2)})
+    queue = Queue[Any](core_of(victim).collections.tasks, settings=hurried)
+    queue.ensure_indexes()
+    queue.now()
+    lossy = losing(queue, "insert_one", performed=False)
+
+    def check_takes_long(call: Call) -> None:
+        if lossy.lost and call.method == "find" and call.target is Target.TASKS:
+            time.sleep(2)
+
+    core_of(queue)._driver.before_call = check_takes_long  # noqa: SLF001
+    commands.names.clear()
+    with pytest.raises(ServerUnavailable) as caught:
+        queue.enqueue({}, task_id="own")
+    assert isinstance(caught.value.__cause__, AutoReconnect)
+    assert "connection closed" in str(caught.value.__cause__)  # The error of the attempt.
+    assert "insert" not in commands.names
+
+
+async def test_async_insert_is_not_repeated_when_the_deadline_passes_during_the_check(
+    database_uri: str, microqueue_database: Any
+) -> None:
+    hurried = SEPARATE_DLQ.model_copy(update={"retry_deadline": timedelta(seconds=2)})
+    async with AsyncQueue[Any].from_uri(database_uri, settings=hurried) as queue:
+        await queue.ensure_indexes()
+        await queue.now()
+        lossy = losing(queue, "insert_one", performed=False)
+
+        def check_takes_long(call: Call) -> None:
+            if lossy.lost and call.method == "find" and call.target is Target.TASKS:
+                time.sleep(2)
+
+        core_of(queue)._driver.before_call = check_takes_long  # noqa: SLF001
+        with pytest.raises(ServerUnavailable) as caught:
+            await queue.enqueue({}, task_id="own")
+    assert "connection closed" in str(caught.value.__cause__)  # The error of the attempt.
 
 
 async def test_async_insert_whose_task_left_before_the_repeat_is_not_made_twice(

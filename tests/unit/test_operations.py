@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from mongomock.filtering import filter_applies
-from pymongo.errors import AutoReconnect, DuplicateKeyError
+from pymongo.errors import AutoReconnect, BulkWriteError, DuplicateKeyError
 
 from microqueue import DuplicateTask, LeaseLost, ServerUnavailable, Task
 from microqueue.clock import Instant
@@ -225,7 +225,7 @@ class Replaced:
             self.inserted += 1
             if self.inserted == 1:  # Stored, but the reply is lost; no majority has it.
                 self.stored[self.target] = self.ours
-                return RepeatDue(None)
+                return RepeatDue(AutoReconnect("lost"), None)
             return DuplicateKeyError("taken") if self.stored[Target.TASKS] else None
         if call.method == "find":
             return [] if stored is None else [stored]
@@ -268,6 +268,25 @@ def test_a_dead_letter_that_is_replayed_before_it_is_confirmed_takes_no_id() -> 
     settings = QueueSettings(dead_letters="collection")
     known = scene.run(enqueue.find_dead_letters([document], settings))
     assert not known.taken
+
+
+def test_an_insert_that_nothing_blocks_any_more_is_tried_with_a_new_deadline() -> None:
+    document = {"_id": "one", "queue": "q", "insert_token": "ours", "status": "pending"}
+    settings = QueueSettings(dead_letters="collection")
+    due = RepeatDue(AutoReconnect("lost"), None)
+    replies: Iterator[Any] = iter([[], due, [], [], DuplicateKeyError("taken"), [], [], [], None])
+    calls, _ = drive(enqueue.enqueue(document, stored=document, settings=settings), replies)
+    inserts = [call.after for call in calls if call.method == "insert_one"]
+    assert inserts == [None, due, None]
+
+    refused = BulkWriteError({"writeErrors": [{"index": 0, "code": 11000}]})
+    replies = iter([[], due, [], [], refused, [], [], [], None])
+    calls, left_out = drive(
+        enqueue.enqueue_many([document], stored=[document], settings=settings), replies
+    )
+    inserts = [call.after for call in calls if call.method == "insert_many"]
+    assert inserts == [None, due, None]
+    assert left_out == set()
 
 
 @pytest.mark.parametrize("read", [set(), {1, 2, 3}, {0, 5}, {7}], ids=repr)
