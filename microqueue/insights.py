@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from microqueue.arguments import check_count, check_names, refused
 from microqueue.async_queue import AsyncQueue
 from microqueue.core import QueueCore, core_of
-from microqueue.deprecation import renamed_attributes, renamed_names
+from microqueue.deprecation import renamed_arguments, renamed_attributes, renamed_names
 from microqueue.dlq import DeadLetterFilter
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
@@ -448,6 +448,7 @@ class Insights:
         """Return the report of the last sweep, and of the last one that changed something."""
         return self._core.run(self._operations.last_sweeps())
 
+    @renamed_arguments(shown="mask", made="convert")
     def tasks(
         self,
         which: TaskFilter | None = None,
@@ -479,6 +480,7 @@ class Insights:
             )
         )
 
+    @renamed_arguments(shown="mask", made="convert", enough="stop")
     def dead_letters(
         self,
         queue: str | None,
@@ -626,6 +628,7 @@ class AsyncInsights:
         """Return the report of the last sweep, and of the last one that changed something."""
         return await self._core.run(self._operations.last_sweeps())
 
+    @renamed_arguments(shown="mask", made="convert")
     async def tasks(
         self,
         which: TaskFilter | None = None,
@@ -657,6 +660,7 @@ class AsyncInsights:
             )
         )
 
+    @renamed_arguments(shown="mask", made="convert", enough="stop")
     async def dead_letters(
         self,
         queue: str | None,

@@ -429,6 +429,16 @@ class Sweeper:
         """The id in the sweeper's lock and reports."""
         return self._sweep.sweeper_id
 
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """The jobs that it runs, in their order."""
+        return self._sweep.jobs
+
+    @property
+    def lock_ttl(self) -> timedelta:
+        """How long the sweeper's lock lives without being renewed."""
+        return self._sweep.lock_ttl
+
     def reclaim_stuck(self) -> int:
         """Reclaim tasks whose lease expired.
 
@@ -557,6 +567,16 @@ class AsyncSweeper:
     def sweeper_id(self) -> str:
         """The id in the sweeper's lock and reports."""
         return self._sweep.sweeper_id
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """The jobs that it runs, in their order."""
+        return self._sweep.jobs
+
+    @property
+    def lock_ttl(self) -> timedelta:
+        """How long the sweeper's lock lives without being renewed."""
+        return self._sweep.lock_ttl
 
     async def reclaim_stuck(self) -> int:
         """Reclaim tasks whose lease expired.

@@ -158,7 +158,7 @@ def triage(session: Session, found: Triage) -> None:
         out.heading(formats.one_line(f"{mark}{cluster.count:,} x {cluster.pattern or '-'}"))
         out.print(
             f"  {where}, {cluster.live:,} live, {cluster.archived:,} archived, "
-            f"{_instant(cluster.first_at)} to {_instant(cluster.last_at)}",
+            f"{_when(cluster.first_at)} to {_when(cluster.last_at)}",
             "dim",
         )
         for sample in cluster.samples:
@@ -283,6 +283,10 @@ def describe(policy: BackoffPolicy) -> str:
 def _instant(at: datetime, *, seconds: bool = False) -> str:
     form = "%Y-%m-%d %H:%M:%S UTC" if seconds else "%Y-%m-%d %H:%M UTC"
     return f"{at.astimezone(UTC):{form}}"
+
+
+def _when(at: datetime | None) -> str:
+    return "-" if at is None else _instant(at)
 
 
 def _percent(share: float | None) -> str:

@@ -363,7 +363,7 @@ def _attempt_row(attempt: Attempt, now: datetime) -> list[output.Cell]:
         took = formats.seconds((attempt.ended_at - attempt.started_at).total_seconds())
     return [
         attempt.attempt,
-        attempt.outcome.value,
+        str(attempt.outcome),
         formats.relative(attempt.started_at, now),
         took,
         attempt.worker_id or "-",

@@ -226,6 +226,21 @@ def test_show_tells_the_history_of_a_task(cli: Cli, queue: Queue[Any]) -> None:
     assert "\x1b" not in shown
 
 
+def test_show_prints_an_outcome_of_another_version(
+    cli: Cli, queue: Queue[Any], microqueue_database: Any
+) -> None:
+    task = queue.enqueue({"n": 1})
+    popped = queue.pop(worker_id="worker-7")
+    assert popped is not None
+    queue.mark_retry(popped, "no paper")
+    microqueue_database.tasks.update_one(
+        {"_id": task.id}, {"$set": {"history.0.outcome": "vaporised"}}
+    )
+    row = next(line for line in cli("show", str(task.id)).splitlines() if "vaporised" in line)
+    assert "worker-7" in row
+    assert cli.json("show", str(task.id))["history"][0]["outcome"] == "vaporised"
+
+
 def test_json_has_what_it_has_no_type_for_as_strings(
     cli: Cli, queue: Queue[Any], microqueue_database: Any
 ) -> None:

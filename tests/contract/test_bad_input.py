@@ -92,7 +92,6 @@ def nested(levels: int) -> Any:
     return value
 
 
-@pytest.mark.one_driver
 @pytest.mark.parametrize("payload", [{"a": nested(169)}, {"a": nested(900)}])
 async def test_payload_that_is_nested_too_deep_is_refused(
     harness: Harness, queue: Any, payload: Any

@@ -231,7 +231,6 @@ async def test_bad_options_are_refused_by_name_and_nothing_is_written(
     assert await harness.stored() == []
 
 
-@pytest.mark.one_driver
 @pytest.mark.parametrize(
     "payload",
     [

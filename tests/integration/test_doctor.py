@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,10 +27,6 @@ NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 def by_name(queue: Queue[Any]) -> dict[str, Check]:
     return {check.name: check for check in examine(queue)}
-
-
-def numbers(text: str) -> list[str]:
-    return re.findall(r"\d[\d,]*", text)
 
 
 def unhealthy(queue: Queue[Any]) -> set[str]:
@@ -104,7 +99,7 @@ def test_index_with_another_definition_fails(microqueue_database: Any) -> None:
     microqueue_database.tasks.create_index([("status", 1)], name="ready")
     check = by_name(Queue[Any](microqueue_database))["indexes of tasks"]
     assert not check.ok
-    assert "'ready'" in check.detail
+    assert check.detail == "index 'ready' has an unexpected definition"
     assert "dropIndex('ready')" in str(check.advice)
 
 
@@ -113,9 +108,7 @@ def test_retention_that_differs_from_the_settings_fails(microqueue_database: Any
     forever = Queue[Any](microqueue_database, settings=QueueSettings(retention=None))
     check = by_name(forever)["retention"]
     assert not check.ok
-    found, wanted = check.detail.split(", but ")
-    assert "60 minutes" in found
-    assert "forever" in wanted
+    assert check.detail == "done tasks are kept for 60 minutes, but the settings say forever"
     forever.ensure_indexes()
     assert unhealthy(forever) == set()
 
@@ -138,11 +131,11 @@ def test_queue_that_was_never_swept_gets_an_advice_until_a_lease_expires(
         microqueue_queue.enqueue({"n": number})
     microqueue_queue.pop()
     waiting = by_name(microqueue_queue)["sweeper"]
-    assert (waiting.ok, numbers(waiting.detail)) == (True, [])
+    assert (waiting.ok, waiting.detail) == (True, "no sweep so far")
     assert "microqueue sweep --every 30s" in str(waiting.advice)
     microqueue_clock.advance(3600)
     overdue = by_name(microqueue_queue)["sweeper"]
-    assert numbers(overdue.detail) == ["1"]
+    assert overdue.detail == "no sweep so far; expired leases: 1"
     assert "microqueue sweep --every 30s" in str(overdue.advice)
     assert unhealthy(microqueue_queue) == {"sweeper"}
 
@@ -166,28 +159,28 @@ def test_queue_that_was_swept_recently_needs_no_advice(
     Sweeper(microqueue_queue).run_once()
     microqueue_clock.advance(60)
     lately = by_name(microqueue_queue)["sweeper"]
-    assert (lately.ok, numbers(lately.detail), lately.advice) == (True, ["60"], None)
+    assert (lately.ok, lately.detail, lately.advice) == (True, "last sweep 60 s ago", None)
     microqueue_clock.advance(3600)
     long_ago = by_name(microqueue_queue)["sweeper"]
-    assert (long_ago.ok, numbers(long_ago.detail)) == (True, ["3,660"])
+    assert (long_ago.ok, long_ago.detail) == (True, "last sweep 3,660 s ago")
     assert long_ago.advice is not None
 
 
 @pytest.mark.parametrize(
-    ("ago_sec", "overdue", "ok", "reported", "advises"),
+    ("ago_sec", "overdue", "ok", "detail", "advises"),
     [
-        (None, 0, True, [], True),
-        (None, 1, False, ["1"], True),
-        (5, 0, True, ["5"], False),
-        (5, 2000, True, ["5", "2,000"], False),
-        (599, 1, True, ["599", "1"], False),
-        (600, 0, True, ["600"], True),
-        (600, 1, False, ["600", "1"], True),
-        (-0.4, 0, True, ["0"], False),  # By a clock that is a little ahead.
+        (None, 0, True, "no sweep so far", True),
+        (None, 1, False, "no sweep so far; expired leases: 1", True),
+        (5, 0, True, "last sweep 5 s ago", False),
+        (5, 2000, True, "last sweep 5 s ago; expired leases: 2,000", False),
+        (599, 1, True, "last sweep 599 s ago; expired leases: 1", False),
+        (600, 0, True, "last sweep 600 s ago", True),
+        (600, 1, False, "last sweep 600 s ago; expired leases: 1", True),
+        (-0.4, 0, True, "last sweep 0 s ago", False),  # By a clock that is a little ahead.
     ],
 )
 def test_missing_sweeper_fails_only_where_something_waits_for_it(
-    ago_sec: float | None, overdue: int, ok: bool, reported: list[str], advises: bool
+    ago_sec: float | None, overdue: int, ok: bool, detail: str, advises: bool
 ) -> None:
     last = (
         None
@@ -195,7 +188,7 @@ def test_missing_sweeper_fails_only_where_something_waits_for_it(
         else SweepReport(sweeper_id="anna", at=NOON - timedelta(seconds=ago_sec))
     )
     check = check_sweeper(last, overdue=overdue, now=NOON)
-    assert (check.ok, numbers(check.detail), check.advice is not None) == (ok, reported, advises)
+    assert (check.ok, check.detail, check.advice is not None) == (ok, detail, advises)
 
 
 @pytest.mark.parametrize(
@@ -225,22 +218,21 @@ def test_standalone_server_works_with_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("ahead_sec", "trip_sec", "reported", "warns"),
+    ("ahead_sec", "trip_sec", "detail", "warns"),
     [
-        (0.0, 0.01, "within 11 ms", False),
-        (0.5, 0.01, "0.500 s ahead", False),
-        (90.0, 0.01, "90.000 s ahead", True),
-        (-90.0, 0.01, "90.000 s behind", True),
-        (1.5, 2.0, "within 2001 ms", False),
+        (0.0, 0.01, "this machine agrees with the server within 11 ms", False),
+        (0.5, 0.01, "this machine is 0.500 s ahead of the server", False),
+        (90.0, 0.01, "this machine is 90.000 s ahead of the server", True),
+        (-90.0, 0.01, "this machine is 90.000 s behind the server", True),
+        (1.5, 2.0, "this machine agrees with the server within 2001 ms", False),
     ],
 )
 def test_clock_skew_is_reported_within_the_uncertainty(
-    ahead_sec: float, trip_sec: float, reported: str, warns: bool
+    ahead_sec: float, trip_sec: float, detail: str, warns: bool
 ) -> None:
     here = NOON + timedelta(seconds=ahead_sec)
     check = check_clock(NOON, here=here, uncertain=timedelta(seconds=trip_sec))
-    assert reported in check.detail
-    assert (check.ok, check.advice is not None) == (True, warns)
+    assert (check.ok, check.detail, check.advice is not None) == (True, detail, warns)
 
 
 @pytest.mark.parametrize(

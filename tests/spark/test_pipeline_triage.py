@@ -70,6 +70,8 @@ def test_dead_letters_are_grouped_and_each_command_replays_its_own_kind(
         "mail",
     )
     assert (orders.count, orders.live, orders.archived) == (7, 3, 4)
+    assert orders.first_at is not None
+    assert orders.last_at is not None
     assert orders.first_at < orders.last_at
     assert len(orders.samples) == 2
     clusters = {(one.queue, one.pattern): one for one in found.clusters}
@@ -202,3 +204,31 @@ def test_commands_have_the_address_without_the_password(
     start.append("--all-queues")
     assert shlex.split(command.line) == [*start, *where, *said]
     assert (command.note is not None) == hidden
+
+
+@pytest.mark.parametrize("updated_at", [None, "yesterday"])
+def test_a_kind_without_any_valid_time_is_reported_and_can_be_replayed(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, updated_at: Any
+) -> None:
+    past = Past(microqueue_database, ago=HOUR)
+    past.enqueue(3)
+    past.fail(["order 1 not found", "order 2 not found"], code="NotFound")
+    microqueue_database.tasks.update_many(
+        {"status": "failed"}, {"$set": {"updated_at": updated_at}}
+    )
+    past.fail(["timed out"], code="Timeout")
+
+    found = triage(spark, uri=database_uri)
+
+    kinds = by_pattern(found.clusters)
+    orders, timeout = kinds["order <n> not found"], kinds["timed out"]
+    assert (orders.count, orders.first_at, orders.last_at) == (2, None, None)
+    assert timeout.first_at == timeout.last_at is not None
+    written = json.loads(orders.model_dump_json())
+    assert (written["first_at"], written["last_at"]) == (None, None)
+    assert orders.replay is not None
+    result = CliRunner().invoke(app, ["pipeline", "triage", "--uri", database_uri])
+    assert result.exit_code == 0, result.output
+    assert "2 live, 0 archived, - to -" in result.output
+    assert run(orders.replay) == 2
+    assert failed(microqueue_database.tasks) == {"timed out"}

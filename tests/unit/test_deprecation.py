@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,8 +13,8 @@ import pytest
 
 from microqueue import DeadLetterFilter, InvalidArgument, QueueSettings, dlq, insights
 from microqueue.deprecation import renamed_names
-from microqueue.insights import Insights
-from microqueue.testing import memory_queue
+from microqueue.insights import AsyncInsights, Insights
+from microqueue.testing import memory_async_queue, memory_queue
 from microqueue.worker.options import WorkerOptions
 
 
@@ -65,6 +66,57 @@ def test_insights_letters_is_dead_letters() -> None:
     assert page.documents == []
     with pytest.raises(AttributeError, match="leters"):
         _ = found.leters
+
+
+RENAMED_IN_INSIGHTS = [
+    ("tasks", "shown", "mask"),
+    ("tasks", "made", "convert"),
+    ("dead_letters", "shown", "mask"),
+    ("dead_letters", "made", "convert"),
+    ("dead_letters", "enough", "stop"),
+]
+
+
+@pytest.mark.parametrize(("method", "old", "new"), RENAMED_IN_INSIGHTS)
+@pytest.mark.parametrize("kind", [Insights, AsyncInsights])
+async def test_old_argument_of_insights_is_the_new_one(
+    kind: Any, method: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = kind(memory_queue() if kind is Insights else memory_async_queue())
+    operations = vars(found)["_operations"]
+    passed: dict[str, Any] = {}
+    usual = getattr(operations, method)
+
+    def operation(*args: Any, **options: Any) -> Any:
+        passed.update(options)
+        return usual(*args, **options)
+
+    def function(*_args: Any) -> str:
+        return ""
+
+    monkeypatch.setattr(operations, method, operation)
+    positional = [None, DeadLetterFilter()] if method == "dead_letters" else []
+    with pytest.warns(DeprecationWarning, match=f"^{old} is deprecated; use {new}$") as warned:
+        page = getattr(found, method)(*positional, **{old: function})
+    if inspect.isawaitable(page):
+        page = await page
+    assert warned[0].filename == __file__
+    assert page.documents == []
+    assert passed[new] is function
+    with pytest.raises(InvalidArgument, match="are the same option"):
+        getattr(found, method)(*positional, **{old: function, new: function})
+
+
+def test_letters_takes_its_old_arguments() -> None:
+    found: Any = Insights(memory_queue())
+    with pytest.warns(DeprecationWarning, match="use ") as warned:
+        page = found.letters(None, DeadLetterFilter(), shown=str, made=None)
+    assert [str(one.message).rpartition(" ")[2] for one in warned] == [
+        "Insights.dead_letters",
+        "mask",
+        "convert",
+    ]
+    assert page.documents == []
 
 
 def test_insights_held_is_in_flight_task() -> None:

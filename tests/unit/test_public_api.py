@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Generator
+from datetime import timedelta
 from typing import Any, get_origin, get_type_hints
 
 import pytest
@@ -26,6 +27,7 @@ from microqueue import (
 from microqueue.core import core_of
 from microqueue.dead_letters import AsyncDeadLetters, DeadLetters
 from microqueue.insights import AsyncInsights, Insights
+from microqueue.sweeper import JOBS
 from microqueue.testing import memory_async_queue, memory_queue
 
 PUBLIC = {
@@ -35,8 +37,8 @@ PUBLIC = {
     DeadLetters: """all_queues count discard edit_and_replay groups list missing replay stats""",
     Insights: """dead_letters find last_sweeps latency overview queue_names running stats tasks""",
     Worker: "options run stop worker_id",
-    Sweeper: """bury_exhausted expire_undelivered move_dead_letters promote_due purge_finished
-        reclaim_orphaned reclaim_stuck run_forever run_once stop sweeper_id""",
+    Sweeper: """bury_exhausted expire_undelivered jobs lock_ttl move_dead_letters promote_due
+        purge_finished reclaim_orphaned reclaim_stuck run_forever run_once stop sweeper_id""",
 }
 PAIRS = [
     (Queue, AsyncQueue),
@@ -85,6 +87,19 @@ def test_no_public_method_returns_an_unrun_generator(kind: type) -> None:
         assert not inspect.isasyncgenfunction(function), name
         returned = get_type_hints(function).get("return")
         assert get_origin(returned) not in {Generator, AsyncGenerator, Awaitable}, name
+
+
+@pytest.mark.parametrize("kind", [Sweeper, AsyncSweeper])
+def test_jobs_and_lock_ttl_of_a_sweeper_can_be_read_only(kind: Any) -> None:
+    queue: Any = memory_queue() if kind is Sweeper else memory_async_queue()
+    sweeper = kind(queue, jobs=["promote_due", "reclaim_stuck"], lock_ttl=7)
+    assert sweeper.jobs == ("reclaim_stuck", "promote_due")
+    assert sweeper.lock_ttl == timedelta(seconds=7)
+    assert kind(queue).jobs == JOBS
+    assert kind(queue).lock_ttl == queue.settings.lock_ttl
+    for name in ("jobs", "lock_ttl"):
+        with pytest.raises(AttributeError):
+            setattr(sweeper, name, None)
 
 
 # Pairs

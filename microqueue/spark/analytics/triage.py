@@ -79,8 +79,8 @@ class Cluster(Model):
         count: How many dead letters there are.
         live: How many of them are in MongoDB.
         archived: How many of them are in the archive.
-        first_at: When the first one failed.
-        last_at: When the last one failed.
+        first_at: When the first one failed; ``None`` if no dead letter has a valid time.
+        last_at: When the last one failed; ``None`` like ``first_at``.
         new: Whether no earlier triage has seen the kind.
         samples: The latest dead letters.
         replay: The command that replays those in MongoDB.
@@ -94,8 +94,8 @@ class Cluster(Model):
     count: int
     live: int
     archived: int
-    first_at: datetime
-    last_at: datetime
+    first_at: datetime | None
+    last_at: datetime | None
     new: bool
     samples: tuple[Sample, ...] = ()
     replay: Command | None = None
@@ -262,8 +262,8 @@ def _cluster(row: Row, known: Mapping[str, str], samples: Sequence[Sample]) -> C
     )
 
 
-def _instant(micros: int) -> datetime:
-    return datetime.fromtimestamp(micros / MICROS, UTC)
+def _instant(micros: int | None) -> datetime | None:
+    return None if micros is None else datetime.fromtimestamp(micros / MICROS, UTC)
 
 
 def _read_state(path: str | Path | None) -> dict[str, str]:
@@ -338,14 +338,15 @@ def replay_live(
     kind: Cluster,
     scope: TriageScope,
     *,
-    failed_between: tuple[datetime, datetime],
+    failed_between: tuple[datetime | None, datetime | None],
 ) -> Command:
     """Return the simplest command that replays all dead letters of a kind, and no others.
 
     Filters of ``dlq replay`` are run as the replay would use them, and what they find is compared.
     If none is exact, the replay pipeline selects by fingerprint.
     """
-    if scope.collection == DEFAULT_COLLECTION:  # ``dlq replay`` uses no other.
+    # ``dlq replay`` uses no other collection, and leaves out dead letters without a valid time.
+    if scope.collection == DEFAULT_COLLECTION and None not in failed_between:
         for which in _filters(kind, scope.since, failed_between):
             arguments = _arguments(kind.queue, which)
             # Other characters cannot be copied from a terminal.
@@ -375,7 +376,7 @@ def _fingerprint(dead_letter: dict[str, Any]) -> str:
 
 
 def _filters(
-    kind: Cluster, since: datetime | None, between: tuple[datetime, datetime]
+    kind: Cluster, since: datetime | None, between: tuple[datetime | None, datetime | None]
 ) -> Iterator[DeadLetterFilter]:
     """Yield filters from the simplest to the narrowest."""
     first, last = between
@@ -384,6 +385,8 @@ def _filters(
         yield DeadLetterFilter(code=kind.code, since=since)
     for text in texts:
         yield DeadLetterFilter(code=kind.code, text=text, since=since)
+    if first is None or last is None:
+        return
     for narrow in (*texts, None):
         yield DeadLetterFilter(
             code=kind.code, text=narrow, since=first, until=last + ONE_MILLISECOND
