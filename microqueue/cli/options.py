@@ -46,7 +46,12 @@ SHARED_PANEL = "Options of every command"
 
 
 class QueueScope(StrEnum):
-    """Which queues a command uses; the value is the help text of its ``--queue``."""
+    """Which queues a command uses; the value is the help text of its ``--queue``.
+
+    A scope only sets the help, and the command checks it: with ``NONE`` by
+    ``session.reject_queue``, with ``REQUIRED`` by ``all_queues: AllQueues`` and
+    ``session.check_scope``.
+    """
 
     DEFAULT = f"Queue to use. \\[default: {DEFAULT_QUEUE}]"
     ALL = "Use only this queue. \\[default: all queues]"

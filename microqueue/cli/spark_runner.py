@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.status import Status
 
+from microqueue.arguments import refused
 from microqueue.cli.session import Session
 from microqueue.errors import MicroqueueError
 
@@ -18,16 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from microqueue.spark.progress import Step
-import signal
-from contextlib import suppress
-from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Self
-
-from microqueue.arguments import refused
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 REFRESH_SEC = 0.5
 OWN_ERROR = re.compile(r"microqueue\.[\w.]*\.(\w+): ([^\n]+)")

@@ -1,1 +1,1 @@
-"""The only room where MongoDB filters and updates are written."""
+"""The only package where MongoDB filters and updates are written."""

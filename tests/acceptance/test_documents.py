@@ -188,11 +188,14 @@ def test_every_document_has_its_commands(name: str) -> None:
 
 def test_every_command_is_in_the_page_about_the_command_line() -> None:
     root: Any = get_command(app)
-    shown = {call.split()[0] for call in documented_commands(*DOCUMENTS)}
+    calls = [call.split() for call in documented_commands(*DOCUMENTS)]
+    shown = {" ".join(call[:length]) for call in calls for length in (1, 2)}
     page = read("docs/cli.md")
-    for name in root.commands:
+    for name, command in root.commands.items():
         assert name in shown, f"no document shows microqueue {name}"
         assert f"microqueue {name}" in page or name == "pipeline"
+        for inner in getattr(command, "commands", {}):
+            assert f"{name} {inner}" in shown, f"no document shows microqueue {name} {inner}"
 
 
 def test_scripts_and_modules_that_the_documents_run_exist() -> None:
