@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -55,10 +54,10 @@ def test_groups_that_are_not_shown_are_counted(
     hidden = groups.locator("[data-hidden-groups]")
     expect(hidden).to_have_attribute("data-hidden-groups", "2")
     expect(hidden).to_contain_text("2")
-    expect(action(page, "select-all")).to_contain_text("4")
+    expect(action(page, "select-all")).to_have_text("Select all 4 matching")
     page.evaluate("location.hash = '#/dead-letters?group=rare&code=X'")
     expect(page.locator("[data-row]")).to_have_count(1)
-    expect(action(page, "select-all")).to_have_text(re.compile(r"^\D+$"))
+    expect(action(page, "select-all")).to_have_text("Select all matching")
 
 
 def test_buttons_of_a_queue_with_a_slash_in_its_name_work(

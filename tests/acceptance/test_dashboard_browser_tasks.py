@@ -117,7 +117,7 @@ def test_a_tasks_page_shows_its_attempts_and_when_it_is_retried(
     expect(page.locator("[data-part=headers]")).to_contain_text('"trace": "abc"')
     attempt = page.locator(".timeline li")
     expect(attempt).to_have_class("is-retried")
-    for text in ("Attempt 1", "2.0 s", "worker-1", "fire", "on fire"):
+    for text in ("Attempt 1", "failed, retried", "2.0 s", "worker-1", "fire", "on fire"):
         expect(attempt).to_contain_text(text)
     expect(page.locator(".facts")).to_contain_text("in 1 m 30 s")
 
@@ -270,7 +270,7 @@ def test_what_is_wrong_is_said_at_its_field_before_it_is_stored(
     boxes = {name: dialog.locator(f"[name={name}]") for name in ("payload", "headers", "name")}
     boxes["payload"].fill('{"to": ')
     boxes["headers"].fill("[]")
-    expect(notes["payload"]).to_contain_text("JSON")  # As soon as the field is left.
+    expect(notes["payload"]).to_contain_text("Not valid JSON: ")  # As soon as the field is left.
     dialog.get_by_role("button", name="Enqueue").click()
     expect(notes["payload"]).to_be_visible()
     expect(notes["headers"]).to_contain_text("object")

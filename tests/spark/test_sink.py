@@ -111,7 +111,9 @@ def test_without_keys_a_repeated_part_is_written_twice(
     spark: SparkSession, database_uri: str, make_queue: Any
 ) -> None:
     options: dict[str, Any] = {"uri": database_uri, "queue": "orders", "batch_rows": 100}
-    with pytest.raises(InvalidArgument, match=r"key.*keyless=true"):
+    with pytest.raises(
+        InvalidArgument, match=r"set key to the columns that identify a row.*keyless=true"
+    ):
         write_tasks(orders(spark), **options)
     write_tasks(orders(spark), keyless=True, model=FAILS_AT_FIRST, **options)
     assert len(stored(make_queue("orders"))) == TOTAL + 400  # One chunk and three chunks.
@@ -152,9 +154,13 @@ def test_workers_see_none_of_a_held_job_that_fails_and_all_of_one_that_succeeds(
 @pytest.mark.parametrize(
     ("mode", "options", "says"),
     [
-        ("overwrite", {"key": "order"}, "mode='overwrite' is not valid"),
-        ("append", {}, "key.*keyless=true"),
-        ("append", {"key": "colour"}, "key='colour' is not valid"),
+        (
+            "overwrite",
+            {"key": "order"},
+            "mode='overwrite' .*: a queue cannot be overwritten",
+        ),
+        ("append", {}, "set key to the columns that identify a row.*keyless=true"),
+        ("append", {"key": "colour"}, "key='colour' is not valid: give one of the columns"),
     ],
 )
 def test_invalid_writes_are_rejected_before_anything_is_written(

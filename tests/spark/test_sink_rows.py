@@ -311,11 +311,11 @@ def test_a_model_sees_what_the_columns_hold(database_uri: str, make_queue: Any) 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"key": ""}, "key.*keyless=true"),
-        ({"keyless": "true"}, "^key and keyless=true"),
+        ({"key": ""}, "set key to the columns that identify a row.*keyless=true"),
+        ({"keyless": "true"}, "^key and keyless=true exclude each other"),
         ({"keyless": "true", "key": "", "hold": "true"}, "^hold=true needs a key"),
-        ({"key": "colour"}, "^key='colour' .* order, text"),
-        ({"key": "share"}, "^key='share' .*double.*string"),
+        ({"key": "colour"}, "^key='colour' .*: give one of the columns order, text"),
+        ({"key": "share"}, "^key='share' .*: its type is double; cast it to string"),
         ({"queue": ""}, "printable"),
         ({"priority": "300"}, "priority=300"),
         ({"delay": "-1"}, "negative"),
@@ -340,15 +340,15 @@ def test_an_invalid_write_is_rejected_on_the_driver(
 def test_invalid_columns_are_rejected(database_uri: str) -> None:
     order = StructField("order", StringType())
     unsupported = StructType([order, StructField("x", CalendarIntervalType())])
-    with pytest.raises(InvalidArgument) as caught:
+    with pytest.raises(InvalidArgument, match="MongoDB has no such type; cast") as caught:
         sink(database_uri, unsupported)
     assert (caught.value.argument, caught.value.value) == ("x", "interval")
     extra = StructType([order, StructField("payload", StringType()), StructField("a", LongType())])
-    with pytest.raises(InvalidArgument) as caught:
+    with pytest.raises(InvalidArgument, match=r"allowed with payload: .*priority") as caught:
         sink(database_uri, extra)
     assert (caught.value.argument, caught.value.value) == ("columns", "a")
     nowhere = SinkOptions.of({"uri": database_uri, "key": "order"})
-    with pytest.raises(InvalidArgument) as caught:
+    with pytest.raises(InvalidArgument, match="give the option queue, or the columns") as caught:
         Sink(StructType([order]), nowhere)
     assert (caught.value.argument, caught.value.value) == ("queue", None)
 

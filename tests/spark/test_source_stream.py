@@ -219,8 +219,8 @@ def test_options_select_what_a_stream_reads(database_uri: str, microqueue_databa
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"until": "2026-01-01T00:00:00+00:00"}, "^until="),
-        ({"time": "finished_at"}, "^time='finished_at'"),
+        ({"until": "2026-01-01T00:00:00+00:00"}, "^until=.*: a stream has no end"),
+        ({"time": "finished_at"}, "^time='finished_at' .*: a stream is ordered by updated_at"),
         ({"max_rows": "0"}, "greater than or equal to 1"),
         ({"lag": "-1"}, "negative"),
     ],
@@ -232,7 +232,7 @@ def test_invalid_stream_options_are_rejected(options: dict[str, str], says: str)
 
 def test_a_batch_read_rejects_options_of_streams(spark: SparkSession, database_uri: str) -> None:
     frame = spark.read.format("microqueue").options(uri=database_uri, max_rows=5).load()
-    with pytest.raises(Exception, match="max_rows=5 is not valid"):
+    with pytest.raises(Exception, match="max_rows=5 is not valid: only streams have this option"):
         frame.count()
 
 
