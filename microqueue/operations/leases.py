@@ -36,8 +36,9 @@ def renew(
 ) -> Operation[list[Task[Any]]]:
     """Renew the leases of tasks in flight; return the tasks that are no longer held.
 
-    One write renews all leases of the same length. No two claims share a token, so any of the
-    tokens proves that a task is still held. A lease that ends later stays as it is. Safe to
+    One write renews all leases of the same length. Each claim has its own token. Its rounds share
+    it, but a round follows only if the one before left no task in flight. So any of the tokens
+    proves that a task is still held. A lease that ends later stays as it is. Safe to
     repeat: it sets the same instants again.
     """
     groups: dict[float, list[Task[Any]]] = defaultdict(list)

@@ -282,8 +282,9 @@ class Claimer:
         tasks = [InFlightTask(queue, one, claimed_at) for one in claimed]
         self._in_flight.add(tasks)
         if claimed:
-            # One sample per claim: encoding all of them would take long.
-            self._prefetch.record_size(claimed[-1].document, queue.collections.codec_options)
+            # The first and the last one: encoding all of them would take long.
+            for one in claimed[:: max(len(claimed) - 1, 1)]:
+                self._prefetch.record_size(one.document, queue.collections.codec_options)
             lease = claimed[0].lease
             self._last_claim_at = lease.started_at if lease else None
         return tasks

@@ -390,11 +390,15 @@ def test_no_renewal_that_comes_too_late_lets_a_lost_task_start(
         def on_lease_lost(self, task: Any) -> None:
             lost.append(task.payload["n"])
 
+    # A worker claims more only while less than three quarters of the limit are unfinished.
+    monkeypatch.setattr(PrefetchController, "limit", lambda _self: 12)
     scene = Waiting(rig, monkeypatch, hooks=[Listening()])
     try:
+        wait_for(lambda: rig.worker._in_flight.unfinished >= 9)  # noqa: SLF001
         others = {"status": "processing", "payload.n": {"$ne": GATE}}
         rig.database.tasks.update_many(others, {"$set": {"lease_token": "another"}})
         taken = sorted(scene.waiting())
+        assert len(taken) >= 8
         scene.passed_sec = 60.0
         assert asked.wait(30)  # The renewal has found them lost, and not yet how.
         scene.go.set()

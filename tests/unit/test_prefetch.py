@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import mongomock
 import pytest
 from bson.codec_options import CodecOptions
 
+from microqueue import Queue
+from microqueue.core import core_of
+from microqueue.worker.effects import Run
+from microqueue.worker.fetcher import Claimer
+from microqueue.worker.in_flight import InFlight
 from microqueue.worker.prefetch import PrefetchController
 
 PLAIN = CodecOptions[dict[str, object]]()
@@ -82,3 +90,21 @@ def test_task_of_unknown_size_changes_nothing() -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=60)
     controller.record_size({"payload": object()}, PLAIN)
     assert controller.max_in_memory == float("inf")
+
+
+@pytest.mark.parametrize("sizes", [(100_000, 10, 10), (10, 10, 100_000), (100_000,)], ids=repr)
+def test_a_claim_with_a_large_task_at_either_end_lowers_the_limit(sizes: tuple[int, ...]) -> None:
+    queue = Queue[Any](mongomock.MongoClient().db)
+    queue.enqueue_many([{"text": "x" * size} for size in sizes])
+    core = core_of(queue)
+    controller = PrefetchController(concurrency=1, prefetch=500, lease_sec=60)
+    claimer = Claimer([core], worker_id="worker", in_flight=InFlight(), prefetch=controller)
+    claiming = claimer.claim(core, 10)
+    effect = next(claiming)
+    assert isinstance(effect, Run)
+    with pytest.raises(StopIteration) as ended:
+        claiming.send(core.run(effect.operation))
+    assert len(ended.value.value) == len(sizes)
+    # Half of the large size at least, and not twice the large one.
+    largest = PrefetchController.MAX_BYTES / 100_000
+    assert largest * 0.9 < controller.max_in_memory < largest * 2.1
