@@ -164,6 +164,9 @@ class Interrupts:
             with suppress(Exception):  # Java may have exited already.
                 # Its tasks fail when this process exits; hide those errors.
                 self._spark.sparkContext.setLogLevel("OFF")
+                jvm: Any = self._spark.sparkContext._jvm  # noqa: SLF001 (no public way to Java)
+                nowhere = jvm.java.io.OutputStream.nullOutputStream()
+                jvm.java.lang.System.setErr(jvm.java.io.PrintStream(nowhere))
         # The error may be a consequence: the interrupt has cut off a reply from Java.
         raise KeyboardInterrupt from error
 
