@@ -8,29 +8,46 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
+import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import anatomy, drain, enqueue, latency, memory, references, round_trips, stats
+from benchmarks import (
+    anatomy,
+    brokers,
+    drain,
+    enqueue,
+    latency,
+    memory,
+    references,
+    results,
+    round_trips,
+    stats,
+    topics,
+)
+from benchmarks.brokers import KOMBU_MONGODB, MICROQUEUE
 from benchmarks.database import BATCH, fill, fresh_database, server
+from benchmarks.peers import report as peers
+from benchmarks.peers import roster
 from benchmarks.processes import run_processes
 
 NAIVE_TASKS = 1500
 DELAYED = 100_000
 MAX_GROWTH = 1.1
 MAX_STATS_MS = 100
+MAX_RESULT_MS = 10
+MIN_CELERY_DRAIN = 3
+MAX_CELERY_PICK_UP_MS = 10
 DECIMALS_BELOW = 100
-LIMITS_MS = {
-    "warm": (4.5, 15.0),
-    "warm, 100,000 tasks delayed": (4.5, 15.0),
-    "cold": (7.0, 30.0),
-}
-"""Limits for p50 and p99 of the latency."""
+MAX_INSERTS = 2.5
+"""Limit for p50 of the latency: plain inserts at the same pace."""
+MAX_P99_MS = {"warm": 8.0, "warm, 100,000 tasks delayed": 8.0, "cold": 30.0}
 
 
 @dataclass(frozen=True)
@@ -55,6 +72,7 @@ class Size:
     memory_tasks: int
     samples: int
     stats_tasks: int
+    peer_tasks: tuple[int, ...]
 
 
 def at_least(name: str, rate: float, *, baseline: str, base: float, least: float) -> Figure:
@@ -63,11 +81,20 @@ def at_least(name: str, rate: float, *, baseline: str, base: float, least: float
     return Figure(name, rate, "/s", baseline, ratio, f"at least {least:g}", ratio >= least)
 
 
-def below(name: str, milliseconds: float, *, limit: float, insert: float) -> Figure:
-    """Compare a latency with a plain insert. The target is the maximum."""
-    ratio = milliseconds / insert
-    target = f"below {limit:g} ms"
-    return Figure(name, milliseconds, "ms", "plain insert", ratio, target, milliseconds < limit)
+def picked_up(name: str, found: latency.Latency, *, insert: float, max_p99: float) -> list[Figure]:
+    """Compare a latency with a plain insert at the same pace. The targets are maxima."""
+    baseline, ratio = "plain insert at this pace", found.p50 / insert
+    target = f"at most {MAX_INSERTS:g}"
+    return [
+        Figure(f"{name}, p50", found.p50, "ms", baseline, ratio, target, ratio <= MAX_INSERTS),
+        Figure(
+            f"{name}, p99",
+            found.p99,
+            "ms",
+            target=f"below {max_p99:g} ms",
+            met=found.p99 < max_p99,
+        ),
+    ]
 
 
 def _drained(uri: str, tasks: int, kind: str, processes: int) -> float:
@@ -136,24 +163,29 @@ def measure_enqueue(uri: str, size: Size) -> list[Figure]:
 
 def measure_latency(uri: str, size: Size) -> list[Figure]:
     """Enqueue into an idle queue, and measure how soon a worker starts the task."""
+    few = max(size.samples // 10, 10)
+    inserts: dict[float, float] = {}
     with fresh_database(uri) as database:
-        insert = latency.bare_insert_ms(database, size.samples)
-    figures = [Figure("plain insert, p50", insert, "ms")]
+        for every_sec, count in ((0.0, size.samples), (0.05, size.samples), (2.0, few)):
+            inserts[every_sec] = latency.bare_insert_ms(database, count, every_sec=every_sec)
+    figures = [
+        Figure("plain insert, one after the other, p50", inserts[0.0], "ms"),
+        Figure("plain insert, one every 50 ms, p50", inserts[0.05], "ms"),
+        Figure("plain insert, one every 2 s, p50", inserts[2.0], "ms"),
+    ]
 
     def add(name: str, kind: str, count: int, every_sec: float, **more: int) -> None:
         with fresh_database(uri) as database:
             found = latency.measure(database, kind=kind, count=count, every_sec=every_sec, **more)
-        p50_below, p99_below = LIMITS_MS[name]
-        for label, value, limit in (("p50", found.p50, p50_below), ("p99", found.p99, p99_below)):
-            worker = "AsyncWorker" if kind == "coroutines" else "Worker"
-            what = f"{name}, {worker}, {label}"
-            figures.append(below(what, value, limit=limit, insert=insert))
+        worker = "AsyncWorker" if kind == "coroutines" else "Worker"
+        insert, max_p99 = inserts[every_sec], MAX_P99_MS[name]
+        figures.extend(picked_up(f"{name}, {worker}", found, insert=insert, max_p99=max_p99))
 
     add("warm", "threads", size.samples, 0.05)
     add("warm", "coroutines", size.samples, 0.05)
     add("warm, 100,000 tasks delayed", "threads", size.samples, 0.05, delayed=DELAYED)
-    add("cold", "threads", max(size.samples // 10, 10), 2.0)
-    add("cold", "coroutines", max(size.samples // 10, 10), 2.0)
+    add("cold", "threads", few, 2.0)
+    add("cold", "coroutines", few, 2.0)
     return figures
 
 
@@ -224,23 +256,110 @@ def measure_stats(uri: str, size: Size) -> list[Figure]:
     return figures
 
 
-class Part(NamedTuple):
-    """A part of the benchmarks."""
+def measure_results(uri: str, size: Size) -> list[Figure]:
+    """Settle tasks in one process, and measure how soon another one has their results."""
+    figures: list[Figure] = []
+    for kind, waiters in (("threads", 1), ("coroutines", 1), ("threads", 500), ("coroutines", 500)):
+        with fresh_database(uri) as database:
+            found = results.measure(database, kind=kind, count=size.samples, others=waiters - 1)
+        for label, value in (("p50", found.p50), ("p99", found.p99)):
+            name = f"mark_done to result, {kind}, waiters: {waiters}, {label}"
+            ratio = value / found.settle_p50
+            target, met = "", None
+            if label == "p50":
+                target, met = f"below {MAX_RESULT_MS:g} ms", value < MAX_RESULT_MS
+            figures.append(Figure(name, value, "ms", "mark_done, p50", ratio, target, met))
+    return figures
 
-    title: str
-    measure: Callable[[str, Size], list[Figure]]
+
+def measure_topics(uri: str, size: Size) -> list[Figure]:
+    """Publish to topics with more and more bound queues, and measure the delivery."""
+    with fresh_database(uri) as database:
+        plain, publish = topics.publish_ms(database, size.samples)
+    with fresh_database(uri) as database:
+        one = topics.delivery_ms(database, size.samples, 1)
+    with fresh_database(uri) as database:
+        ten = topics.delivery_ms(database, size.samples, 10)
+    return [
+        Figure("insert into a capped collection, p50", plain, "ms"),
+        *[
+            Figure(f"publish, bound queues: {bound}, p50", took, "ms", "insert", took / plain)
+            for bound, took in publish.items()
+        ],
+        Figure("publish to delivery, 1 subscriber, p50", one, "ms", "insert", one / plain),
+        Figure("publish to delivery, 10 subscribers, p50", ten, "ms", "insert", ten / plain),
+    ]
 
 
-PARTS = {
-    "drain": Part("no-op tasks processed per second", measure_drain),
-    "enqueue": Part("tasks added per second", measure_enqueue),
-    "latency": Part("time from enqueue to the start of the handler", measure_latency),
-    "contention": Part("drain of one queue by 1, 2, 4 and 8 processes", measure_contention),
-    "memory": Part("growth of a worker over many tasks", measure_memory),
-    "round_trips": Part("commands that a worker sends", measure_round_trips),
-    "anatomy": Part("server time per task, by updates and indexes", measure_anatomy),
-    "stats": Part("time and examined keys of stats", measure_stats),
-}
+def measure_celery(uri: str, size: Size) -> list[Figure]:
+    """Publish, drain and pick up tasks of Celery, on each broker alternately."""
+    if brokers.missing_celery() is not None:
+        return []
+    from benchmarks import celery_bench  # noqa: PLC0415 (Celery is optional)
+
+    with brokers.brokers(uri) as found:
+        rates = celery_bench.measure_rates(found, _celery_tasks(size), size.rounds)
+        waits = celery_bench.measure_pick_up(found, _celery_samples(size))
+    drain = {name: statistics.median(one.drain) for name, one in rates.items()}
+    publish = {name: statistics.median(one.publish) for name, one in rates.items()}
+    p50 = {name: celery_bench.percentile(values, 50) for name, values in waits.items()}
+    p99 = {name: celery_bench.percentile(values, 99) for name, values in waits.items()}
+
+    def beside(what: str, values: dict[str, float], unit: str) -> list[Figure]:
+        base = values[KOMBU_MONGODB]
+        return [
+            Figure(f"{what}, {name}", value, unit, KOMBU_MONGODB, value / base)
+            for name, value in values.items()
+        ]
+
+    figures = beside("drain", drain, "/s") + beside("publish", publish, "/s")
+    figures += beside("pick-up p50", p50, "ms") + beside("pick-up p99", p99, "ms")
+    reached = drain[MICROQUEUE] / drain[KOMBU_MONGODB] >= MIN_CELERY_DRAIN
+    prompt = p50[MICROQUEUE] < MAX_CELERY_PICK_UP_MS
+    targets = {
+        f"drain, {MICROQUEUE}": (f"at least {MIN_CELERY_DRAIN}", reached),
+        f"pick-up p50, {MICROQUEUE}": (f"below {MAX_CELERY_PICK_UP_MS} ms", prompt),
+    }
+    return [
+        replace(one, target=targets[one.name][0], met=targets[one.name][1])
+        if one.name in targets
+        else one
+        for one in figures
+    ]
+
+
+def describe_celery(uri: str, size: Size) -> list[str]:
+    """Return what is measured: the versions, the settings and the amounts."""
+    if (reason := brokers.missing_celery()) is not None:
+        return [f"Not measured: {reason}. To install it: {brokers.INSTALL}"]
+    from benchmarks import celery_bench  # noqa: PLC0415 (Celery is optional)
+
+    amounts = f"{_celery_tasks(size):,} tasks per drain, the median of {size.rounds}; "
+    amounts += f"{_celery_samples(size)} samples per pick-up"
+    return [*brokers.describe(uri), celery_bench.SETTINGS, amounts]
+
+
+def _celery_tasks(size: Size) -> int:
+    return max(size.tasks // 10, 2)
+
+
+def _celery_samples(size: Size) -> int:
+    return max(size.samples // 2, 2)
+
+
+def measure_peers(uri: str, size: Size) -> list[peers.PeerFigure]:
+    """Enqueue, drain and pick up tasks with each peer that is installed, alternately."""
+    return peers.measure(uri, size.peer_tasks, size.rounds, size.samples)
+
+
+def describe_peers(uri: str, size: Size) -> list[str]:
+    """Return what is measured: the versions, the settings and the amounts."""
+    amounts = f"The median of {size.rounds} rounds; {size.samples} samples per pick-up"
+    return [*roster.describe(uri), amounts]
+
+
+def _no_notes(_uri: str, _size: Size) -> list[str]:
+    return []
 
 
 def show(console: Console, title: str, figures: list[Figure]) -> None:
@@ -255,6 +374,34 @@ def show(console: Console, title: str, figures: list[Figure]) -> None:
         met = "" if one.met is None else ("met" if one.met else "MISSED")
         table.add_row(one.name, f"{value} {one.unit}", ratio, one.baseline, one.target, met)
     console.print(table)
+
+
+class Part(NamedTuple):
+    """A part of the benchmarks."""
+
+    title: str
+    measure: Callable[[str, Size], list[Any]]
+    describe: Callable[[str, Size], list[str]] = _no_notes
+    """What to print above the table."""
+    show: Callable[[Console, str, list[Any]], None] = show
+
+
+PARTS = {
+    "drain": Part("no-op tasks processed per second", measure_drain),
+    "enqueue": Part("tasks added per second", measure_enqueue),
+    "latency": Part("time from enqueue to the start of the handler", measure_latency),
+    "contention": Part("drain of one queue by 1, 2, 4 and 8 processes", measure_contention),
+    "memory": Part("growth of a worker over many tasks", measure_memory),
+    "round_trips": Part("commands that a worker sends", measure_round_trips),
+    "anatomy": Part("server time per task, by updates and indexes", measure_anatomy),
+    "stats": Part("time and examined keys of stats", measure_stats),
+    "results": Part("time from a settlement until a waiting call returns", measure_results),
+    "topics": Part("time of a publish, and until subscribers have it", measure_topics),
+    "celery": Part(
+        "Celery on microqueue, beside Kombu's own transports", measure_celery, describe_celery
+    ),
+    "peers": Part("microqueue beside other task queues", measure_peers, describe_peers, peers.show),
+}
 
 
 def main() -> None:
@@ -289,6 +436,14 @@ def main() -> None:
     sizes.add_argument(
         "--stats-tasks", type=int, default=1_000_000, help="tasks of the part stats (%(default)s)"
     )
+    sizes.add_argument(
+        "--peer-tasks",
+        type=int,
+        nargs="+",
+        default=[10_000, 50_000],
+        metavar="TASKS",
+        help="tasks per drain of the part peers (10000 and 50000)",
+    )
     options = parser.parse_args()
     size = Size(
         options.tasks,
@@ -296,14 +451,18 @@ def main() -> None:
         options.memory_tasks,
         options.samples,
         options.stats_tasks,
+        tuple(options.peer_tasks),
     )
     console = Console(stderr=options.json)
-    found: dict[str, list[Figure]] = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # So that all processes are ended.
+    found: dict[str, list[Any]] = {}
     with server(options.uri) as uri:
         for name in options.only:
+            for line in PARTS[name].describe(uri, size):
+                console.print(line)
             with console.status(f"Measuring {name} ..."):
                 found[name] = PARTS[name].measure(uri, size)
-            show(console, f"{name}: {PARTS[name].title}", found[name])
+            PARTS[name].show(console, f"{name}: {PARTS[name].title}", found[name])
     if options.json:
         print(
             json.dumps({name: [asdict(one) for one in figures] for name, figures in found.items()})

@@ -20,6 +20,7 @@ from pymongo import WriteConcern
 from pymongo.collection import Collection
 
 from benchmarks.database import BATCH, Database, fill, fresh_database
+from microqueue.model import trusted
 from microqueue.operations import filters
 from microqueue.operations.claim import claim_update
 from microqueue.operations.settle import done, settlement_update
@@ -58,7 +59,8 @@ class Build:
     def drain_batch(self, tasks: Collection[Any]) -> None:
         """Read, claim and finish a batch, and record the time per task."""
         now = datetime.now(UTC)
-        lease = Lease.trusted(
+        lease = trusted(
+            Lease,
             token=secrets.token_hex(12),
             worker_id="host:4711:a1b2c3",
             started_at=now,
@@ -75,11 +77,11 @@ class Build:
 
 def builds() -> list[Build]:
     """Return the variants, each with more than the one before."""
-    hot = {"ready", "lease", "finished"}
+    hot = {"ready", "deadline"}
     return [
         Build("minimal updates, one index", {"ready"}, _minimal_claim, _minimal_done),
         Build("the queue's updates, one index", {"ready"}, claim_update, _full_done),
-        Build("with the indexes for leases and retention", hot, claim_update, _full_done),
+        Build("with the index of deadlines", hot, claim_update, _full_done),
         Build("with all indexes", None, claim_update, _full_done),
     ]
 

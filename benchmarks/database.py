@@ -12,6 +12,7 @@ from typing import Any
 from pymongo import MongoClient
 
 from microqueue import Queue
+from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 
 BATCH = 500
@@ -64,10 +65,15 @@ def payloads(count: int) -> list[dict[str, Any]]:
     ]
 
 
+def prepare(queue: Queue[Any]) -> None:
+    """Create the indexes as the first write does: without that of dedupe keys."""
+    core = core_of(queue)
+    core.run(core.prepare())
+
+
 def fill(database: Database, count: int) -> None:
     """Enqueue tasks as a producer does."""
     with database.client() as client:
         queue = Queue(client[database.name])
-        queue.ensure_indexes()
         for start in range(0, count, 10_000):
             queue.enqueue_many(payloads(min(10_000, count - start)))

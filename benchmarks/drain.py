@@ -28,7 +28,6 @@ def threads(database: Database, start: Start) -> int:
     logging.getLogger("microqueue").setLevel(logging.ERROR)
     with database.client() as client:
         queue = Queue(client[database.name])
-        queue.ensure_indexes()
         worker = Worker(queue, no_op)
         start()
         return worker.run(burst=True)
@@ -41,7 +40,6 @@ def coroutines(database: Database, start: Start, driver: str = "pymongo") -> int
         make: Any = AsyncIOMotorClient if driver == "motor" else AsyncMongoClient
         client = make(database.uri, tz_aware=True)
         queue = AsyncQueue(client[database.name])
-        await queue.ensure_indexes()
         worker = AsyncWorker(queue, no_op_async)
         start()
         handled = await worker.run(burst=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.database import Database, payloads
+from benchmarks.database import Database, payloads, prepare
 from benchmarks.processes import Start
 from microqueue import Queue
 from microqueue.core import core_of
@@ -35,7 +35,7 @@ def many(database: Database, start: Start, count: int, rounds: int) -> dict[str,
     took = {"queue": 0.0, "bare": 0.0}
     with database.client() as client:
         queue = Queue(client[database.name])
-        queue.ensure_indexes()
+        prepare(queue)
         tasks = core_of(queue).collections.tasks
         start()
         for _ in range(rounds):
@@ -56,7 +56,7 @@ def single(database: Database, start: Start, count: int) -> dict[str, float]:
     took = {"queue": 0.0, "bare": 0.0}
     with database.client() as client:
         queue = Queue(client[database.name])
-        queue.ensure_indexes()
+        prepare(queue)
         tasks = core_of(queue).collections.tasks
         documents = _bare_documents(queue, count)
         start()

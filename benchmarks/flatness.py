@@ -2,7 +2,8 @@
 
 It fills a small and a large queue with equal shares of ready, delayed and done tasks, and times
 single pops of both alternately. The result is a ratio within one run, because machines differ and
-are noisy.
+are noisy. It also counts the index keys that a pop and each job of a sweep examine in the large
+queue, when nothing is due, expired or old.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from microqueue import Queue, QueueSettings
+from benchmarks.database import prepare
+from microqueue import Queue, QueueSettings, Sweeper
 from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.new_task import NewTask
@@ -26,7 +29,7 @@ CHUNK = 5000
 
 def fill(queue: Queue[Any], total: int) -> None:
     """Insert a third each of ready, delayed and done tasks."""
-    queue.ensure_indexes()
+    prepare(queue)
     now = queue.now()
     settings = QueueSettings()
     new = NewTask(payload=PAYLOAD)
@@ -42,9 +45,11 @@ def fill(queue: Queue[Any], total: int) -> None:
                 position=n,
             )
             if n % 3 == 1:
-                document |= {"next_retry_at": now + timedelta(days=1, seconds=n), "attempts": 1}
+                due = now + timedelta(days=1, seconds=n)
+                document |= {"next_retry_at": due, "deadline_at": due, "attempts": 1}
             elif n % 3 == 2:  # noqa: PLR2004 (the last third)
-                document |= {"status": "done", "finished_at": now, "attempts": 1}
+                document |= {"status": "done", "finished_at": now, "deadline_at": now}
+                document |= {"attempts": 1}
             documents.append(document)
         core_of(queue).collections.tasks.insert_many(documents, ordered=False)
 
@@ -57,6 +62,32 @@ def timed_pop_ms(queue: Queue[Any]) -> float:
     assert task is not None
     queue.mark_done(task)
     return took * 1000
+
+
+HOT: dict[str, Callable[[Queue[Any]], Any]] = {
+    "pop": lambda queue: queue.pop(),
+    "promote_due": lambda queue: Sweeper(queue).promote_due(),
+    "reclaim_stuck": lambda queue: Sweeper(queue).reclaim_stuck(),
+    "bury_exhausted": lambda queue: Sweeper(queue).bury_exhausted(),
+    "expire_undelivered": lambda queue: Sweeper(queue).expire_undelivered(),
+    "purge_finished": lambda queue: Sweeper(queue).purge_finished(),
+}
+
+
+def keys_examined(queue: Queue[Any]) -> dict[str, int]:
+    """Count the keys that each hot operation examines, by the server's profiler."""
+    collections = core_of(queue).collections
+    database, name = collections.database, f"{collections.database.name}.{collections.name}"
+    found = {}
+    for operation, run in HOT.items():
+        database.command("profile", 0)
+        database["system.profile"].drop()
+        database.command("profile", 2)
+        run(queue)
+        database.command("profile", 0)
+        entries = database["system.profile"].find({"ns": name})
+        found[operation] = sum(entry.get("keysExamined", 0) for entry in entries)
+    return found
 
 
 def main() -> None:
@@ -85,6 +116,7 @@ def main() -> None:
             for _ in range(options.pops):
                 times["small"].append(timed_pop_ms(small))
                 times["large"].append(timed_pop_ms(large))
+            keys = keys_examined(large)
             for queue in (small, large):
                 core_of(queue).collections.tasks.drop()
     finally:
@@ -97,6 +129,7 @@ def main() -> None:
         "small_pop_ms": round(medians["small"], 3),
         "large_pop_ms": round(medians["large"], 3),
         "ratio": round(medians["large"] / medians["small"], 3),
+        "keys_examined": keys,
     }
     if options.json:
         print(json.dumps(result))
@@ -104,6 +137,8 @@ def main() -> None:
     print(f"pop with {options.small:>9,} tasks: {result['small_pop_ms']} ms (median)")
     print(f"pop with {options.large:>9,} tasks: {result['large_pop_ms']} ms")
     print(f"ratio: {result['ratio']}")
+    for operation, count in keys.items():
+        print(f"{operation}: {count} keys examined")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 from pymongo import AsyncMongoClient, WriteConcern
 
-from benchmarks.database import BATCH, Database, payloads
+from benchmarks.database import BATCH, Database, payloads, prepare
 from microqueue import AsyncQueue, Queue
 from microqueue.worker import AsyncWorker, Worker
 
@@ -38,7 +38,7 @@ def measure(
     process = context.Process(target=_work, args=(database, kind, total, ready, replies))
     with database.client() as client:
         queue = Queue(client[database.name])
-        queue.ensure_indexes()
+        prepare(queue)
         for start in range(0, delayed, 20 * BATCH):
             queue.enqueue_many(payloads(min(20 * BATCH, delayed - start)), delay=3600 + start)
         process.start()
@@ -52,12 +52,16 @@ def measure(
     return Latency(p50=cuts[49] * 1000, p99=cuts[98] * 1000, count=len(waits))
 
 
-def bare_insert_ms(database: Database, count: int) -> float:
-    """Return the median time of single inserts with majority acknowledgement."""
+def bare_insert_ms(database: Database, count: int, *, every_sec: float = 0.0) -> float:
+    """Return the median time of single inserts with majority acknowledgement.
+
+    ``every_sec`` is the pace. An insert after a rest takes longer than one right after another.
+    """
     took = []
     with database.client() as client:
         tasks = client[database.name].get_collection("bare", write_concern=WriteConcern("majority"))
         for payload in payloads(count):
+            time.sleep(every_sec)
             began = time.perf_counter()
             tasks.insert_one(payload)
             took.append(time.perf_counter() - began)

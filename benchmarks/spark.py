@@ -75,7 +75,7 @@ def with_history(document: dict[str, Any], n: int) -> dict[str, Any]:
     settled = {"attempts": 1, "worker_id": "bench:1", "started_at": started_at}
     settled |= {"updated_at": ended_at, "finished_at": ended_at}
     if n % 5 < 3:  # noqa: PLR2004 (three of five)
-        return {**document, **settled, "status": "done"}
+        return {**document, **settled, "status": "done", "deadline_at": ended_at}
     if n % 5 == 3:  # noqa: PLR2004 (one of five)
         error = {"message": f"timeout after {n} ms", "code": "timeout", "at": ended_at}
         return {**document, **settled, "status": "failed", "error": error}

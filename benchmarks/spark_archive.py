@@ -60,6 +60,7 @@ def finished(total: int, now: datetime) -> Iterator[dict[str, Any]]:
             "max_attempts": 10,
             "next_retry_at": None,
             "finished_at": ended_at,
+            "deadline_at": ended_at,
             "history": history,
             "worker_id": "bench:1",
             "started_at": started_at,

@@ -13,6 +13,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pyspark.sql import SparkSession
 
+from benchmarks.database import prepare
 from microqueue import Queue, QueueSettings
 from microqueue.core import core_of
 
@@ -81,7 +82,7 @@ class Bench:
 
 def insert_all(queue: Queue[Any], made: Iterator[dict[str, Any]]) -> int:
     """Insert documents in chunks with one pymongo process; return their number."""
-    queue.ensure_indexes()
+    prepare(queue)
     total = 0
     while chunk := list(islice(made, CHUNK)):
         core_of(queue).collections.tasks.insert_many(chunk, ordered=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from benchmarks.database import Database, payloads
+from benchmarks.database import Database, payloads, prepare
 from microqueue import Queue, QueueSettings
 from microqueue.core import core_of
 from microqueue.insights import Insights
@@ -31,7 +31,7 @@ class Cost:
 
 def fill(queue: Queue[Any], total: int) -> None:
     """Insert tasks of two queues. Of twenty, 11 are done, 6 ready, 2 delayed and 1 failed."""
-    queue.ensure_indexes()
+    prepare(queue)
     now = queue.now()
     settings = QueueSettings()
     new: NewTask[Any] = NewTask.model_construct(payload={}, priority=0)
@@ -55,9 +55,11 @@ def fill(queue: Queue[Any], total: int) -> None:
 
 def _state(number: int, at: datetime) -> dict[str, Any]:
     if number < 11:  # noqa: PLR2004 (eleven of twenty)
-        return {"status": "done", "started_at": at, "finished_at": at, "updated_at": at}
+        ended = {"finished_at": at, "deadline_at": at, "updated_at": at}
+        return {"status": "done", "started_at": at, **ended}
     if number < 13:  # noqa: PLR2004 (two of twenty)
-        return {"next_retry_at": at + timedelta(days=1), "attempts": 1}
+        due = at + timedelta(days=1)
+        return {"next_retry_at": due, "deadline_at": due, "attempts": 1}
     if number < 14:  # noqa: PLR2004 (one of twenty)
         error = {"message": "no", "code": "no", "at": at}
         return {"status": "failed", "finished_at": at, "updated_at": at, "error": error}

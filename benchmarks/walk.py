@@ -1,8 +1,9 @@
 """Print the modules that one task crosses, step by step: ``python -m benchmarks.walk [--archive]``.
 
 It runs one task on an embedded MongoDB and records which modules of microqueue execute code in
-each step, in the order of their first call. Modules that only hold values and check arguments
-(all layers below ``operations`` in pyproject.toml) are left out; ``--all`` shows them too.
+each step, in the order of their first call, on a connection that is open. It prints how many there
+are, and names those that do more than hold values and check arguments (the layers below
+``operations`` in pyproject.toml, but for those in ``ACTING``); ``--all`` names all of them.
 ``--archive`` adds the archive, which needs Spark and Java; what its Python workers run is not
 recorded. docs/architecture.md shows the result, which ``--markdown`` prints.
 """
@@ -16,33 +17,38 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import microqueue
 from microqueue import Queue, Sweeper
+from microqueue.clock import ServerClock
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import Worker
 
 HOME = Path(microqueue.__file__).parent
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-DRIVER = frozenset(
-    {
-        "drivers.collections",
-        "drivers.retry",
-        "drivers.sync",
-        "operations.call",
-        "operations.server_clock",
-    }
-)
+DRIVER = frozenset({"drivers.driver", "operations.call"})
 """The modules of every step that calls MongoDB."""
+ACTING = frozenset({"effect_runner", "hooks"})
+"""The modules below ``operations`` that do more than define values and check arguments."""
 WORKER_STEPS = {
-    "microqueue-claims": "claim",
+    "microqueue-fetcher": "claim",
     "microqueue-0": "handle",
-    "microqueue-settler": "settle",
+    "microqueue-settlement-writer": "settle",
 }
 """What the threads of a worker with one handler do."""
+
+
+class SteadyClock(ServerClock):
+    """Reads the server's time once: a slow machine would read it again in the middle of a step."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether the server's time was never read."""
+        return self._reading is None
 
 
 class Recorder:
@@ -83,17 +89,17 @@ def modules_of(call: Callable[[], Any]) -> list[str]:
 
 
 def value_modules() -> set[str]:
-    """Return the names of the layers below ``operations``."""
+    """Return the names of the modules that only define values or check arguments."""
     contracts = tomllib.loads(PYPROJECT.read_text())["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     below = layers[layers.index("operations") + 1 :]
-    return {name.strip() for layer in below for name in layer.split("|")}
+    return {name.strip() for layer in below for name in layer.split("|")} - ACTING
 
 
 def walk(uri: str) -> dict[str, list[str]]:
     """Send one task through a queue, and return the modules of each step."""
     found: dict[str, list[str]] = {}
-    with Queue.from_uri(uri, "mail") as queue:
+    with Queue.from_uri(uri, "mail", clock=SteadyClock()) as queue:
         queue.enqueue({})  # The first call also creates the indexes and reads the clock.
         Worker(queue, print_nothing, concurrency=1).run(burst=True)
         sweeper = Sweeper(queue)
@@ -123,7 +129,9 @@ def walk_archive(uri: str, directory: str) -> list[str]:
         queue.enqueue({})
         Worker(queue, print_nothing).run(burst=True)
         path = f"{directory}/archive"
-        return modules_of(lambda: archive(spark, path, uri=uri, queues=["old"], older_than=0.001))
+        run = partial(archive, spark, path, uri=uri, queues=["old"], older_than=0.001)
+        run(dry_run=True)  # The first call also opens the connection.
+        return modules_of(run)
 
 
 def print_nothing(_payload: Any) -> None:
@@ -133,7 +141,7 @@ def print_nothing(_payload: Any) -> None:
 def main() -> None:
     """Print the walk."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--all", action="store_true", help="show modules of values too")
+    parser.add_argument("--all", action="store_true", help="name modules of values too")
     parser.add_argument("--markdown", action="store_true", help="print the table of the document")
     parser.add_argument("--archive", action="store_true", help="archive the task too, with Spark")
     options = parser.parse_args()
@@ -147,9 +155,9 @@ def main() -> None:
         shown = modules if options.all else [name for name in modules if name not in values]
         if options.markdown:
             others = ", ".join(f"`{name}`" for name in shown if name not in DRIVER)
-            print(f"| {step} | {len(shown)} | {others} |")
+            print(f"| {step} | {len(modules)} | {others} |")
         else:
-            print(f"{step}: {len(shown)}: {', '.join(shown)}")
+            print(f"{step}: {len(modules)}: {', '.join(shown)}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from microqueue.async_queue import AsyncQueue
 from microqueue.backoff import BackoffPolicy, compute_backoff_seconds
-from microqueue.dlq import DeadLetterFilter, DeadLetterPage, DeadLetterStats, ReplayReport
+from microqueue.dead_letter_models import (
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterPage,
+    DeadLetterStats,
+    ReplayReport,
+)
 from microqueue.errors import (
     AlreadyRunning,
     DuplicatesStored,
@@ -13,22 +19,43 @@ from microqueue.errors import (
     EmbeddedServerError,
     IndexConflict,
     InvalidArgument,
+    InvalidCron,
     InvalidPayload,
+    JavaNotFound,
     LeaseLost,
+    MessagesLost,
     MicroqueueError,
     OperationFailed,
+    PipelineError,
+    RunConflict,
+    ScheduleNotFound,
+    SchemaDrift,
+    SchemaMismatch,
+    SchemaTooNew,
+    SchemaTooOld,
     ServerUnavailable,
+    TaskDeleted,
+    TaskFailed,
     TaskNotFound,
+    TopicConflict,
+    TransactionsUnsupported,
+    WaitTimeout,
     WrongStatus,
 )
+from microqueue.hooks import Hooks
 from microqueue.new_task import Duplicate, EnqueueOptions, EnqueueReport, NewTask
 from microqueue.queue import Queue
 from microqueue.reports import Pause, QueueStats
 from microqueue.settings import QueueSettings
-from microqueue.sweeper import AsyncSweeper, Sweeper, SweepReport
 from microqueue.task import Attempt, Lease, Outcome, Progress, Task, TaskError, TaskStatus
 
 if TYPE_CHECKING:
+    from microqueue.binding import Binding, BindingOptions
+    from microqueue.message import Gap, Message
+    from microqueue.schedule import Schedule, ScheduleOptions, ScheduleRun
+    from microqueue.subscription import AsyncSubscription, Subscription
+    from microqueue.sweeper import AsyncSweeper, Sweeper, SweepReport
+    from microqueue.topic import AsyncTopic, Topic
     from microqueue.worker import AsyncWorker, Fail, Retry, Snooze, Tasks, Worker
 
 __version__ = "0.1.0"
@@ -36,10 +63,15 @@ __version__ = "0.1.0"
 __all__ = [
     "AlreadyRunning",
     "AsyncQueue",
+    "AsyncSubscription",
     "AsyncSweeper",
+    "AsyncTopic",
     "AsyncWorker",
     "Attempt",
     "BackoffPolicy",
+    "Binding",
+    "BindingOptions",
+    "DeadLetter",
     "DeadLetterFilter",
     "DeadLetterPage",
     "DeadLetterStats",
@@ -50,46 +82,83 @@ __all__ = [
     "EnqueueOptions",
     "EnqueueReport",
     "Fail",
+    "Gap",
+    "Hooks",
     "IndexConflict",
     "InvalidArgument",
+    "InvalidCron",
     "InvalidPayload",
+    "JavaNotFound",
     "Lease",
     "LeaseLost",
+    "Message",
+    "MessagesLost",
     "MicroqueueError",
     "NewTask",
     "OperationFailed",
     "Outcome",
     "Pause",
+    "PipelineError",
     "Progress",
     "Queue",
     "QueueSettings",
     "QueueStats",
     "ReplayReport",
     "Retry",
+    "RunConflict",
+    "Schedule",
+    "ScheduleNotFound",
+    "ScheduleOptions",
+    "ScheduleRun",
+    "SchemaDrift",
+    "SchemaMismatch",
+    "SchemaTooNew",
+    "SchemaTooOld",
     "ServerUnavailable",
     "Snooze",
+    "Subscription",
     "SweepReport",
     "Sweeper",
     "Task",
+    "TaskDeleted",
     "TaskError",
+    "TaskFailed",
     "TaskNotFound",
     "TaskStatus",
     "Tasks",
+    "Topic",
+    "TopicConflict",
+    "TransactionsUnsupported",
+    "WaitTimeout",
     "Worker",
     "WrongStatus",
     "__version__",
     "compute_backoff_seconds",
 ]
 
-# Imported on first use: most producers run no worker, and `import microqueue` stays light.
-_FROM_WORKER = frozenset({"AsyncWorker", "Fail", "Retry", "Snooze", "Tasks", "Worker"})
+# Imported on first use: most producers run no worker or sweeper and have no schedule, and
+# `import microqueue` stays light. A test lists what it loads.
+_LAZY = {
+    **dict.fromkeys(["AsyncWorker", "Fail", "Retry", "Snooze", "Tasks", "Worker"], "worker"),
+    **dict.fromkeys(["AsyncSweeper", "SweepReport", "Sweeper"], "sweeper"),
+    **dict.fromkeys(["Schedule", "ScheduleOptions", "ScheduleRun"], "schedule"),
+    **dict.fromkeys(["AsyncTopic", "Topic"], "topic"),
+    **dict.fromkeys(["AsyncSubscription", "Subscription"], "subscription"),
+    **dict.fromkeys(["Binding", "BindingOptions"], "binding"),
+    **dict.fromkeys(["Gap", "Message"], "message"),
+}
+
+# Modules that `import microqueue` made attributes of the package before it loaded fewer.
+_MODULES = {"embedded", "message", "schedule", "schedules", "sweeper", "timing"}
 
 if not TYPE_CHECKING:  # Type checkers would accept any name.
 
     def __getattr__(name: str) -> Any:
-        if name not in _FROM_WORKER:
+        if name in _MODULES:
+            return import_module(f"microqueue.{name}")
+        if name not in _LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module("microqueue.worker"), name)
+        value = globals()[name] = getattr(import_module(f"microqueue.{_LAZY[name]}"), name)
         return value
 
 

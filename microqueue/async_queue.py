@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Generic, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from pymongo import AsyncMongoClient
 
-from microqueue.arguments import check_clock, check_count, check_settings, check_worker_id
+from microqueue.arguments import check_count, check_settings, check_worker_id, clock_argument
 from microqueue.clock import Clock
 from microqueue.core import AsyncCore
 from microqueue.dead_letters import AsyncDeadLetters
-from microqueue.drivers.asynchronous import AsyncDriver
 from microqueue.drivers.change_stream import AsyncWakeup
+from microqueue.drivers.client_options import ClientOptions
 from microqueue.drivers.collections import Collections, is_blocking
 from microqueue.drivers.connection import Connection
-from microqueue.drivers.retry import CLOSE_SEC
-from microqueue.drivers.sync import bounded
+from microqueue.drivers.driver import CLOSE_SEC, AsyncDriver, bounded
+from microqueue.drivers.result_watch import Deadline, end_watch_async, waiting_async
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, LeaseLost, MicroqueueError
-from microqueue.new_task import EnqueueOptions, EnqueueReport, NewTask
+from microqueue.hooks import Hooks
+from microqueue.new_task import EnqueueOptions, EnqueueReport, NewTask, new_task_of
 from microqueue.operations.call import Operation
 from microqueue.reports import Pause, QueueStats, WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, PayloadT, Task, TaskId, TaskStatus
+
+if TYPE_CHECKING:
+    from microqueue.schedules import AsyncSchedules
 
 
 class AsyncQueue(Generic[PayloadT]):
@@ -42,6 +46,8 @@ class AsyncQueue(Generic[PayloadT]):
         settings: Settings of the queue. Default: read from ``MICROQUEUE_*`` in the environment.
         payload_model: A pydantic model: payloads go in and come out as its instances.
         clock: The clock of the queue. Default: the server's.
+        hooks: ``on_dead_letter`` is called for each dead letter that a call of this queue makes,
+            or a worker, sweeper or dashboard with this queue.
 
     Raises:
         InvalidArgument: An argument is not valid.
@@ -55,14 +61,16 @@ class AsyncQueue(Generic[PayloadT]):
         settings: QueueSettings | None = None,
         payload_model: type[PayloadT] | None = None,
         clock: Clock | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> None:
         if is_blocking(database_or_collection):
             raise InvalidArgument(
                 f"{type(database_or_collection).__name__} would block the event loop; "
                 "use AsyncMongoClient or Motor, or Queue",
                 argument="database_or_collection",
+                code="blocking_client",
             )
-        settings, clock = check_settings(settings), check_clock(clock)
+        settings, clock = check_settings(settings), clock_argument(clock)
         collections = Collections(database_or_collection)
         self._core: AsyncCore[PayloadT] = AsyncCore(
             AsyncDriver(collections, settings=settings, on_retry=clock.forget),
@@ -71,12 +79,14 @@ class AsyncQueue(Generic[PayloadT]):
             settings=settings,
             payload_model=payload_model,
             clock=clock,
+            hooks=hooks,
         )
         self._dead_letters = AsyncDeadLetters(self._core)
+        self._schedules: AsyncSchedules[PayloadT] | None = None
         self._connection: Connection | None = None  # Of from_uri.
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {self._core.place})"
+        return f"{type(self).__name__}({self.name!r}, {self._core.namespace})"
 
     @property
     def name(self) -> str:
@@ -98,6 +108,16 @@ class AsyncQueue(Generic[PayloadT]):
         """The failed tasks of the queue: list, replay or discard them."""
         return self._dead_letters
 
+    @property
+    def schedules(self) -> AsyncSchedules[PayloadT]:
+        """The schedules of the queue: tasks that are added at given times."""
+        if self._schedules is None:
+            # On first use: most producers have none, and `import microqueue` stays light.
+            from microqueue.schedules import AsyncSchedules  # noqa: PLC0415
+
+            self._schedules = AsyncSchedules(self._core)
+        return self._schedules
+
     @classmethod
     def from_uri(
         cls,
@@ -107,8 +127,9 @@ class AsyncQueue(Generic[PayloadT]):
         settings: QueueSettings | None = None,
         payload_model: type[PayloadT] | None = None,
         clock: Clock | None = None,
+        hooks: Sequence[Hooks] = (),
         collection: str | None = None,
-        **client_options: Any,
+        **client_options: Unpack[ClientOptions],
     ) -> Self:
         """Connect to a MongoDB server and open a queue.
 
@@ -121,12 +142,13 @@ class AsyncQueue(Generic[PayloadT]):
             settings: As for the class.
             payload_model: As for the class.
             clock: As for the class.
+            hooks: As for the class.
             collection: The collection. Default: ``tasks``. The database is the URI's, or
                 ``microqueue`` if it names none.
             **client_options: Options of ``AsyncMongoClient``.
 
         Returns:
-            The queue. :meth:`close` it at the end, or use it in a ``with`` block.
+            The queue. :meth:`close` it at the end, or use ``async with``.
 
         Raises:
             InvalidArgument: The URI or another argument is not valid.
@@ -147,6 +169,7 @@ class AsyncQueue(Generic[PayloadT]):
                 settings=settings,
                 payload_model=payload_model,
                 clock=clock,
+                hooks=hooks,
             )
         except Exception:
             connection.abandon()
@@ -158,6 +181,7 @@ class AsyncQueue(Generic[PayloadT]):
         """Close the client, and the embedded server, if :meth:`from_uri` opened them."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
+            await end_watch_async(self._core.collections)
             with bounded(CLOSE_SEC):  # Closing ends the sessions on the server.
                 await connection.client.close()
             connection.stop_server()
@@ -169,11 +193,17 @@ class AsyncQueue(Generic[PayloadT]):
         await self.close()
 
     async def now(self) -> datetime:
-        """Return the time by the queue's clock: the server's."""
+        """Read the time by the queue's clock: the server's.
+
+        Returns:
+            The time, in UTC.
+        """
         return await self._core.run(self._core.now())
 
     async def ensure_indexes(self, *, adjust: bool = True) -> list[str]:
-        """Create missing indexes and adjust the retention. Safe to repeat.
+        """Create missing indexes, that of dedupe keys too, and adjust the retention.
+
+        Safe to repeat.
 
         Args:
             adjust: Set the retention of the collection to that of the settings. If false, the
@@ -185,6 +215,7 @@ class AsyncQueue(Generic[PayloadT]):
         Raises:
             IndexConflict: An index with the same name or keys exists in another shape.
             DuplicatesStored: Live tasks share a dedupe key.
+            SchemaMismatch: The collection has another schema version.
         """
         return await self._core.run(self._core.ensure_indexes(adjust=adjust))
 
@@ -192,7 +223,7 @@ class AsyncQueue(Generic[PayloadT]):
 
     async def enqueue(
         self,
-        payload: PayloadT,
+        payload: PayloadT | NewTask[PayloadT],
         *,
         session: Any = None,
         **options: Unpack[EnqueueOptions],
@@ -203,7 +234,8 @@ class AsyncQueue(Generic[PayloadT]):
         error, pass a ``task_id`` or ``dedupe_key``: without them, a second call adds a second task.
 
         Args:
-            payload: The data of the task: a dict, or an instance of ``payload_model``.
+            payload: The data of the task: a dict, or an instance of ``payload_model``. Or a
+                :class:`NewTask` with its own options, as a named task's ``new`` makes.
             session: A session of the queue's own client, to add the task in the caller's
                 transaction.
             **options: Options of this task, see :class:`EnqueueOptions`:
@@ -215,19 +247,29 @@ class AsyncQueue(Generic[PayloadT]):
                 - ``backoff``: the waits between attempts. Default: the setting.
                 - ``visibility_timeout``: the length of a lease. Default: the setting.
                 - ``dedupe_key``: reject the task while a live one has the same key.
-                - ``expires_in``: fail the task, with code ``expired``, if it is waiting then.
+                - ``expires_in``: fail the task, with code ``expired``, if it waits longer.
                 - ``task_id``: the id of the task. Default: a new ``ObjectId``.
+                - ``dedupe_for``: keep the ``dedupe_key`` taken for this long, also after the task
+                  is finished or deleted.
+                - ``on_duplicate``: instead of raising ``DuplicateTask``, ``"return"`` the task
+                  that exists, or ``"replace"`` its payload and options if it is pending.
                 - ``headers``: values stored beside the payload.
+                - ``name``: what the task does, to filter and group by; at most 120 characters.
 
         Returns:
-            The task as it was stored.
+            The task as it was stored. ``is_duplicate`` is set if it existed before, and was
+            returned or replaced.
 
         Raises:
-            DuplicateTask: A live task has the ``dedupe_key``, or any task has the ``task_id``.
+            DuplicateTask: A live task has the ``dedupe_key``, or it is taken for a period, or any
+                task has the ``task_id``. With ``"return"`` or ``"replace"``, only if that task
+                is in another queue or deleted, or cannot be replaced: it is running or finished,
+                or a replacement would change which key is taken for a period (``code``).
             InvalidPayload: The payload cannot be stored, or does not fit ``payload_model``.
-            InvalidArgument: An option is unknown or its value is not valid.
+            InvalidArgument: An option is unknown, its value is not valid, or it is given beside a
+                ``NewTask``.
         """
-        new = NewTask[Any](payload=payload, **options)
+        new = new_task_of(payload, options)
         return await self._core.run(self._core.enqueue(new, session))
 
     async def enqueue_many(
@@ -343,7 +385,8 @@ class AsyncQueue(Generic[PayloadT]):
                 transaction.
 
         Raises:
-            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+            LeaseLost: Another worker or the sweeper has the task, or it was done before this
+                transaction; nothing was changed.
             InvalidArgument: An argument is not valid.
         """
         await self._core.run(self._core.mark_done(task, result, session))
@@ -448,11 +491,53 @@ class AsyncQueue(Generic[PayloadT]):
         """
         return await self._core.run(self._core.get(task_id))
 
+    async def wait_for(
+        self,
+        task: Task[Any] | TaskId,
+        *,
+        timeout: Duration | None = None,  # noqa: ASYNC109 (it has its own error)
+    ) -> Task[PayloadT]:
+        """Wait until a task is finished, and return it with its result.
+
+        All waits of a process on one client and collection share one change stream, or one poll
+        where the server has no change streams. Do not wait in a handler for a task of the same
+        worker: if all its handlers wait, the task never runs.
+
+        Args:
+            task: The task, or its id, from any queue of the collection.
+            timeout: How long to wait. Default: until the task is finished. 0 only checks it.
+
+        Returns:
+            The task, which is done. ``result`` is what its handler returned, if that is kept: see
+            ``keep_result`` of :class:`Worker`.
+
+        Raises:
+            TaskFailed: The task failed, expired or was cancelled; it has the error.
+            WaitTimeout: The task is not finished yet.
+            TaskNotFound: No task has this id.
+            TaskDeleted: The task was deleted before its result could be read: with ``retention=0``,
+                as soon as it is done.
+            InvalidArgument: An argument is not valid.
+        """
+        limit = duration_argument("timeout", timeout)
+        deadline = Deadline(None if limit is None else limit.total_seconds())
+        core = self._core
+        task_id, found = await core.run(core.begin_wait(task))
+        if found is None:
+            deadline.check(task_id)
+            async with waiting_async(core.collections, self.settings, task_id) as waiter:
+                # Again, now that it is watched: it may have finished just before.
+                found = await core.run(core.finished(task_id))
+                if found is None:
+                    found = await waiter.wait(deadline)
+        return core.to_done_task(found)
+
     async def peek(
         self,
         limit: int = 10,
         *,
         status: TaskStatus | str | None = None,
+        name: str | None = None,
         queue: str | None = None,
         all_queues: bool = False,
     ) -> list[Task[PayloadT]]:
@@ -461,6 +546,7 @@ class AsyncQueue(Generic[PayloadT]):
         Args:
             limit: The largest number of tasks.
             status: Only tasks with this status.
+            name: Only tasks with this name; the empty string: only tasks without a name.
             queue: Another queue of the collection.
             all_queues: Tasks of all queues of the collection; not with ``queue``.
 
@@ -470,7 +556,9 @@ class AsyncQueue(Generic[PayloadT]):
         Raises:
             InvalidArgument: An argument is not valid.
         """
-        return await self._core.run(self._core.peek(limit, status, queue, all_queues=all_queues))
+        return await self._core.run(
+            self._core.peek(limit, status, queue, name=name, all_queues=all_queues)
+        )
 
     async def stats(self, *, exact: bool = False) -> QueueStats:
         """Count the tasks by status, with the age of the oldest ready one and the next due.
@@ -486,7 +574,11 @@ class AsyncQueue(Generic[PayloadT]):
         return await self._core.run(self._core.stats(exact=exact))
 
     async def workers(self) -> list[WorkerInfo]:
-        """Return the registered workers of all queues of the collection."""
+        """List the registered workers of all queues of the collection.
+
+        Returns:
+            The workers, as of their last heartbeats.
+        """
         return await self._core.run(self._core.workers())
 
     async def purge(
@@ -557,5 +649,9 @@ class AsyncQueue(Generic[PayloadT]):
         return await self._core.run(self._core.resume())
 
     async def paused(self) -> Pause | None:
-        """Return the pause of this queue, or ``None`` if it is not paused."""
+        """Look up the pause of this queue.
+
+        Returns:
+            The pause, or ``None`` if the queue is not paused.
+        """
         return await self._core.run(self._core.paused())

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Literal, Self, TypeAlias, TypeGuard, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeAlias, TypeGuard, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import core_schema
 
 from microqueue.errors import InvalidArgument
-from microqueue.model import Model
+from microqueue.model import Model, invalid_argument
 
 Jitter: TypeAlias = Literal["none", "full", "equal", "decorrelated", "additive"]
 JITTERS: tuple[str, ...] = get_args(Jitter)
 
 LONGEST_DELAY_SEC = 10 * 365 * 24 * 3600
 _SHARED_RANDOM = random.Random()  # noqa: S311 (jitter needs spread, not secrecy)
+
+
+def _with_text_names(given: Any) -> Any:
+    if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
+        raise ValueError("the names of options are strings")
+    return given
 
 
 class BackoffPolicy(Model):
@@ -26,7 +34,7 @@ class BackoffPolicy(Model):
 
     - ``none``: the delay as it is;
     - ``full``: anywhere between zero and the delay;
-    - ``equal``: the upper half of the delay;
+    - ``equal``: anywhere between half of the delay and all of it;
     - ``decorrelated``: between the base and three times the previous delay;
     - ``additive``: the delay plus up to one base.
     """
@@ -38,10 +46,18 @@ class BackoffPolicy(Model):
     )
     jitter: Jitter = "full"
 
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        # As a field of another model, it is called with the names in a dict as keyword arguments.
+        return core_schema.no_info_before_validator_function(_with_text_names, handler(source))
+
     @model_validator(mode="after")
     def _base_fits_below_max(self) -> Self:
         if self.base_sec > self.max_sec:
-            raise ValueError(f"base_sec {self.base_sec} is greater than max_sec {self.max_sec}")
+            reason = f"base_sec {self.base_sec} is greater than max_sec {self.max_sec}"
+            raise InvalidArgument(reason, argument="base_sec", value=self.base_sec)
         return self
 
     def delay_seconds(
@@ -51,7 +67,7 @@ class BackoffPolicy(Model):
         previous: float | None = None,
         rng: random.Random | None = None,
     ) -> float:
-        """Return the delay after ``attempts`` deliveries, in seconds.
+        """Draw the delay after ``attempts`` deliveries.
 
         Args:
             attempts: How often the task was delivered.
@@ -59,13 +75,16 @@ class BackoffPolicy(Model):
                 document, so an invalid one counts as none.
             rng: The random numbers of the jitter, for tests.
 
+        Returns:
+            The delay in seconds.
+
         Raises:
             InvalidArgument: ``attempts`` is no integer of 0 or more, or ``rng`` no generator.
         """
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 0:
-            raise _refused("attempts", attempts, "give an integer of 0 or more")
+            raise invalid_argument("attempts", attempts, "give an integer of 0 or more")
         if rng is not None and not isinstance(rng, random.Random):
-            raise _refused("rng", rng, "give a random.Random")
+            raise invalid_argument("rng", rng, "give a random.Random")
         rng = rng or _SHARED_RANDOM
         ceiling = self._exponential(attempts)
         match self.jitter:
@@ -102,12 +121,6 @@ def _is_delay(value: object) -> TypeGuard[float]:
     return math.isfinite(value) and value >= 0
 
 
-def _refused(argument: str, value: object, instead: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"{argument}={value!r} is not valid: {instead}", argument=argument, value=value
-    )
-
-
 def compute_backoff_seconds(  # noqa: PLR0917 (the order of a well-known formula)
     attempts: int,
     base_sec: float = 5,
@@ -119,12 +132,12 @@ def compute_backoff_seconds(  # noqa: PLR0917 (the order of a well-known formula
 ) -> float:
     """Return the delay in seconds after ``attempts`` deliveries, without a policy.
 
-    The first failure (``attempts=1``, or 0) waits about ``base_sec``. The result is never negative
-    and never above ``max_sec``, however many attempts there were.
+    Before the jitter, the delay after the first attempt (``attempts=1``, or 0) is ``base_sec``. The
+    result is never negative and never above ``max_sec``, however many attempts there were.
 
     Args:
         attempts: How often the task was delivered.
-        base_sec: The delay after the first attempt.
+        base_sec: The delay after the first attempt, before the jitter.
         factor: By what the delay is multiplied after each further attempt.
         max_sec: The longest delay.
         jitter: How delays are spread, see :class:`BackoffPolicy`.
@@ -142,6 +155,6 @@ def compute_backoff_seconds(  # noqa: PLR0917 (the order of a well-known formula
         [5.0, 10.0, 20.0, 1800.0]
     """
     if previous is not None and not _is_delay(previous):
-        raise _refused("previous", previous, "give a finite number of seconds, 0 or more")
+        raise invalid_argument("previous", previous, "give a finite number of seconds, 0 or more")
     policy = BackoffPolicy(base_sec=base_sec, factor=factor, max_sec=max_sec, jitter=jitter)
     return policy.delay_seconds(attempts, previous=previous, rng=rng)

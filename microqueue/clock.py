@@ -39,6 +39,21 @@ def as_utc(instant: datetime) -> datetime:
     return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
 
 
+def add_zones(value: Any) -> None:
+    """Add UTC to the dates of a document or list without one, at any depth, in place.
+
+    A driver that returns naive dates and this function together take half the time of a driver
+    that returns dates in UTC. Safe to repeat.
+    """
+    items = value.items() if type(value) is dict else enumerate(value)
+    for place, item in items:
+        kind = type(item)
+        if kind is datetime and item.tzinfo is None:
+            value[place] = item.replace(tzinfo=UTC)
+        elif (kind is dict or kind is list) and item:
+            add_zones(item)
+
+
 class Instant(datetime):
     """The current instant: never ahead of the server's, and behind by at most ``uncertain``.
 
@@ -70,7 +85,8 @@ class Instant(datetime):
 def later(now: datetime, duration: timedelta) -> datetime:
     """Return the first instant that is certainly a duration later than ``now``, to store it.
 
-    By the server's clock the duration is over then, whichever process compares.
+    By the server's clock the duration is over then, whichever process compares. Pass ``now`` as
+    the clock returned it: an instant computed from it has lost its uncertainty.
     """
     if isinstance(now, Instant):
         return round_up(now.plain + (duration + now.uncertain))

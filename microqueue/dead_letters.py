@@ -6,21 +6,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeAlias
 
-from microqueue.arguments import check_count, refused
+from microqueue.arguments import check_count, invalid_argument
 from microqueue.core import AsyncCore, QueueCore, SyncCore
-from microqueue.dlq import (
+from microqueue.dead_letter_models import (
     DeadLetterFilter,
     DeadLetterGroups,
     DeadLetterPage,
     DeadLetterStats,
     ReplayReport,
+    check_dead_letter_filter,
 )
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import TaskNotFound
-from microqueue.operations import dead_letters, diagnostics, id_order, lookup, replay, stats
+from microqueue.operations import dead_letters, diagnostics, lookup, replay, stats
 from microqueue.operations.call import Document, Operation
+from microqueue.operations.paging import check_cursor
 from microqueue.payload import check_encodable
 from microqueue.task import PayloadT, Task, TaskId
+from microqueue.task_ids import id_key
+
+__all__ = ["AsyncDeadLetters", "DeadLetters"]
 
 Chosen: TypeAlias = TaskId | Task[Any] | Iterable[TaskId | Task[Any]] | DeadLetterFilter
 """A task or its id, several of them, or a filter."""
@@ -43,10 +48,12 @@ class DeadLetterOperations(Generic[PayloadT]):
         self, which: DeadLetterFilter, limit: int, cursor: str | None
     ) -> Operation[DeadLetterPage[PayloadT]]:
         """Perform :meth:`DeadLetters.list`."""
+        check_count("limit", limit)
+        check_cursor(cursor)
         documents, next_cursor = yield from dead_letters.page(
             (yield from self._queues()),
             which,
-            limit=check_count("limit", limit),
+            limit=limit,
             cursor=cursor,
             settings=self._core.settings,
         )
@@ -92,7 +99,7 @@ class DeadLetterOperations(Generic[PayloadT]):
         """Perform :meth:`DeadLetters.edit_and_replay`."""
         wait = duration_argument("delay", delay)
         if not isinstance(payload, Mapping):
-            raise refused("payload", payload, "give a dict")
+            raise invalid_argument("payload", payload, "give a dict")
         check_encodable({"payload": payload}, self._core.collections.codec_options)
         queries, _ = yield from self._choose(task_id, missing_ok=False)
         now, position = yield from self._core.next_position()
@@ -121,6 +128,7 @@ class DeadLetterOperations(Generic[PayloadT]):
 
     def groups(self, which: DeadLetterFilter) -> Operation[DeadLetterGroups]:
         """Perform :meth:`DeadLetters.groups`."""
+        which = check_dead_letter_filter(which)
         queues = yield from self._queues()
         return (yield from dead_letters.groups(queues, which, self._core.settings))
 
@@ -128,7 +136,7 @@ class DeadLetterOperations(Generic[PayloadT]):
         """Perform :meth:`DeadLetters.discard`."""
         at_most = None if limit is None else check_count("limit", limit)
         queries, _ = yield from self._choose(which, missing_ok=missing_ok)
-        now, _ = yield from self._core.next_position()
+        now = yield from self._core.begin()
         return (
             yield from replay.discard(queries, now=now, limit=at_most, settings=self._core.settings)
         )
@@ -151,6 +159,7 @@ class DeadLetterOperations(Generic[PayloadT]):
         """
         settings = self._core.settings
         if isinstance(which, DeadLetterFilter):
+            which = check_dead_letter_filter(which)
             queues = yield from self._queues()
             return (yield from dead_letters.queries(queues, which, settings)), []
         several = isinstance(which, Iterable) and not isinstance(
@@ -161,13 +170,13 @@ class DeadLetterOperations(Generic[PayloadT]):
             one.id if isinstance(one, Task) else one for one in chosen
         )
         found = yield from lookup.queues_of(ids, settings)
-        places = [(one, found.get(id_order.key(one))) for one in ids]
+        places = [(one, found.get(id_key(one))) for one in ids]
         missing = [(one, place) for one, place in places if not self._is_here(place)]
         if missing and not missing_ok:
             name, found_in = self._core.name, missing[0][1]
             raise TaskNotFound(task_ids=[one for one, _ in missing], queue=name, found_in=found_in)
         here = [one for one, place in places if self._is_here(place)]
-        names = {found[id_order.key(one)] for one in here}
+        names = {found[id_key(one)] for one in here}
         queues = sorted(names) if self._everywhere else self._core.name
         return [dead_letters.selection(queues, here)], [one for one, _ in missing]
 
@@ -194,6 +203,7 @@ class DeadLetters(Generic[PayloadT]):
     def list(
         self,
         *,
+        name: str | None = None,
         code: str | None = None,
         text: str | None = None,
         group: str | None = None,
@@ -205,6 +215,7 @@ class DeadLetters(Generic[PayloadT]):
         """Return a page of dead letters, newest first.
 
         Args:
+            name: Only those with this name; the empty string: those without a name.
             code: Only those with this error code.
             text: Only those whose error message contains this text.
             group: Only those of the group of :meth:`groups` with this message.
@@ -219,7 +230,9 @@ class DeadLetters(Generic[PayloadT]):
         Raises:
             InvalidArgument: An argument is not valid.
         """
-        which = DeadLetterFilter(code=code, text=text, group=group, since=since, until=until)
+        which = DeadLetterFilter(
+            name=name, code=code, text=text, group=group, since=since, until=until
+        )
         return self._core.run(self._operations.page(which, limit, cursor))
 
     def replay(
@@ -296,7 +309,9 @@ class DeadLetters(Generic[PayloadT]):
         Returns:
             The groups.
         """
-        return self._core.run(self._operations.groups(which or DeadLetterFilter()))
+        return self._core.run(
+            self._operations.groups(DeadLetterFilter() if which is None else which)
+        )
 
     def count(self, which: Chosen) -> int:
         """Count dead letters.
@@ -372,6 +387,7 @@ class AsyncDeadLetters(Generic[PayloadT]):
     async def list(
         self,
         *,
+        name: str | None = None,
         code: str | None = None,
         text: str | None = None,
         group: str | None = None,
@@ -383,6 +399,7 @@ class AsyncDeadLetters(Generic[PayloadT]):
         """Return a page of dead letters, newest first.
 
         Args:
+            name: Only those with this name; the empty string: those without a name.
             code: Only those with this error code.
             text: Only those whose error message contains this text.
             group: Only those of the group of :meth:`groups` with this message.
@@ -397,7 +414,9 @@ class AsyncDeadLetters(Generic[PayloadT]):
         Raises:
             InvalidArgument: An argument is not valid.
         """
-        which = DeadLetterFilter(code=code, text=text, group=group, since=since, until=until)
+        which = DeadLetterFilter(
+            name=name, code=code, text=text, group=group, since=since, until=until
+        )
         return await self._core.run(self._operations.page(which, limit, cursor))
 
     async def replay(
@@ -474,7 +493,9 @@ class AsyncDeadLetters(Generic[PayloadT]):
         Returns:
             The groups.
         """
-        return await self._core.run(self._operations.groups(which or DeadLetterFilter()))
+        return await self._core.run(
+            self._operations.groups(DeadLetterFilter() if which is None else which)
+        )
 
     async def count(self, which: Chosen) -> int:
         """Count dead letters.

@@ -1,15 +1,13 @@
 """Old public names that keep working and warn: properties, options and names of modules.
 
-A property::
+An attribute, which completion no longer shows::
 
-    @property
-    def letters_apart(self) -> bool:
-        warn_renamed("QueueSettings.letters_apart", "separate_dlq")
-        return self.separate_dlq
+    if not TYPE_CHECKING:
+        __getattr__ = renamed_attributes({"letters_apart": "separate_dlq"})
 
 A field of a model, so that ``WorkerOptions(brisk_period=1)`` still works::
 
-    renamed_fields: ClassVar[Mapping[str, str]] = {"brisk_period": "hot_poll_period"}
+    _renamed_fields: ClassVar[Mapping[str, str]] = {"brisk_period": "hot_poll_period"}
 
 A name of a module::
 
@@ -20,6 +18,10 @@ An argument of a function::
     @renamed_arguments(tell="progress")
     def archive(*, progress): ...
 
+A module that was renamed, or whose names are elsewhere::
+
+    __getattr__ = moved_names(__name__, {"Teller": "microqueue.worker.dispatcher.HookDispatcher"})
+
 Modules that are now one: :func:`register_moved_modules`.
 
 Each use raises a ``DeprecationWarning`` with the new name.
@@ -27,13 +29,14 @@ Each use raises a ``DeprecationWarning`` with the new name.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib import import_module
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from microqueue.errors import InvalidArgument
 
@@ -83,12 +86,23 @@ def renamed_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]
         module: The module's ``__name__``.
         names: The new name of each old one.
     """
+    return moved_names(module, {old: f"{module}.{new}" for old, new in names.items()})
+
+
+def moved_names(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a module whose names are elsewhere.
+
+    Args:
+        module: The module's ``__name__``.
+        places: The new place of each name, as in ``microqueue.QueueSettings``.
+    """
 
     def __getattr__(name: str) -> Any:  # noqa: N807 (it is the module's)
-        if name not in names:
+        if name not in places:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warn_renamed(f"{module}.{name}", f"{module}.{names[name]}")
-        return getattr(sys.modules[module], names[name])
+        warn_renamed(f"{module}.{name}", places[name])
+        home, _, new = places[name].rpartition(".")
+        return getattr(import_module(home), new)
 
     return __getattr__
 
@@ -114,9 +128,20 @@ def renamed_attributes(names: Mapping[str, str]) -> Callable[[Any, str], Any]:
 
 
 def renamed_arguments(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Accept keyword arguments under their old names: ``renamed_arguments(old="new")``."""
+    """Accept keyword arguments under their old names: ``renamed_arguments(old="new")``.
+
+    A coroutine function stays one.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.iscoroutinefunction(function):
+
+            @wraps(function)
+            async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                return await function(*args, **renamed_options(kwargs, names))
+
+            return cast("Callable[P, R]", call_async)
+
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             return function(*args, **renamed_options(kwargs, names))

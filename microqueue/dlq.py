@@ -1,120 +1,40 @@
-"""The models of the dead-letter queue: the filter, and what its methods return."""
+"""Deprecated: the models are in :mod:`microqueue.dead_letter_models`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
-from pydantic import Field, field_validator
+from microqueue.deprecation import moved_names
 
-from microqueue.arguments import is_encodable
-from microqueue.deprecation import renamed_names
-from microqueue.durations import AwareDatetime
-from microqueue.model import Model
-from microqueue.task import PayloadT, Task, TaskId
+if TYPE_CHECKING:
+    from microqueue.dead_letter_models import (
+        DeadLetterFilter,
+        DeadLetterGroup,
+        DeadLetterGroups,
+        DeadLetterPage,
+        DeadLetterStats,
+        ReplayReport,
+    )
 
-
-class DeadLetterFilter(Model):
-    """Selects dead letters by error code, text in the message, and time of failure.
-
-    An empty filter selects all dead letters of the queue.
-    """
-
-    code: str | None = None
-    """The error code; the empty string selects dead letters without a code."""
-    text: str | None = None
-    """Plain text in the error message, not a pattern. Case is ignored."""
-    group: str | None = None
-    """The message of a group that ``dead_letters.groups()`` returned."""
-    since: AwareDatetime | None = None
-    """The earliest time of the failure, inclusive."""
-    until: AwareDatetime | None = None
-    """The latest time of the failure, exclusive."""
-    shown: Callable[[str], str] | None = Field(default=None, exclude=True, repr=False)
-    """A function that masks secrets in a message; ``text`` and ``group`` see its result."""
-
-    @field_validator("code", "text", "group")
-    @classmethod
-    def _can_be_asked(cls, value: str | None) -> str | None:
-        if value is not None and not is_encodable(value):
-            raise ValueError("MongoDB cannot store this text")
-        return value
-
-    @field_validator("text")
-    @classmethod
-    def _can_be_searched(cls, value: str | None) -> str | None:
-        if value is not None and "\0" in value:
-            raise ValueError("MongoDB cannot search for a null character")
-        return value
-
-
-class DeadLetterPage(Model, Generic[PayloadT]):
-    """A page of dead letters, newest first, with the cursor of the next page."""
-
-    tasks: Sequence[Task[PayloadT]]
-    next_cursor: str | None = None
-
-    def __iter__(self) -> Iterator[Task[PayloadT]]:  # type: ignore[override]  # A page is its tasks.
-        return iter(self.tasks)
-
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-    def __getitem__(self, index: int) -> Task[PayloadT]:
-        return self.tasks[index]
-
-
-class DeadLetterStats(Model):
-    """The number of dead letters, in total and by error code.
-
-    Above ``settings.count_limit`` the ``total`` is ``estimated``, and ``by_code`` counts the
-    newest ``examined`` dead letters.
-    """
-
-    total: int
-    by_code: dict[str, int]
-    oldest_at: datetime | None
-    newest_at: datetime | None
-    estimated: bool = False
-    examined: int = 0
-
-
-class ReplayReport(Model):
-    """What a replay did.
-
-    ``skipped`` dead letters were not replayed: a live task has their dedupe key, or another
-    caller is replaying them. ``missing`` are the given ids that no task has.
-    """
-
-    matched: int
-    replayed: int
-    skipped: Sequence[TaskId] = ()
-    missing: Sequence[TaskId] = ()
-    dry_run: bool = False
-
-
-class DeadLetterGroup(Model):
-    """Dead letters with one error code whose messages differ only in numbers and names."""
-
-    code: str | None
-    message: str
-    sample: str
-    count: int
-    first_at: datetime | None
-    last_at: datetime | None
-    latest_id: TaskId
-
-
-class DeadLetterGroups(Model):
-    """Groups of dead letters, the largest first. If ``truncated``, older ones were not counted."""
-
-    total: int
-    truncated: bool
-    groups: Sequence[DeadLetterGroup]
-
-
-if not TYPE_CHECKING:
-    __getattr__ = renamed_names(
-        __name__, {"LetterGroup": "DeadLetterGroup", "LetterGroups": "DeadLetterGroups"}
+    __all__ = [
+        "DeadLetterFilter",
+        "DeadLetterGroup",
+        "DeadLetterGroups",
+        "DeadLetterPage",
+        "DeadLetterStats",
+        "ReplayReport",
+    ]
+else:
+    __getattr__ = moved_names(
+        __name__,
+        {
+            "DeadLetterFilter": "microqueue.DeadLetterFilter",
+            "DeadLetterGroup": "microqueue.dead_letter_models.DeadLetterGroup",
+            "DeadLetterGroups": "microqueue.dead_letter_models.DeadLetterGroups",
+            "DeadLetterPage": "microqueue.DeadLetterPage",
+            "DeadLetterStats": "microqueue.DeadLetterStats",
+            "LetterGroup": "microqueue.dead_letter_models.DeadLetterGroup",
+            "LetterGroups": "microqueue.dead_letter_models.DeadLetterGroups",
+            "ReplayReport": "microqueue.ReplayReport",
+        },
     )

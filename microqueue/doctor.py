@@ -12,13 +12,15 @@ from pymongo import WriteConcern
 
 from microqueue.clock import as_utc
 from microqueue.core import core_of
-from microqueue.insights import read_report
+from microqueue.insights import parse_report
 from microqueue.model import Model
 from microqueue.operations import diagnostics as operations
-from microqueue.operations import indexes, maintenance
+from microqueue.operations import indexes, maintenance, schema
 from microqueue.operations.call import Target, dlq_collection_name
 from microqueue.operations.diagnostics import IndexFindings
+from microqueue.operations.schema import Schema
 from microqueue.queue import Queue
+from microqueue.repair import Sampled, sample
 from microqueue.sweeper import SweepReport, describe_burials
 
 OLDEST_VERSION = (4, 4)
@@ -38,7 +40,7 @@ class Check(Model):
 
 
 def examine(queue: Queue[Any]) -> list[Check]:
-    """Check the server, its clock, the indexes, the sweeper and the write concern. Read-only.
+    """Check the server, clock, schema, indexes, sweeper, documents and write concern. Read-only.
 
     Args:
         queue: The queue.
@@ -50,22 +52,29 @@ def examine(queue: Queue[Any]) -> list[Check]:
         ServerUnavailable: The server cannot be reached.
     """
     core = core_of(queue)
+    run = core.run_on_any_version
     sent_at, started = datetime.now(UTC), time.monotonic()
-    hello = core.run(operations.hello())
+    hello = run(operations.hello())
     took = timedelta(seconds=time.monotonic() - started)
     tasks = core.collections.name
-    findings = core.run(
-        operations.compare_indexes(indexes.task_indexes(queue.settings.retention), tasks)
-    )
+    found = run(schema.read(tasks, queue.settings.retention))
+    existing = run(operations.list_indexes())
+    wanted = indexes.task_indexes(dedupe="dedupe" in existing)
+    findings = run(operations.compare_indexes(wanted, tasks))
     checks = [
         describe_location(
             core.collections.client.nodes,
             database=core.collections.database.name,
             collection=tasks,
         ),
-        check_version(core.run(operations.server_version())),
+        check_version(run(operations.server_version())),
         check_topology(hello),
         check_clock(as_utc(hello["localTime"]), here=sent_at + took / 2, uncertain=took / 2),
+        check_schema(found),
+    ]
+    if found.version != schema.VERSION:
+        return checks
+    checks += [
         check_indexes(findings, tasks, made_on_demand=queue.settings.ensure_indexes),
     ]
     configured = queue.settings.model_fields_set
@@ -83,11 +92,16 @@ def examine(queue: Queue[Any]) -> list[Check]:
         )
     if findings.existing:
         checks.append(check_pop(core.run(operations.explain_pop(queue.name, tasks))))
-        checks.append(check_retention(findings, configured="retention" in configured))
+        checks.append(
+            check_retention(
+                found, wanted=queue.settings.retention, configured="retention" in configured
+            )
+        )
         now = queue.now()
         last, _ = core.run(maintenance.read_report(tasks))
         overdue = core.run(operations.count_overdue(now, most=MAX_COUNTED))
-        checks.append(check_sweeper(read_report(last), overdue=overdue, now=now))
+        checks.append(check_sweeper(parse_report(last), overdue=overdue, now=now))
+        checks.append(check_documents(sample(queue)))
     checks.append(check_write_concern(core.collections.tasks.write_concern))
     return checks
 
@@ -165,6 +179,10 @@ def check_indexes(findings: IndexFindings, collection: str, *, made_on_demand: b
     if findings.missing:
         detail = f"missing: {', '.join(findings.missing)}"
         return Check(name=name, ok=False, detail=detail, advice=RUN_INDEXES)
+    if old := sorted(schema.FIRST_INDEXES & set(findings.existing)):
+        detail = f"of an earlier version: {', '.join(old)}"
+        advice = "they slow writes, and 'finished' deletes done tasks; run: microqueue migrate"
+        return Check(name=name, ok=False, detail=detail, advice=advice)
     return Check(name=name, ok=True, detail="all exist")
 
 
@@ -194,21 +212,35 @@ def check_pop(used: list[str]) -> Check:
     return Check(name=name, ok=False, detail=detail, advice=f"it must use 'ready'; {RUN_INDEXES}")
 
 
-def check_retention(findings: IndexFindings, *, configured: bool) -> Check:
-    """Check whether the server deletes done tasks after the configured retention.
+def check_schema(found: Schema) -> Check:
+    """Check whether this code can work with the collection."""
+    name, detail = "schema version", str(found.version)
+    if found.version > schema.VERSION:
+        advice = f"this microqueue supports version {schema.VERSION}: upgrade it"
+        return Check(name=name, ok=False, detail=detail, advice=advice)
+    if found.version < schema.VERSION:
+        advice = f"this microqueue needs version {schema.VERSION}: run: microqueue migrate"
+        return Check(name=name, ok=False, detail=detail, advice=advice)
+    return Check(name=name, ok=True, detail=detail)
 
-    If no retention is configured, any index is fine.
+
+def check_retention(found: Schema, *, wanted: timedelta | None, configured: bool) -> Check:
+    """Check whether done tasks are kept as long as the settings say.
+
+    If no retention is configured, any is fine.
     """
     name = "retention"
-    if "finished" not in findings.existing:
-        detail = "the index that deletes done tasks is missing"
+    if not found.recorded:
+        detail = "how long done tasks are kept is not stored"
         return Check(name=name, ok=False, detail=detail, advice=RUN_INDEXES)
-    found = describe_expiry(findings.existing["finished"].get("expireAfterSeconds"))
-    if not configured or "finished" not in findings.expiry_differs:
-        return Check(name=name, ok=True, detail=f"done tasks are kept {found}")
-    wanted = findings.expected_expiry_sec["finished"]
-    detail = f"done tasks are kept {found}, but the settings say {describe_expiry(wanted)}"
-    duration = "forever" if wanted == indexes.NEVER_SEC else f"{wanted}s"
+    detail = f"done tasks are {describe_retention(schema.seconds_of(found.retention))}"
+    if not configured or found.retention == wanted:
+        return Check(name=name, ok=True, detail=detail)
+    wanted_sec = schema.seconds_of(wanted)
+    detail = (
+        f"{detail}, but the settings say {describe_retention(wanted_sec).removeprefix('kept ')}"
+    )
+    duration = "forever" if wanted_sec is None else f"{wanted_sec:g}s"
     advice = f"if the settings are right, {RUN_INDEXES} --retention {duration}"
     return Check(name=name, ok=False, detail=detail, advice=advice)
 
@@ -231,14 +263,31 @@ def check_sweeper(last: SweepReport | None, *, overdue: int, now: datetime) -> C
     return Check(name=name, ok=not overdue, detail=detail, advice=advice)
 
 
-def describe_expiry(seconds: float | None) -> str:
-    """Return how long done tasks are kept, in words."""
-    if seconds is None or seconds >= indexes.NEVER_SEC:
-        return "forever"
+def check_documents(sampled: Sampled) -> Check:
+    """Check whether there are documents that no healthy run makes."""
+    name = "documents"
+    where = "" if sampled.whole else f" in samples of up to {sampled.size:,} of each collection"
+    if sampled.late:
+        detail = f"{sampled.malformed:,} malformed{where}; read too slowly: "
+        advice = "to read all documents in parts, run: microqueue doctor --repair"
+        return Check(name=name, ok=False, detail=detail + ", ".join(sampled.late), advice=advice)
+    if not sampled.malformed:
+        return Check(name=name, ok=True, detail=f"none is malformed{where}")
+    detail = f"{sampled.malformed:,} malformed{where}"
+    advice = "to see them and what would be done, run: microqueue doctor --repair"
+    return Check(name=name, ok=False, detail=detail, advice=advice)
+
+
+def describe_retention(seconds: float | None) -> str:
+    """Return how long done tasks are kept, in words; ``None`` means forever."""
+    if seconds is None:
+        return "kept forever"
+    if not seconds:
+        return "deleted at once"
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size and seconds % size == 0:
-            return f"for {seconds / size:,.0f} {unit}"
-    return f"for {seconds:,.0f} seconds"
+            return f"kept for {seconds / size:,.0f} {unit}"
+    return f"kept for {seconds:,.0f} seconds"
 
 
 def check_write_concern(concern: WriteConcern) -> Check:

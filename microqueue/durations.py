@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeAlias
@@ -26,27 +25,35 @@ UNITS = {
     "ms": timedelta(milliseconds=1),
 }
 FORMS = "give seconds, or 30s, 5m, 2h, 1d"
+NO_TIMEZONE = "no_timezone"
+"""The code of the error about an instant without a timezone."""
 NOT_A_DURATION = "give a timedelta or a number of seconds"
+NEGATIVE = "a duration cannot be negative"
+TOO_LONG = f"give a duration of at most {LONGEST.days} days"
 _NUMBER = r"\d+(?:\.\d+)?|\.\d+"
 _PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)"
 
 EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
-LATEST = datetime(9999, 1, 1, tzinfo=UTC)
-"""Instants that can be rounded and converted to any timezone without an overflow."""
+LATEST = datetime(9998, 12, 31, tzinfo=UTC)
+"""Instants that can be rounded and converted to any timezone without an overflow.
+
+The latest is before that of a task that is held.
+"""
 
 
 def to_timedelta(value: Any) -> timedelta:
     """Return a duration; reject what is negative, not finite, not a number, or over a century."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value) or abs(value) > LONGEST.total_seconds():
-            raise ValueError(f"give a duration of at most {LONGEST.days} days")
+        # Written so that NaN is rejected, and an integer that is too large for a float.
+        if not abs(value) <= LONGEST.total_seconds():
+            raise ValueError(TOO_LONG)
         value = timedelta(seconds=value)
     if not isinstance(value, timedelta):
         raise ValueError(NOT_A_DURATION)  # noqa: TRY004 (pydantic reads ValueError)
     if value < timedelta(0):
-        raise ValueError("a duration cannot be negative")
+        raise ValueError(NEGATIVE)
     if value > LONGEST:
-        raise ValueError(f"give a duration of at most {LONGEST.days} days")
+        raise ValueError(TOO_LONG)
     return value
 
 
@@ -88,7 +95,9 @@ def to_aware_datetime(value: Any) -> datetime:
     if not isinstance(value, datetime):
         raise ValueError("give a datetime")  # noqa: TRY004 (pydantic reads ValueError)
     if value.utcoffset() is None:
-        raise ValueError("it has no timezone; use for example datetime.now(timezone.utc)")
+        raise InvalidArgument(
+            "it has no timezone; use for example datetime.now(timezone.utc)", code=NO_TIMEZONE
+        )
     if not EARLIEST <= value <= LATEST:
         raise ValueError(f"give a datetime between {EARLIEST.date()} and {LATEST.date()}")
     return value

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from microqueue.errors import InvalidArgument
-from microqueue.model import shorten
+from microqueue.model import changed, shorten
 from microqueue.task import Task, TaskError
 
 MASK = "•••"
@@ -28,11 +28,17 @@ NAMES = frozenset({"name", "key"})
 QUOTE = r"\\*+['\"]?"
 SEPARATOR = r"\s*+(?:=>|==?|:)\s*+"
 NAME = re.compile(
-    rf"(?<![\w-])(?:(?:name|key){QUOTE}{SEPARATOR}{QUOTE}(?P<pair>[\w-]++){QUOTE}\s*+,\s*+{QUOTE}"
-    rf"value|(?P<name>[\w-]++)){QUOTE}{SEPARATOR}",
+    rf"(?<![\w-])(?:(?:(?:name|key){QUOTE}{SEPARATOR}{QUOTE}(?P<pair>[\w-]++){QUOTE}\s*+,\s*+{QUOTE}"
+    rf"value|-{{0,2}}+(?P<name>[\w-]++)){QUOTE}{SEPARATOR}"
+    rf"|--(?P<option>[\w-]++)(?:(?P<space>[ \t]++)|{QUOTE}\s*+,\s*+)(?!{QUOTE}--))",
     re.IGNORECASE,
 )
-"""A name in a text, up to its value: ``password=``, ``"token": ``, ``name="x", value=``."""
+"""A name in a text, up to its value: ``password=``, ``"token": ``, ``name="x", value=``.
+
+Or an option of a command line, as in ``--password x`` and ``['--password', 'x']``.
+"""
+WORD = re.compile(r"(?:\\{1,4}+ |[^\s'\"])++")
+"""A word of a command line."""
 OPENING = re.compile(r"[bruf]{0,2}(\\*+)('''|\"\"\"|''(?=\w)|\"\"(?=\w)|'|\")", re.IGNORECASE)
 """The quote that starts a value, perhaps escaped, and after a prefix, as in ``b'``."""
 BRACKET = re.compile(r"[\w.]*+[\[({]")
@@ -47,6 +53,11 @@ PLAIN = re.compile(
 LINE = re.compile(r"[^\r\n]+")
 HEADER = re.compile(r"authorization|cookie", re.IGNORECASE)
 """Names whose values have many words, up to the end of the line."""
+FRAME = re.compile(r"^( *+)File \".*+(?:\n\1  .*+)*+", re.MULTILINE)
+"""A frame of a traceback: where it is, and the lines of its source."""
+HALF_USER = re.compile(r"//[^/:@\[]*+:(?!\d{1,5}(?:[/?#,;)\]}>]|\.?\Z))")
+"""A user of an address whose ``@`` is missing: what follows the colon is not a port."""
+WORD_ENDS = re.compile(r"[\s'\"]")
 KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----")
 KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
 
@@ -55,14 +66,35 @@ KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
 
 
 def without_user(text: str, mask: str = "***") -> str:
-    """Mask users and passwords of URIs in a text, in linear time."""
-    return "\n".join(_line_without_user(line, mask) for line in text.split("\n"))
+    """Mask users and passwords of URIs in a text, in linear time.
+
+    So is the beginning of a password at the end of the text, which may have been cut.
+    """
+    lines = [_line_without_user(line, mask) for line in text.split("\n")]
+    word = max(map(lines[-1].rfind, " \t'\"")) + 1
+    if half := HALF_USER.search(lines[-1], word):
+        lines[-1] = f"{lines[-1][: half.start() + 2]}{mask}"
+    return "\n".join(lines)
 
 
 def _line_without_user(line: str, mask: str) -> str:
     # To the last @ of the line: an unescaped password may have any character.
     start, end = line.find("//"), line.rfind("@")
     return line if start < 0 or end < start + 2 else f"{line[: start + 2]}{mask}{line[end:]}"
+
+
+def place_to_cut(text: str, most: int) -> int:
+    """Return where to cut a text, at ``most`` or before.
+
+    A user and password is left out rather than cut: without its ``@``, it would not be masked.
+    """
+    word = max((found.end() for found in WORD_ENDS.finditer(text, 0, most)), default=0)
+    slashes = text.find("//", word, most)
+    if slashes < 0:
+        return most
+    following = WORD_ENDS.search(text, most)
+    at = text.find("@", most, following.start() if following else len(text))
+    return most if at < 0 else slashes + 2
 
 
 def without_password(text: str) -> str:
@@ -123,27 +155,37 @@ class Masker:
         if self._secret is None:
             return task
         lease, progress = task.lease, task.progress
-        return task.model_copy(
-            update={
-                "payload": self.mask(task.payload),
-                "headers": self.mask(task.headers),
-                "result": self.mask(task.result),
-                "error": self._error(task.error),
-                "history": tuple(
-                    one.model_copy(update={"error": self._error(one.error)}) for one in task.history
-                ),
-                "lease": None if lease is None else lease.model_copy(update={"token": MASK}),
-                "progress": None
-                if progress is None
-                else progress.model_copy(update={"message": self.mask(progress.message)}),
-            }
+        return changed(
+            task,
+            payload=self.mask(task.payload),
+            headers=self.mask(task.headers),
+            result=self.mask(task.result),
+            error=self._error(task.error),
+            history=tuple(changed(one, error=self._error(one.error)) for one in task.history),
+            lease=None if lease is None else changed(lease, token=MASK),
+            progress=None
+            if progress is None
+            else changed(progress, message=self.mask(progress.message)),
         )
 
     def _error(self, error: TaskError | None) -> TaskError | None:
+        if error is None:
+            return None
         # The message is null where a document was edited manually.
-        if error is None or error.message is None:
-            return error
-        return error.model_copy(update={"message": self.text(str(error.message))})
+        message = None if error.message is None else self.text(str(error.message))
+        traceback = None if error.traceback is None else self.traceback(str(error.traceback))
+        return changed(error, message=message, traceback=traceback)
+
+    def traceback(self, text: str) -> str:
+        """Mask secrets in a traceback, frame by frame.
+
+        A bracket that the source line of a frame does not close must not hide what follows.
+        """
+        shown, position = [], 0
+        for frame in FRAME.finditer(text):
+            shown += [self.text(text[position : frame.start()]), self.text(frame[0])]
+            position = frame.end()
+        return "".join([*shown, self.text(text[position:])])
 
     def _names_a_secret(self, value: Mapping[Any, Any]) -> bool:
         """Return whether it is like ``{"name": "Authorization", "value": ...}``."""
@@ -154,15 +196,19 @@ class Masker:
 
 
 def mask_text(text: str, secret: re.Pattern[str]) -> str:
-    """Mask private keys, users of addresses, and values after a name that matches."""
+    """Mask private keys, users of addresses, and values after a name that matches.
+
+    A short option, such as ``-u``, is no name: its value is not masked.
+    """
     text = without_user(_without_keys(text), MASK)
     shown, position = [], 0
     for name in NAME.finditer(text):
-        word = name["pair"] or name["name"]
+        group = "pair" if name["pair"] else "name" if name["name"] else "option"
+        word = name[group]
         if name.start() < position or not secret.search(word):
             continue
-        start, end = _value(text, name.end())
-        if HEADER.search(word) and text[name.end(name.lastgroup or 0)] not in "'\"\\":
+        start, end = _value(text, name.end(), WORD if name["space"] else None)
+        if HEADER.search(word) and text[name.end(group)] not in "'\"\\":
             start, end = name.end(), max(end, _end_of_line(text, name.end()))
         if end > start:
             shown += [text[position:start], MASK]
@@ -179,10 +225,16 @@ def _without_keys(text: str) -> str:
     return "".join(shown) + text[position:]
 
 
-def _value(text: str, start: int) -> tuple[int, int]:
-    """Return the start and end of the value here; without an end, it is the rest of the line."""
+def _value(text: str, start: int, word: re.Pattern[str] | None = None) -> tuple[int, int]:
+    """Return the start and end of the value here; without an end, it is the rest of the line.
+
+    With ``word``, a value that is not quoted is such a word.
+    """
     if opening := OPENING.match(text, start):
         return opening.end(), _end_of_quoted(text, opening)
+    if word is not None:
+        found = word.match(text, start)
+        return start, found.end() if found else start
     if bracket := BRACKET.match(text, start):
         return start, _end_of_bracket(text, bracket.end())
     found = PLAIN.match(text, start)

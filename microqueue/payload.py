@@ -17,13 +17,13 @@ from bson.max_key import MaxKey
 from bson.min_key import MinKey
 from bson.raw_bson import RawBSONDocument
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr, TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from microqueue import encoding_errors
 from microqueue.clock import Instant, as_utc, whole_milliseconds
 from microqueue.errors import InvalidArgument, InvalidPayload
-from microqueue.model import refusal, shorten
+from microqueue.model import as_invalid_argument, shorten
+from microqueue.new_task import NewTask
 from microqueue.task import PayloadT
 
 LARGEST_DOCUMENT = 15 * 1024 * 1024
@@ -32,6 +32,15 @@ DEEPEST_DOCUMENT = 170
 """In levels, the task's own included. MongoDB stores 180; some updates need a few more."""
 SMALLEST_LEVEL = 7
 """In bytes: the kind, an empty name, the length and the end."""
+LOSSY = "lossy"
+"""The code of an error about a payload that would not be read back as it was given."""
+NOT_A_DOCUMENT, NOT_DUMPABLE, REJECTED_BY_MODEL = (
+    "not_a_document",
+    "not_dumpable",
+    "rejected_by_model",
+)
+UNENCODABLE, TOO_LARGE, TOO_DEEP = "unencodable", "too_large", "too_deep"
+"""The codes of the other errors about payloads."""
 _CONTAINERS = (b"\x03", b"\x04", b"\x0f")
 """The type bytes of a document, an array, and code with a scope in BSON."""
 
@@ -75,10 +84,13 @@ class PayloadCodec(Generic[PayloadT]):
             if problem is None:
                 return given, document
             problems.append(problem)
+        field, reason = problems[0]
         raise InvalidPayload(
-            f"the payload ({type(given).__name__}) does not survive being stored: {problems[0]}",
+            f"the payload ({type(given).__name__}) does not survive being stored: {reason}",
             argument="payload",
             value=payload,
+            code=LOSSY,
+            field=field,
         )
 
     def load(self, stored: Any) -> PayloadT:
@@ -94,7 +106,8 @@ def codec_of(payload_model: Any) -> PayloadCodec[Any]:
         if isinstance(payload_model, str):
             raise TypeError("give the class itself, not its name")  # noqa: TRY301 (reported as pydantic's own errors are)
         return PayloadCodec(payload_model)
-    except (AttributeError, NameError, TypeError, PydanticUserError) as exc:
+    except Exception as exc:
+        # For what is no type, pydantic raises anything.
         reason = str(exc).partition("\n")[0]
         raise InvalidArgument(
             f"payload_model={shorten(payload_model)} is not valid: give a pydantic model; {reason}",
@@ -117,9 +130,15 @@ def check_encodable(document: Mapping[str, Any], codec_options: CodecOptions[Any
 
 
 def encode_all(
-    documents: Sequence[Mapping[str, Any]], codec_options: CodecOptions[Any]
+    documents: Sequence[Mapping[str, Any]],
+    codec_options: CodecOptions[Any],
+    *,
+    noun: str = "task",
+    field: str = "payload",
 ) -> list[RawBSONDocument]:
     """Return documents encoded as they will be stored.
+
+    Errors call a document by ``noun``, and its content by ``field``.
 
     Raises:
         InvalidPayload: A document cannot be encoded, is too large, or is nested too deep.
@@ -132,20 +151,22 @@ def encode_all(
         document = documents[len(encoded)]
         reason = encoding_errors.explain(document, codec_options, exc)
         raise InvalidPayload(
-            f"MongoDB cannot store this task: {reason}",
-            argument="payload",
-            value=document.get("payload"),
+            f"MongoDB cannot store this {noun}: {reason}",
+            argument=field,
+            value=document.get(field),
+            code=UNENCODABLE,
         ) from exc
     for document, raw in zip(documents, encoded, strict=True):
         if len(raw.raw) > LARGEST_DOCUMENT:
             raise InvalidPayload(
-                f"the task takes {len(raw.raw):,} bytes, and at most {LARGEST_DOCUMENT:,} fit; "
-                "store large data elsewhere and put a reference into the payload",
-                argument="payload",
-                value=document.get("payload"),
+                f"the {noun} takes {len(raw.raw):,} bytes, and at most {LARGEST_DOCUMENT:,} fit; "
+                f"store large data elsewhere and put a reference into the {field}",
+                argument=field,
+                value=document.get(field),
+                code=TOO_LARGE,
             )
         if _may_be_too_deep(bytes(raw.raw)):
-            _check_depth(document)
+            _check_depth(document, noun, field)
     return encoded
 
 
@@ -156,7 +177,7 @@ def _may_be_too_deep(raw: bytes) -> bool:
     return sum(raw.count(byte) for byte in _CONTAINERS) >= DEEPEST_DOCUMENT
 
 
-def _check_depth(document: Mapping[str, Any]) -> None:
+def _check_depth(document: Mapping[str, Any], noun: str, field: str) -> None:
     depth = 0
     level: list[Any] = [document]
     while level:
@@ -169,10 +190,11 @@ def _check_depth(document: Mapping[str, Any]) -> None:
         ]
     if depth > DEEPEST_DOCUMENT:
         raise InvalidPayload(
-            f"the task is nested {depth:,} levels deep, and at most {DEEPEST_DOCUMENT} can be "
+            f"the {noun} is nested {depth:,} levels deep, and at most {DEEPEST_DOCUMENT} can be "
             "stored; flatten it",
-            argument="payload",
-            value=document.get("payload"),
+            argument=field,
+            value=document.get(field),
+            code=TOO_DEEP,
         )
 
 
@@ -180,16 +202,24 @@ def _validate(adapter: TypeAdapter[PayloadT], value: Any, **options: Any) -> Pay
     try:
         return adapter.validate_python(value, **options)
     except ValidationError as exc:
-        message = str(refusal(exc, subject="payload"))
-        raise InvalidPayload(message, argument="payload", value=value) from exc
+        message = str(as_invalid_argument(exc, subject="payload"))
+        raise InvalidPayload(
+            message,
+            argument="payload",
+            value=value,
+            code=REJECTED_BY_MODEL,
+            field=_field_of(exc),
+        ) from exc
     except Exception as exc:
         # The caller's validator may raise anything.
         message = f"payload={shorten(value)} is not valid: {_describe(exc)}"
-        raise InvalidPayload(message, argument="payload", value=value) from exc
+        raise InvalidPayload(
+            message, argument="payload", value=value, code=REJECTED_BY_MODEL
+        ) from exc
 
 
 def _untyped_document(payload: Any) -> dict[str, Any]:
-    if isinstance(payload, BaseModel):
+    if isinstance(payload, BaseModel) and not isinstance(payload, NewTask):
         return _dumped(payload, payload.model_dump, by_alias=True)
     return dict(_mapping(payload, payload))
 
@@ -212,6 +242,7 @@ def _dumped(payload: Any, dump: Callable[..., Any], *, by_alias: bool) -> dict[s
             f"the payload ({type(payload).__name__}) cannot be dumped: {_describe(exc)}",
             argument="payload",
             value=payload,
+            code=NOT_DUMPABLE,
         ) from exc
 
 
@@ -221,26 +252,30 @@ def _mapping(document: Any, payload: Any) -> Mapping[str, Any]:
             f"a payload is a dict or a pydantic model, not {shorten(payload)}",
             argument="payload",
             value=payload,
+            code=NOT_A_DOCUMENT,
         )
     return document
 
 
 def _find_loss(
     adapter: TypeAdapter[Any], given: Any, document: dict[str, Any], *, by_alias: bool
-) -> str | None:
-    """Return what is lost when the document is read back, without values: some are secret."""
+) -> tuple[str | None, str] | None:
+    """Return the field that is lost when the document is read back, and how.
+
+    The reason has no values: some are secret.
+    """
     try:
         # A copy, for validators that remove what they have read.
         restored = adapter.validate_python(dict(document), **AS_STORED)
     except Exception as exc:  # noqa: BLE001 (the caller's validator may raise anything)
-        return _describe(exc)
+        return _field_of(exc), _describe(exc)
     again = _typed_document(adapter, restored, by_alias=by_alias)
     for key in [*document, *again]:
         one, other = document.get(key), again.get(key)
         if one != other and repr(one) != repr(other):  # NaN equals nothing, not even itself.
-            return f"{key} comes back as something else"
+            return key, f"{key} comes back as something else"
     lost = _find_lost_field(given, restored)
-    return f"{lost} is left out of what the model dumps" if lost else None
+    return (lost, f"{lost} is left out of what the model dumps") if lost else None
 
 
 def _find_lost_field(given: Any, restored: Any) -> str | None:
@@ -263,10 +298,18 @@ def _find_lost_field(given: Any, restored: Any) -> str | None:
     return next((lost for pair in pairs if (lost := _find_lost_field(*pair))), None)
 
 
+def _field_of(exc: Exception) -> str | None:
+    """Return the first field that pydantic rejected; ``None`` if it is the whole value."""
+    if not isinstance(exc, ValidationError):
+        return None
+    first = exc.errors(include_url=False, include_input=False)[0]
+    return ".".join(str(part) for part in first["loc"]) or None
+
+
 def _describe(exc: Exception) -> str:
     if isinstance(exc, ValidationError):
         first = exc.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        return f"{_field_of(exc) or ''}: {first['msg']}"
     return f"{type(exc).__name__}: {exc}"
 
 

@@ -1,4 +1,4 @@
-"""Positions: a task's place in line, an integer that grows with time; the smallest goes first.
+"""Positions: a task's place in the queue, an integer that grows with time; the smallest goes first.
 
 ``created_at`` cannot order tasks: it has a precision of a millisecond, in which one call may add
 thousands, and a released task may have to go before all others.
@@ -26,7 +26,7 @@ def front_position(now: datetime) -> int:
 
 
 def original_position(position: Any, created_at: Any) -> Any:
-    """Return the position of a task that waits again: the front of the line is for one turn only.
+    """Return the position of a task that waits again: the front of the queue is for one turn only.
 
     Both values are read from a document. A position that is no number counts as the front.
     """
@@ -48,7 +48,7 @@ class Positions:
         with self._lock:
             current = microseconds(now)
             # A clock that was set back by more than some minutes must not leave this
-            # producer at the end of the line for good.
+            # producer at the end of the queue for good.
             first = self._next if current <= self._next <= current + LONGEST_LEAD else current
             self._next = first + count
             return first

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Generic, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, Unpack
 
 from pymongo import MongoClient
 
-from microqueue.arguments import check_clock, check_count, check_settings, check_worker_id
+from microqueue.arguments import check_count, check_settings, check_worker_id, clock_argument
 from microqueue.clock import Clock
 from microqueue.core import SyncCore
 from microqueue.dead_letters import DeadLetters
 from microqueue.drivers.change_stream import SyncWakeup
+from microqueue.drivers.client_options import ClientOptions
 from microqueue.drivers.collections import Collections, is_async
 from microqueue.drivers.connection import Connection
-from microqueue.drivers.retry import CLOSE_SEC
-from microqueue.drivers.sync import SyncDriver, bounded
+from microqueue.drivers.driver import CLOSE_SEC, SyncDriver, bounded
+from microqueue.drivers.result_watch import Deadline, end_watch, waiting
 from microqueue.durations import Duration, duration_argument
 from microqueue.errors import InvalidArgument, LeaseLost
-from microqueue.new_task import EnqueueOptions, EnqueueReport, NewTask
+from microqueue.hooks import Hooks
+from microqueue.new_task import EnqueueOptions, EnqueueReport, NewTask, new_task_of
 from microqueue.reports import Pause, QueueStats, WorkerInfo
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, PayloadT, Task, TaskId, TaskStatus
+
+if TYPE_CHECKING:
+    from microqueue.schedules import Schedules
 
 
 class Queue(Generic[PayloadT]):
@@ -39,6 +44,8 @@ class Queue(Generic[PayloadT]):
         settings: Settings of the queue. Default: read from ``MICROQUEUE_*`` in the environment.
         payload_model: A pydantic model: payloads go in and come out as its instances.
         clock: The clock of the queue. Default: the server's.
+        hooks: ``on_dead_letter`` is called for each dead letter that a call of this queue makes,
+            or a worker, sweeper or dashboard with this queue.
 
     Raises:
         InvalidArgument: An argument is not valid.
@@ -52,13 +59,15 @@ class Queue(Generic[PayloadT]):
         settings: QueueSettings | None = None,
         payload_model: type[PayloadT] | None = None,
         clock: Clock | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> None:
         if is_async(database_or_collection):
             raise InvalidArgument(
                 f"{type(database_or_collection).__name__} is asynchronous; use AsyncQueue",
                 argument="database_or_collection",
+                code="async_client",
             )
-        settings, clock = check_settings(settings), check_clock(clock)
+        settings, clock = check_settings(settings), clock_argument(clock)
         collections = Collections(database_or_collection)
         self._core: SyncCore[PayloadT] = SyncCore(
             SyncDriver(collections, settings=settings, on_retry=clock.forget),
@@ -67,12 +76,14 @@ class Queue(Generic[PayloadT]):
             settings=settings,
             payload_model=payload_model,
             clock=clock,
+            hooks=hooks,
         )
         self._dead_letters = DeadLetters(self._core)
+        self._schedules: Schedules[PayloadT] | None = None
         self._connection: Connection | None = None  # Of from_uri.
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {self._core.place})"
+        return f"{type(self).__name__}({self.name!r}, {self._core.namespace})"
 
     @property
     def name(self) -> str:
@@ -94,6 +105,16 @@ class Queue(Generic[PayloadT]):
         """The failed tasks of the queue: list, replay or discard them."""
         return self._dead_letters
 
+    @property
+    def schedules(self) -> Schedules[PayloadT]:
+        """The schedules of the queue: tasks that are added at given times."""
+        if self._schedules is None:
+            # On first use: most producers have none, and `import microqueue` stays light.
+            from microqueue.schedules import Schedules  # noqa: PLC0415
+
+            self._schedules = Schedules(self._core)
+        return self._schedules
+
     @classmethod
     def from_uri(
         cls,
@@ -103,8 +124,9 @@ class Queue(Generic[PayloadT]):
         settings: QueueSettings | None = None,
         payload_model: type[PayloadT] | None = None,
         clock: Clock | None = None,
+        hooks: Sequence[Hooks] = (),
         collection: str | None = None,
-        **client_options: Any,
+        **client_options: Unpack[ClientOptions],
     ) -> Self:
         """Connect to a MongoDB server and open a queue.
 
@@ -117,12 +139,13 @@ class Queue(Generic[PayloadT]):
             settings: As for the class.
             payload_model: As for the class.
             clock: As for the class.
+            hooks: As for the class.
             collection: The collection. Default: ``tasks``. The database is the URI's, or
                 ``microqueue`` if it names none.
             **client_options: Options of ``MongoClient``.
 
         Returns:
-            The queue. :meth:`close` it at the end, or use it in a ``with`` block.
+            The queue. :meth:`close` it at the end, or use ``with``.
 
         Raises:
             InvalidArgument: The URI or another argument is not valid.
@@ -143,6 +166,7 @@ class Queue(Generic[PayloadT]):
                 settings=settings,
                 payload_model=payload_model,
                 clock=clock,
+                hooks=hooks,
             )
         except Exception:
             connection.abandon()
@@ -154,6 +178,7 @@ class Queue(Generic[PayloadT]):
         """Close the client, and the embedded server, if :meth:`from_uri` opened them."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
+            end_watch(self._core.collections)
             with bounded(CLOSE_SEC):  # Closing ends the sessions on the server.
                 connection.client.close()
             connection.stop_server()
@@ -165,11 +190,17 @@ class Queue(Generic[PayloadT]):
         self.close()
 
     def now(self) -> datetime:
-        """Return the time by the queue's clock: the server's."""
+        """Read the time by the queue's clock: the server's.
+
+        Returns:
+            The time, in UTC.
+        """
         return self._core.run(self._core.now())
 
     def ensure_indexes(self, *, adjust: bool = True) -> list[str]:
-        """Create missing indexes and adjust the retention. Safe to repeat.
+        """Create missing indexes, that of dedupe keys too, and adjust the retention.
+
+        Safe to repeat.
 
         Args:
             adjust: Set the retention of the collection to that of the settings. If false, the
@@ -181,6 +212,7 @@ class Queue(Generic[PayloadT]):
         Raises:
             IndexConflict: An index with the same name or keys exists in another shape.
             DuplicatesStored: Live tasks share a dedupe key.
+            SchemaMismatch: The collection has another schema version.
         """
         return self._core.run(self._core.ensure_indexes(adjust=adjust))
 
@@ -188,7 +220,7 @@ class Queue(Generic[PayloadT]):
 
     def enqueue(
         self,
-        payload: PayloadT,
+        payload: PayloadT | NewTask[PayloadT],
         *,
         session: Any = None,
         **options: Unpack[EnqueueOptions],
@@ -199,7 +231,8 @@ class Queue(Generic[PayloadT]):
         error, pass a ``task_id`` or ``dedupe_key``: without them, a second call adds a second task.
 
         Args:
-            payload: The data of the task: a dict, or an instance of ``payload_model``.
+            payload: The data of the task: a dict, or an instance of ``payload_model``. Or a
+                :class:`NewTask` with its own options, as a named task's ``new`` makes.
             session: A session of the queue's own client, to add the task in the caller's
                 transaction.
             **options: Options of this task, see :class:`EnqueueOptions`:
@@ -211,19 +244,29 @@ class Queue(Generic[PayloadT]):
                 - ``backoff``: the waits between attempts. Default: the setting.
                 - ``visibility_timeout``: the length of a lease. Default: the setting.
                 - ``dedupe_key``: reject the task while a live one has the same key.
-                - ``expires_in``: fail the task, with code ``expired``, if it is waiting then.
+                - ``expires_in``: fail the task, with code ``expired``, if it waits longer.
                 - ``task_id``: the id of the task. Default: a new ``ObjectId``.
+                - ``dedupe_for``: keep the ``dedupe_key`` taken for this long, also after the task
+                  is finished or deleted.
+                - ``on_duplicate``: instead of raising ``DuplicateTask``, ``"return"`` the task
+                  that exists, or ``"replace"`` its payload and options if it is pending.
                 - ``headers``: values stored beside the payload.
+                - ``name``: what the task does, to filter and group by; at most 120 characters.
 
         Returns:
-            The task as it was stored.
+            The task as it was stored. ``is_duplicate`` is set if it existed before, and was
+            returned or replaced.
 
         Raises:
-            DuplicateTask: A live task has the ``dedupe_key``, or any task has the ``task_id``.
+            DuplicateTask: A live task has the ``dedupe_key``, or it is taken for a period, or any
+                task has the ``task_id``. With ``"return"`` or ``"replace"``, only if that task
+                is in another queue or deleted, or cannot be replaced: it is running or finished,
+                or a replacement would change which key is taken for a period (``code``).
             InvalidPayload: The payload cannot be stored, or does not fit ``payload_model``.
-            InvalidArgument: An option is unknown or its value is not valid.
+            InvalidArgument: An option is unknown, its value is not valid, or it is given beside a
+                ``NewTask``.
         """
-        new = NewTask[Any](payload=payload, **options)
+        new = new_task_of(payload, options)
         return self._core.run(self._core.enqueue(new, session))
 
     def enqueue_many(
@@ -324,7 +367,8 @@ class Queue(Generic[PayloadT]):
                 transaction.
 
         Raises:
-            LeaseLost: Another worker or the sweeper has the task; nothing was changed.
+            LeaseLost: Another worker or the sweeper has the task, or it was done before this
+                transaction; nothing was changed.
             InvalidArgument: An argument is not valid.
         """
         self._core.run(self._core.mark_done(task, result, session))
@@ -425,11 +469,50 @@ class Queue(Generic[PayloadT]):
         """
         return self._core.run(self._core.get(task_id))
 
+    def wait_for(
+        self, task: Task[Any] | TaskId, *, timeout: Duration | None = None
+    ) -> Task[PayloadT]:
+        """Wait until a task is finished, and return it with its result.
+
+        All waits of a process on one client and collection share one change stream, or one poll
+        where the server has no change streams. Do not wait in a handler for a task of the same
+        worker: if all its handlers wait, the task never runs.
+
+        Args:
+            task: The task, or its id, from any queue of the collection.
+            timeout: How long to wait. Default: until the task is finished. 0 only checks it.
+
+        Returns:
+            The task, which is done. ``result`` is what its handler returned, if that is kept: see
+            ``keep_result`` of :class:`Worker`.
+
+        Raises:
+            TaskFailed: The task failed, expired or was cancelled; it has the error.
+            WaitTimeout: The task is not finished yet.
+            TaskNotFound: No task has this id.
+            TaskDeleted: The task was deleted before its result could be read: with ``retention=0``,
+                as soon as it is done.
+            InvalidArgument: An argument is not valid.
+        """
+        limit = duration_argument("timeout", timeout)
+        deadline = Deadline(None if limit is None else limit.total_seconds())
+        core = self._core
+        task_id, found = core.run(core.begin_wait(task))
+        if found is None:
+            deadline.check(task_id)
+            with waiting(core.collections, self.settings, task_id) as waiter:
+                # Again, now that it is watched: it may have finished just before.
+                found = core.run(core.finished(task_id))
+                if found is None:
+                    found = waiter.wait(deadline)
+        return core.to_done_task(found)
+
     def peek(
         self,
         limit: int = 10,
         *,
         status: TaskStatus | str | None = None,
+        name: str | None = None,
         queue: str | None = None,
         all_queues: bool = False,
     ) -> list[Task[PayloadT]]:
@@ -438,6 +521,7 @@ class Queue(Generic[PayloadT]):
         Args:
             limit: The largest number of tasks.
             status: Only tasks with this status.
+            name: Only tasks with this name; the empty string: only tasks without a name.
             queue: Another queue of the collection.
             all_queues: Tasks of all queues of the collection; not with ``queue``.
 
@@ -447,7 +531,9 @@ class Queue(Generic[PayloadT]):
         Raises:
             InvalidArgument: An argument is not valid.
         """
-        return self._core.run(self._core.peek(limit, status, queue, all_queues=all_queues))
+        return self._core.run(
+            self._core.peek(limit, status, queue, name=name, all_queues=all_queues)
+        )
 
     def stats(self, *, exact: bool = False) -> QueueStats:
         """Count the tasks by status, with the age of the oldest ready one and the next due.
@@ -463,7 +549,11 @@ class Queue(Generic[PayloadT]):
         return self._core.run(self._core.stats(exact=exact))
 
     def workers(self) -> list[WorkerInfo]:
-        """Return the registered workers of all queues of the collection."""
+        """List the registered workers of all queues of the collection.
+
+        Returns:
+            The workers, as of their last heartbeats.
+        """
         return self._core.run(self._core.workers())
 
     def purge(
@@ -534,5 +624,9 @@ class Queue(Generic[PayloadT]):
         return self._core.run(self._core.resume())
 
     def paused(self) -> Pause | None:
-        """Return the pause of this queue, or ``None`` if it is not paused."""
+        """Look up the pause of this queue.
+
+        Returns:
+            The pause, or ``None`` if the queue is not paused.
+        """
         return self._core.run(self._core.paused())

@@ -118,6 +118,38 @@ class Latency(Model):
     estimated: bool = False
 
 
+class NameStats(Model):
+    """The tasks with one name: those that wait and run, and those that ended in a period.
+
+    ``name`` is ``None`` for the tasks without a name. The wait is from enqueue to the first start,
+    the run time that of the last attempt, of tasks that were done, in seconds. ``estimated`` names
+    the fields that are estimates because there are more tasks than ``settings.count_limit``.
+    """
+
+    name: str | None
+    waiting: int = 0
+    """Ready and delayed tasks."""
+    running: int = 0
+    done: int = 0
+    failed: int = 0
+    failure_rate: float | None = None
+    """The share of dead letters among the tasks that ended; ``None`` if none ended."""
+    wait_p50: float | None = None
+    wait_p95: float | None = None
+    run_p50: float | None = None
+    run_p95: float | None = None
+    estimated: Sequence[str] = ()
+
+
+class NameList(Model):
+    """The names with the most tasks, of ``total`` that were seen; what ended since ``since``."""
+
+    at: datetime
+    since: datetime
+    names: Sequence[NameStats]
+    total: int
+
+
 class Pause(Model):
     """The pause of a queue: since when, and why."""
 

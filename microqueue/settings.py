@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import Field, ValidationError
 
 from microqueue.backoff import BackoffPolicy
-from microqueue.deprecation import warn_renamed
+from microqueue.deprecation import renamed_attributes
 from microqueue.durations import (
     NOT_A_DURATION,
     Duration,
@@ -25,7 +26,7 @@ from microqueue.errors import InvalidArgument
 from microqueue.model import Model, reason_of, shorten
 
 PREFIX = "MICROQUEUE_"
-OTHER_VARIABLES = frozenset({"URI", "TEST_URI", "MONGOD", "HOME", "DASHBOARD_TOKEN"})
+OTHER_VARIABLES = frozenset({"URI", "TEST_URI", "MONGOD", "HOME", "HOOKS", "DASHBOARD_TOKEN"})
 DASHBOARD_PORT = 8765
 """The dashboard's port. It is here because commands name it without the dashboard extra."""
 
@@ -43,6 +44,7 @@ class SettingsOptions(TypedDict, total=False):
     backoff: BackoffPolicy
     max_crashes: int
     history_limit: int
+    traceback_limit: int
     retention: Duration | None
     dead_letters: Literal["status", "collection"]
     poll_interval: Duration
@@ -71,15 +73,18 @@ class QueueSettings(Model):
     backoff: BackoffPolicy = BackoffPolicy()
     """The waits between attempts."""
     max_crashes: int = Field(default=3, ge=1, le=1_000_000, strict=True)
-    """How many workers a task may crash before it is buried with code ``poison``."""
+    """A task that has crashed this many workers becomes a dead letter with code ``poison``."""
     history_limit: int = Field(default=20, ge=1, le=1000, strict=True)
     """How many finished attempts a task keeps in its history, the latest ones."""
-    retention: PositiveDuration | None = timedelta(days=7)
-    """How long a done task is kept; ``None``: forever. One value per collection."""
+    traceback_limit: int = Field(default=8192, ge=0, le=65_536, strict=True)
+    """How many bytes of the traceback of its last exception a task keeps. 0: none."""
+    retention: NonNegativeDuration | None = timedelta(days=7)
+    """How long a done task is kept; ``None``: forever, 0: it is deleted when it is done. One value
+    per collection."""
     dead_letters: Literal["status", "collection"] = "status"
     """Where failed tasks stay: in ``tasks`` with status ``failed``, or moved to ``tasks_dlq``."""
     poll_interval: PositiveDuration = timedelta(seconds=1)
-    """How often ``pop(wait=...)`` polls where the server has no change streams."""
+    """How often ``pop(wait=...)`` and ``wait_for`` poll where the server has no change streams."""
     retry_deadline: NonNegativeDuration = timedelta(seconds=15)
     """How long transient MongoDB errors are retried where a repeat is safe. 0: never."""
     call_timeout: PositiveDuration = timedelta(seconds=10)
@@ -110,11 +115,8 @@ class QueueSettings(Model):
         """Whether dead letters are kept in their own collection, ``tasks_dlq``."""
         return self.dead_letters == "collection"
 
-    @property
-    def letters_apart(self) -> bool:
-        """Deprecated: use :attr:`separate_dlq`."""
-        warn_renamed("QueueSettings.letters_apart", "separate_dlq")
-        return self.separate_dlq
+    if not TYPE_CHECKING:
+        __getattr__ = renamed_attributes({"letters_apart": "separate_dlq"})
 
     @classmethod
     def from_environment(
@@ -145,14 +147,23 @@ class QueueSettings(Model):
                 variables[name.lower()] = (variable, text)
             else:
                 # Not an error: container platforms set variables named after a service.
-                logger.warning("%s is ignored: microqueue has no such setting", variable)
+                close = [
+                    f"{PREFIX}{setting.upper()}"
+                    for setting in get_close_matches(name.lower(), cls.model_fields, n=1)
+                ]
+                logger.warning(
+                    "%s is ignored: microqueue has no such setting%s",
+                    variable,
+                    f"; did you mean {close[0]}?" if close else "",
+                    extra={"variable": variable, "closest": close},
+                )
         try:
             return cls(**{**values, **overrides})
         except InvalidArgument as exc:
             name = exc.argument or ""
             if name in overrides or name not in variables:
                 raise
-            raise _refused(*variables[name], exc) from exc
+            raise _of_variable(*variables[name], exc) from exc
 
 
 def _read_value(text: str) -> Any:
@@ -165,7 +176,7 @@ def _read_value(text: str) -> Any:
     return text  # A word, or a value that the field rejects.
 
 
-def _refused(variable: str, text: str, exc: InvalidArgument) -> InvalidArgument:
+def _of_variable(variable: str, text: str, exc: InvalidArgument) -> InvalidArgument:
     """Return an error that names the variable instead of the setting."""
     cause = exc.__cause__
     reason = reason_of(cause) if isinstance(cause, ValidationError) else str(exc)

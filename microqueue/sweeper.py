@@ -24,17 +24,19 @@ from bson import ObjectId
 from pydantic import Field
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, WTimeoutError
 
-from microqueue.arguments import check_names, check_several, refused
+from microqueue.arguments import check_names, check_several, invalid_argument
 from microqueue.async_queue import AsyncQueue
-from microqueue.core import QueueCore, core_of, worker_name
+from microqueue.core import QueueCore, core_of, new_worker_id
 from microqueue.durations import Duration, duration_argument
-from microqueue.effects import Effects, perform, perform_async
+from microqueue.effect_runner import EffectGenerator, perform, perform_async
 from microqueue.errors import MicroqueueError, ServerUnavailable
+from microqueue.hooks import Hooks, check_hooks
 from microqueue.model import Model
-from microqueue.operations import dlq_collection, maintenance, workers
-from microqueue.operations.batches import Burial, Progress
-from microqueue.operations.call import Operation
+from microqueue.operations import dlq_collection, maintenance, schedules, workers
+from microqueue.operations.batches import BurialCount, SweepProgress
+from microqueue.operations.call import Operation, reporting
 from microqueue.queue import Queue
+from microqueue.schedules import Firer, Firing
 from microqueue.task import TaskId
 from microqueue.task_ids import reference
 
@@ -47,10 +49,14 @@ __all__ = [
     "Sweeper",
     "check_every",
     "describe_burials",
+    "wait_for_next_sweep",
 ]
 
-COUNTERS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved")
+COUNTERS = ("reclaimed", "promoted", "buried", "expired", "purged", "moved", "fired")
 """The fields of a report that count tasks."""
+
+SOURCE = "sweeper"
+"""What dead letters of a sweep have as their source."""
 
 LONGEST_ID = 100
 """How many characters of an id are logged."""
@@ -76,6 +82,8 @@ class SweepReport(Model):
     at: datetime
     """When the sweep began, by the server's clock."""
     took_sec: float = 0.0
+    fired: int = 0
+    """Tasks that schedules added, also since the sweeper's previous report."""
     reclaimed: int = 0
     promoted: int = 0
     buried: int = 0
@@ -105,7 +113,7 @@ class SweepReport(Model):
 class Tally:
     """Builds the report of one sweep from its progress."""
 
-    def __init__(self, sweeper_id: str, at: datetime, progress: Progress) -> None:
+    def __init__(self, sweeper_id: str, at: datetime, progress: SweepProgress) -> None:
         self._sweeper_id, self._at = sweeper_id, at
         self._progress = progress
         self._errors: dict[str, str] = {}
@@ -140,14 +148,14 @@ def _plain_id(task_id: Any) -> TaskId:
     return task_id if known else str(task_id)
 
 
-def describe_burials(burials: Mapping[str, Burial | BuriedTasks]) -> list[str]:
+def describe_burials(burials: Mapping[str, BurialCount | BuriedTasks]) -> list[str]:
     """Describe buried tasks in a line per code, with ids as the commands take them."""
     return [
         f"buried {one.count:,} as {code}: {_named(one)}" for code, one in sorted(burials.items())
     ]
 
 
-def _named(burial: Burial | BuriedTasks) -> str:
+def _named(burial: BurialCount | BuriedTasks) -> str:
     named = [_one_line(reference(one)) for one in burial.ids]
     more = burial.count - len(named)
     return ", ".join([*named, *([f"{more:,} more"] if more > 0 else [])])
@@ -164,14 +172,14 @@ def is_away(error: Exception) -> bool:
     return isinstance(error, ServerUnavailable) and not late
 
 
-def log_failure(error: Exception, pause_sec: float) -> None:
+def log_failure(error: Exception, wait_sec: float) -> None:
     """Log that a sweep failed, and when the next one begins."""
     logger.error(
         "sweep failed; the next one begins in %g s: %s",
-        pause_sec,
+        wait_sec,
         error,
         exc_info=_if_unexpected(error),
-        extra={"pause_sec": pause_sec},
+        extra={"wait_sec": wait_sec},
     )
 
 
@@ -185,18 +193,21 @@ def check_jobs(jobs: Iterable[str]) -> tuple[str, ...]:
     instead = f"give some of {', '.join(JOBS)}"
     chosen = list(check_several("jobs", jobs, instead))
     if unknown := [job for job in chosen if job not in JOBS]:
-        raise refused("jobs", unknown, instead)
+        raise invalid_argument("jobs", unknown, instead)
     return tuple(job for job in JOBS if job in chosen)
 
 
 def check_every(every: Duration) -> float:
-    """Reject a pause that is not positive; return it in seconds."""
-    pause = duration_argument("every", every)
-    if not pause:
-        raise refused("every", every, "give more than 0 seconds")
-    return pause.total_seconds()
+    """Reject a wait that is not positive; return it in seconds."""
+    wait = duration_argument("every", every)
+    if not wait:
+        raise invalid_argument("every", every, "give more than 0 seconds")
+    return wait.total_seconds()
 
 
+FIRING = "fire_schedules"
+UNFIRED_SEC = 0.05
+"""How long to wait at least after a due schedule was not fired here."""
 RENEWALS = 3
 """How often the lock is renewed within its lifetime."""
 
@@ -205,11 +216,11 @@ class Job(NamedTuple):
     """A job of the sweeper: the counters of the report that it adds to, and its operation."""
 
     counters: tuple[str, ...]
-    run: Callable[[SweeperCore, datetime, Progress], Operation[None]]
+    run: Callable[[SweeperCore, datetime, SweepProgress], Operation[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class WaitForNextSweep:
     """Wait before the next sweep, or until the sweeper is stopped."""
 
     seconds: float
@@ -226,39 +237,72 @@ class SweeperCore:
         jobs: Iterable[str],
         on_report: Callable[[SweepReport], None] | None,
         lock_ttl: Duration | None,
+        hooks: Sequence[Hooks],
     ) -> None:
         self.core = core
+        self._report = core.report_to(check_hooks(hooks), source=SOURCE)
         ttl = duration_argument("lock_ttl", lock_ttl)
         if ttl is not None and not ttl:
-            raise refused("lock_ttl", lock_ttl, "give more than 0 seconds")
+            raise invalid_argument("lock_ttl", lock_ttl, "give more than 0 seconds")
         self.lock_ttl: timedelta = core.settings.lock_ttl if ttl is None else ttl
         self.queues = None if queues is None else check_names("queues", queues)
         self.jobs = check_jobs(jobs)
         if on_report is not None and not callable(on_report):
-            raise refused("on_report", on_report, "give a function of one report")
+            raise invalid_argument("on_report", on_report, "give a function of one report")
         self._on_report = on_report
-        self.sweeper_id = worker_name()
+        self.sweeper_id = new_worker_id()
         self._lock_name = _lock_name(core.collections.name, self.jobs, self.queues)
+        self._can_fire = False
+        """Whether the last sweep could fire schedules. If not, the next one tries again."""
+        self._fired_between = 0  # Since the last report.
+        self.firer = Firer(core, self.queues)
 
     def run_forever(
         self, every: Duration, *, stopping: Callable[[], bool]
-    ) -> Effects[Operation[Any] | Pause, None]:
+    ) -> EffectGenerator[Operation[Any] | WaitForNextSweep, None]:
         """Sweep again and again; a sweep that fails is logged."""
-        pause_sec = check_every(every)
+        wait_sec = check_every(every)
         while not stopping():
+            ends = time.monotonic() + wait_sec
             try:
                 yield from self.run_once()
+                ends = time.monotonic() + wait_sec
+                yield from self.fire_until(ends, stopping)
             except Exception as exc:  # noqa: BLE001 (it is logged, and the next sweep may succeed)
-                log_failure(exc, pause_sec)
-            yield Pause(pause_sec)
+                log_failure(exc, wait_sec)
+            yield WaitForNextSweep(max(ends - time.monotonic(), 0.0))
 
-    def run_once(self) -> Effects[Operation[Any], SweepReport]:
+    def fire_until(
+        self, ends: float, stopping: Callable[[], bool]
+    ) -> EffectGenerator[Operation[Any] | WaitForNextSweep, None]:
+        """Between two sweeps, fire the schedules that are due before the next one, on time."""
+        if not self._can_fire or FIRING not in self.jobs or stopping():
+            return
+        due_sec = max((yield self._next_schedule_sec()), 0.0)
+        while time.monotonic() + due_sec < ends:
+            yield WaitForNextSweep(due_sec)
+            if stopping():
+                return
+            firing: Firing = yield self.firer.fire()
+            self._fired_between += firing.added
+            due_sec = max(firing.due_sec, 0.0 if firing.added else UNFIRED_SEC)
+
+    def _next_schedule_sec(self) -> Operation[float]:
+        now = yield from self.core.begin()
+        next_at = yield from schedules.next_due(self.core.collections.name, self.queues)
+        return Firing(0, now, next_at).due_sec
+
+    def run_once(self) -> EffectGenerator[Operation[Any], SweepReport]:
         """Take the lock, run the jobs, release the lock, and report."""
+        self._can_fire = False
         now, acquired = yield self.acquire()
         progress = self._progress(now)
         tally = Tally(self.sweeper_id, now, progress)
         if not acquired:
+            self._can_fire = True
             return self._finish(tally.report(skipped=True))
+        progress.counts["fired"] += self._fired_between
+        self._fired_between = 0
         away = False
         try:
             for job in self.jobs:
@@ -274,20 +318,21 @@ class SweeperCore:
             if not away:  # Otherwise the lock expires.
                 yield self.release()
         report = tally.report()
+        self._can_fire = not away and FIRING not in report.errors
         if not away:
             yield self._store(report)
         return self._finish(report)
 
     def count(self, name: str) -> Operation[int]:
         """Run one job by itself, without the lock; return how many tasks it changed."""
-        progress = Progress()
+        progress = SweepProgress()
         yield from self.job(name, progress)
         return sum(progress.counts[counter] for counter in JOB_TABLE[name].counters)
 
-    def job(self, name: str, progress: Progress) -> Operation[None]:
+    def job(self, name: str, progress: SweepProgress) -> Operation[None]:
         """Run one job. ``progress`` has what was done, even if the job fails."""
         now = yield from self.core.begin()
-        yield from JOB_TABLE[name].run(self, now, progress)
+        yield from reporting(JOB_TABLE[name].run(self, now, progress), self._report)
 
     def acquire(self) -> Operation[tuple[datetime, bool]]:
         """Take the lock; return the time, and whether the lock was free."""
@@ -310,7 +355,7 @@ class SweeperCore:
             )
         )
 
-    def _progress(self, acquired_at: datetime) -> Progress:
+    def _progress(self, acquired_at: datetime) -> SweepProgress:
         """Begin a sweep that renews its lock between batches, and stops if another has it."""
         renewed_at = acquired_at
 
@@ -322,7 +367,7 @@ class SweeperCore:
             renewed_at = now
             return (yield from self._lock(now))
 
-        return Progress(keep_lock)
+        return SweepProgress(keep_lock)
 
     def _store(self, report: SweepReport) -> Operation[None]:
         """Store the report for doctor, top and dashboard; a skipped sweep stores none."""
@@ -350,32 +395,57 @@ class SweeperCore:
 def _on_queues(operation: Callable[..., Operation[None]]) -> Callable[..., Operation[None]]:
     """Make a job of an operation that needs the settings and the queues."""
 
-    def run(sweeper: SweeperCore, now: datetime, progress: Progress) -> Operation[None]:
+    def run(sweeper: SweeperCore, now: datetime, progress: SweepProgress) -> Operation[None]:
         yield from operation(now, sweeper.core.settings, sweeper.queues, progress)
 
     return run
 
 
-def _reclaim_orphaned(sweeper: SweeperCore, now: datetime, progress: Progress) -> Operation[None]:
+def _reclaim_orphaned(
+    sweeper: SweeperCore, now: datetime, progress: SweepProgress
+) -> Operation[None]:
     collection = sweeper.core.collections.name
     yield from workers.reclaim_orphaned(
         collection, now, sweeper.core.settings, sweeper.queues, progress
     )
 
 
-def _move_dead_letters(sweeper: SweeperCore, now: datetime, progress: Progress) -> Operation[None]:
+def _purge_finished(
+    sweeper: SweeperCore, now: datetime, progress: SweepProgress
+) -> Operation[None]:
+    collection = sweeper.core.collections.name
+    yield from maintenance.purge_finished(
+        collection, now, sweeper.core.settings, sweeper.queues, progress
+    )
+
+
+def _move_dead_letters(
+    sweeper: SweeperCore, now: datetime, progress: SweepProgress
+) -> Operation[None]:
     if sweeper.core.settings.separate_dlq:
         yield from dlq_collection.finish_abandoned(now, sweeper.queues, progress)
         yield from dlq_collection.move_all_out(now, sweeper.queues, progress)
 
 
+def _fire_schedules(
+    sweeper: SweeperCore,
+    now: datetime,  # noqa: ARG001 (it asks the clock itself)
+    progress: SweepProgress,
+) -> Operation[None]:
+    if (yield from progress.proceed()):
+        firing = yield from sweeper.firer.fire()
+        progress.counts["fired"] += firing.added
+
+
 JOB_TABLE: dict[str, Job] = {
+    # Before the done tasks are purged that prove that a run was added.
+    FIRING: Job(("fired",), _fire_schedules),
     "reclaim_stuck": Job(("reclaimed", "buried"), _on_queues(maintenance.reclaim_stuck)),
     "reclaim_orphaned": Job(("reclaimed", "buried"), _reclaim_orphaned),
-    "promote_due": Job(("promoted",), _on_queues(maintenance.promote_due)),
+    "promote_due": Job(("promoted",), _on_queues(maintenance.promote_all_due)),
     "bury_exhausted": Job(("buried",), _on_queues(maintenance.bury_exhausted)),
     "expire_undelivered": Job(("expired",), _on_queues(maintenance.expire_undelivered)),
-    "purge_finished": Job(("purged",), _on_queues(maintenance.purge_finished)),
+    "purge_finished": Job(("purged",), _purge_finished),
     "move_dead_letters": Job(("moved",), _move_dead_letters),
 }
 """The jobs, in the order in which they run."""
@@ -402,6 +472,8 @@ class Sweeper:
         on_report: A function that is called with each :class:`SweepReport`.
         lock_ttl: How long the sweeper's lock lives without being renewed, and so how long a
             killed sweeper delays the others. Default: ``settings.lock_ttl``.
+        hooks: ``on_dead_letter`` is called for each task that a sweep buries, as are the hooks of
+            the queue.
 
     Raises:
         InvalidArgument: An argument is not valid.
@@ -415,12 +487,20 @@ class Sweeper:
         jobs: Iterable[str] = JOBS,
         on_report: Callable[[SweepReport], None] | None = None,
         lock_ttl: Duration | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> None:
         if not isinstance(queue, Queue):
-            raise refused("queue", queue, "give a Queue; for an AsyncQueue there is AsyncSweeper")
+            raise invalid_argument(
+                "queue", queue, "give a Queue; for an AsyncQueue there is AsyncSweeper"
+            )
         self._core = core_of(queue)
         self._sweep = SweeperCore(
-            self._core, queues=queues, jobs=jobs, on_report=on_report, lock_ttl=lock_ttl
+            self._core,
+            queues=queues,
+            jobs=jobs,
+            on_report=on_report,
+            lock_ttl=lock_ttl,
+            hooks=hooks,
         )
         self._stopping = threading.Event()
 
@@ -438,6 +518,14 @@ class Sweeper:
     def lock_ttl(self) -> timedelta:
         """How long the sweeper's lock lives without being renewed."""
         return self._sweep.lock_ttl
+
+    def fire_schedules(self) -> int:
+        """Add the tasks of schedules that are due.
+
+        Returns:
+            How many were added.
+        """
+        return self._core.run(self._sweep.count(FIRING))
 
     def reclaim_stuck(self) -> int:
         """Reclaim tasks whose lease expired.
@@ -510,10 +598,10 @@ class Sweeper:
         """Sweep until :meth:`stop`. A sweep that fails is logged and does not end the loop.
 
         Args:
-            every: The pause between two sweeps.
+            every: The time between two sweeps.
 
         Raises:
-            InvalidArgument: The pause is not a positive duration.
+            InvalidArgument: ``every`` is not a positive duration.
         """
         sweeps = self._sweep.run_forever(every, stopping=self._stopping.is_set)
         perform(sweeps, self._do)
@@ -523,10 +611,44 @@ class Sweeper:
         """Stop :meth:`run_forever` after the current sweep."""
         self._stopping.set()
 
-    def _do(self, effect: Operation[Any] | Pause) -> Any:
-        if isinstance(effect, Pause):
+    def _do(self, effect: Operation[Any] | WaitForNextSweep) -> Any:
+        if isinstance(effect, WaitForNextSweep):
             return self._stopping.wait(effect.seconds)
         return self._core.run(effect)
+
+
+def wait_for_next_sweep(
+    sweeper: Sweeper,
+    seconds: float,
+    stop: threading.Event,
+    *,
+    on_error: Callable[[MicroqueueError], object],
+    wait: Callable[[float], object] | None = None,
+) -> None:
+    """Wait between two sweeps, and fire the schedules that come due between them, on time.
+
+    For commands that repeat :meth:`Sweeper.run_once` themselves.
+
+    Args:
+        sweeper: The sweeper.
+        seconds: The time until the next sweep.
+        stop: Ends the wait.
+        on_error: A function that gets the error if schedules cannot be fired. The next sweep
+            tries again.
+        wait: A function that waits for so many seconds, or until ``stop`` is set. If it raises,
+            it must do so again when called again. Default: ``stop.wait``.
+    """
+    core, wait = core_of(sweeper), wait or stop.wait
+    ends = time.monotonic() + seconds
+
+    def do(effect: Operation[Any] | WaitForNextSweep) -> Any:
+        return wait(effect.seconds) if isinstance(effect, WaitForNextSweep) else core.run(effect)
+
+    try:
+        perform(sweeper._sweep.fire_until(ends, stop.is_set), do)  # noqa: SLF001 (for commands)
+    except MicroqueueError as exc:
+        on_error(exc)
+    wait(max(ends - time.monotonic(), 0.0))
 
 
 class AsyncSweeper:
@@ -541,6 +663,8 @@ class AsyncSweeper:
         on_report: A function that is called with each :class:`SweepReport`.
         lock_ttl: How long the sweeper's lock lives without being renewed, and so how long a
             killed sweeper delays the others. Default: ``settings.lock_ttl``.
+        hooks: ``on_dead_letter`` is called for each task that a sweep buries, as are the hooks of
+            the queue.
 
     Raises:
         InvalidArgument: An argument is not valid.
@@ -554,12 +678,20 @@ class AsyncSweeper:
         jobs: Iterable[str] = JOBS,
         on_report: Callable[[SweepReport], None] | None = None,
         lock_ttl: Duration | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> None:
         if not isinstance(queue, AsyncQueue):
-            raise refused("queue", queue, "give an AsyncQueue; for a Queue there is Sweeper")
+            raise invalid_argument(
+                "queue", queue, "give an AsyncQueue; for a Queue there is Sweeper"
+            )
         self._core = core_of(queue)
         self._sweep = SweeperCore(
-            self._core, queues=queues, jobs=jobs, on_report=on_report, lock_ttl=lock_ttl
+            self._core,
+            queues=queues,
+            jobs=jobs,
+            on_report=on_report,
+            lock_ttl=lock_ttl,
+            hooks=hooks,
         )
         self._stopping = asyncio.Event()
 
@@ -577,6 +709,14 @@ class AsyncSweeper:
     def lock_ttl(self) -> timedelta:
         """How long the sweeper's lock lives without being renewed."""
         return self._sweep.lock_ttl
+
+    async def fire_schedules(self) -> int:
+        """Add the tasks of schedules that are due.
+
+        Returns:
+            How many were added.
+        """
+        return await self._core.run(self._sweep.count(FIRING))
 
     async def reclaim_stuck(self) -> int:
         """Reclaim tasks whose lease expired.
@@ -649,10 +789,10 @@ class AsyncSweeper:
         """Sweep until :meth:`stop`. A sweep that fails is logged and does not end the loop.
 
         Args:
-            every: The pause between two sweeps.
+            every: The time between two sweeps.
 
         Raises:
-            InvalidArgument: The pause is not a positive duration.
+            InvalidArgument: ``every`` is not a positive duration.
         """
         sweeps = self._sweep.run_forever(every, stopping=self._stopping.is_set)
         await perform_async(sweeps, self._do)
@@ -662,8 +802,8 @@ class AsyncSweeper:
         """Stop :meth:`run_forever` after the current sweep."""
         self._stopping.set()
 
-    async def _do(self, effect: Operation[Any] | Pause) -> Any:
-        if not isinstance(effect, Pause):
+    async def _do(self, effect: Operation[Any] | WaitForNextSweep) -> Any:
+        if not isinstance(effect, WaitForNextSweep):
             return await self._core.run(effect)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), effect.seconds)

@@ -19,18 +19,20 @@ State = Literal["pending", "ready", "delayed", "processing", "overdue", "done", 
 class TaskFilter(Model):
     """Selects tasks.
 
-    ``text`` is plain text in the payload or the error; case is ignored. ``since`` and ``until``
-    bound the time of creation, and for failed tasks the time of the failure.
+    ``name`` is the whole name of a task; the empty string selects tasks without a name. ``text`` is
+    plain text in the payload or the error; case is ignored. ``since`` and ``until`` bound the time
+    of creation, and for failed tasks the time of the failure.
     """
 
     queue: str | None = None
+    name: str | None = None
     status: State | None = None
     code: str | None = None
     text: str | None = None
     since: AwareDatetime | None = None
     until: AwareDatetime | None = None
 
-    @field_validator("queue", "code", "text")
+    @field_validator("queue", "name", "code", "text")
     @classmethod
     def _can_be_asked(cls, value: str | None) -> str | None:
         if value is not None and (len(value) > LONGEST_TEXT or not is_encodable(value)):

@@ -26,11 +26,11 @@ except ImportError as exc:
     ) from exc
 
 from microqueue.async_queue import AsyncQueue
+from microqueue.hooks import Hooks
 from microqueue.operations.filters import claim_of
 from microqueue.queue import Queue
 from microqueue.task import Outcome, Task
-from microqueue.worker.hooks import LEASE_LOST, Hooks
-from microqueue.worker.outcomes import Snooze
+from microqueue.worker.outcomes import LEASE_LOST, redelivery_outcome
 
 SYSTEM = "microqueue"
 
@@ -117,10 +117,8 @@ class TracingHooks(Hooks):
 
     def on_retry(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002 (as above)
         """End the span with the exception, unless it was a snooze."""
-        if isinstance(error, Snooze):
-            self._end(task, Outcome.SNOOZED)
-        else:
-            self._end(task, Outcome.RETRIED, error)
+        outcome = redelivery_outcome(error)
+        self._end(task, outcome, None if outcome.is_refunded else error)
 
     def on_failure(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:  # noqa: ARG002 (as above)
         """End the span with the exception."""

@@ -4,8 +4,8 @@
     */1 * * * *  MICROQUEUE_URI=mongodb://... python scripts/sweep.py
 
 Any number may run at once: while one sweeps, another with the same jobs and queues skips its turn.
-Each sweep logs one line to stderr. The exit status is 1 if the server could not be reached or a
-job failed, else 0. Needs no extra.
+Each sweep logs one line to stderr. With --every, schedules are fired on time between sweeps. The
+exit status is 1 if the server could not be reached or a job failed, else 0. Needs no extra.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from microqueue.sweeper import (
     SweepReport,
     check_every,
     describe_burials,
+    wait_for_next_sweep,
 )
 
 logger = logging.getLogger("sweep")
@@ -93,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ok = sweep(queue, sweeper, as_json=options.json)
                 if pause is None:
                     return 0 if ok else 1
-                if stop.wait(pause):
+                wait_for_next_sweep(sweeper, pause, stop, on_error=log_error)
+                if stop.is_set():
                     return 0
     except MicroqueueError as exc:
         logger.error("%s", without_password(str(exc)))  # noqa: TRY400 (one line)
@@ -106,12 +108,17 @@ def sweep(queue: Queue[Any], sweeper: Sweeper, *, as_json: bool) -> bool:
         detect_dlq(queue)
         report = sweeper.run_once()
     except MicroqueueError as exc:
-        logger.error("sweep failed: %s", without_password(str(exc)))  # noqa: TRY400 (one line)
+        log_error(exc)
         return False
     logger.log(logging.INFO if report.ok else logging.ERROR, "%s", describe(report))
     if as_json:
         print(report.model_dump_json(), flush=True)
     return report.ok
+
+
+def log_error(error: MicroqueueError) -> None:
+    """Log an error in one line."""
+    logger.error("sweep failed: %s", without_password(str(error)))
 
 
 def describe(report: SweepReport) -> str:

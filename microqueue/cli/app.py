@@ -20,16 +20,22 @@ from microqueue.cli import (
     backoff,
     dashboard,
     dead_letters,
-    maintenance,
+    doctor,
+    indexes,
+    migrate,
+    names,
     pipelines,
     queues,
+    schedules,
+    sweep,
     tasks,
     top,
+    topics,
     up,
     worker,
 )
 from microqueue.cli.exit import exiting_cleanly
-from microqueue.cli.options import Command, QueueScope, SharedOptions, with_shared_options
+from microqueue.cli.options import CliCommand, QueueScope, SharedOptions, with_shared_options
 from microqueue.cli.session import with_session
 from microqueue.masking import without_fragments
 
@@ -37,7 +43,7 @@ HELP = """A task queue in the MongoDB you already run.
 
 Options of every command may stand before or after its name. A DURATION is a number of seconds,
 or has units: 30s, 5m, 2h, 1d. A TIME is ISO 8601 with a timezone. Exit status: 0 for success,
-1 for an error, 2 for wrong usage.
+1 for an error, 2 for wrong usage; `wait` has more.
 """
 
 app = typer.Typer(
@@ -48,6 +54,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 dlq_app = typer.Typer(help="List, show, replay and discard dead letters.", no_args_is_help=True)
+schedule_app = typer.Typer(help="Add, list, pause, run and remove schedules.", no_args_is_help=True)
 pipeline_app = typer.Typer(
     help="Archive, ingest, replay and analyse tasks with Spark.", no_args_is_help=True
 )
@@ -59,22 +66,32 @@ COMMANDS: dict[str, Commands] = {
         "enqueue": (tasks.enqueue, QueueScope.DEFAULT),
         "peek": (tasks.peek, QueueScope.ALL),
         "show": (tasks.show, QueueScope.OF_TASK),
+        "wait": (tasks.wait, QueueScope.OF_TASK),
         "cancel": (tasks.cancel, QueueScope.OF_TASK),
         "purge": (tasks.purge, QueueScope.REQUIRED),
+    },
+    "Topics": {
+        "publish": (topics.publish, QueueScope.NONE),
+        "subscribe": (topics.subscribe, QueueScope.NONE),
+        "topics": (topics.topics, QueueScope.NONE),
+        "bind": (topics.bind, QueueScope.NONE),
+        "unbind": (topics.unbind, QueueScope.NONE),
     },
     "Running": {
         "up": (up.up, QueueScope.NONE),
         "worker": (worker.worker, QueueScope.SEVERAL),
-        "sweep": (maintenance.sweep, QueueScope.ALL),
+        "sweep": (sweep.sweep, QueueScope.ALL),
         "pause": (queues.pause, QueueScope.DEFAULT),
         "resume": (queues.resume, QueueScope.DEFAULT),
     },
     "Monitoring": {
         "stats": (queues.stats, QueueScope.ALL),
+        "names": (names.names, QueueScope.ALL),
         "top": (top.top, QueueScope.ALL),
         "dashboard": (dashboard.dashboard, QueueScope.NONE),
-        "doctor": (maintenance.doctor, QueueScope.DEFAULT),
-        "indexes": (maintenance.indexes, QueueScope.DEFAULT),
+        "doctor": (doctor.doctor, QueueScope.DEFAULT),
+        "indexes": (indexes.indexes, QueueScope.DEFAULT),
+        "migrate": (migrate.migrate, QueueScope.NONE),
         "backoff": (backoff.backoff, QueueScope.NONE),
     },
 }
@@ -83,6 +100,16 @@ DLQ_COMMANDS: Commands = {
     "show": (dead_letters.show, QueueScope.OF_TASK),
     "replay": (dead_letters.replay, QueueScope.REQUIRED_UNLESS_IDS),
     "discard": (dead_letters.discard, QueueScope.REQUIRED_UNLESS_IDS),
+}
+SCHEDULE_COMMANDS: Commands = {
+    "list": (schedules.list_schedules, QueueScope.ALL),
+    "put": (schedules.put, QueueScope.DEFAULT),
+    "show": (schedules.show, QueueScope.DEFAULT),
+    "next": (schedules.next_runs, QueueScope.DEFAULT),
+    "pause": (schedules.pause, QueueScope.DEFAULT),
+    "resume": (schedules.resume, QueueScope.DEFAULT),
+    "trigger": (schedules.trigger, QueueScope.DEFAULT),
+    "remove": (schedules.remove, QueueScope.DEFAULT),
 }
 PIPELINE_COMMANDS: Commands = {
     "archive": (pipelines.archive, QueueScope.REQUIRED),
@@ -118,15 +145,17 @@ def _keep_options(context: typer.Context, given: SharedOptions, **_: object) -> 
 
 def _register(group: typer.Typer, commands: Commands, panel: str | None = None) -> None:
     for name, (function, scope) in commands.items():
-        group.command(name, cls=Command, rich_help_panel=panel)(with_session(function, scope))
+        group.command(name, cls=CliCommand, rich_help_panel=panel)(with_session(function, scope))
 
 
 app.callback(help=HELP)(with_shared_options(_keep_options, like=_global_options))
 for panel, commands in COMMANDS.items():
     _register(app, commands, panel)
 _register(dlq_app, DLQ_COMMANDS)
+_register(schedule_app, SCHEDULE_COMMANDS)
 _register(pipeline_app, PIPELINE_COMMANDS)
 app.add_typer(dlq_app, name="dlq", rich_help_panel="Tasks")
+app.add_typer(schedule_app, name="schedule", rich_help_panel="Tasks")
 app.add_typer(pipeline_app, name="pipeline", rich_help_panel="Running")
 
 

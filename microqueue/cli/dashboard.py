@@ -6,22 +6,25 @@ import secrets
 import threading
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 from rich.text import Text
 
 from microqueue.cli.dlq_detection import detect_dlq
 from microqueue.cli.exit import stop_on_signals
+from microqueue.cli.loading import load
+from microqueue.cli.options import HooksReference
 from microqueue.cli.session import Session
 from microqueue.errors import MicroqueueError, ServerUnavailable
 from microqueue.queue import Queue
 from microqueue.settings import DASHBOARD_PORT
-from microqueue.worker.handlers import load_handler
-from microqueue.worker.threads import DaemonThread
+from microqueue.worker.daemon_threads import DaemonThread
+from microqueue.worker.handlers import load_tasks
 from microqueue.worker.waiting import await_server
 
 if TYPE_CHECKING:
+    from microqueue.dashboard.options import DashboardServerOptionsDict
     from microqueue.dashboard.server import DashboardServer
 
 TOKEN_BYTES = 32
@@ -77,6 +80,7 @@ def dashboard(
             help="Tasks registry, as in shop.tasks:tasks; validates what users enqueue.",
         ),
     ] = None,
+    hooks: HooksReference = None,
     show_secrets: Annotated[
         bool,
         typer.Option("--show-secrets", help="Show passwords, tokens and other secrets unmasked."),
@@ -92,21 +96,25 @@ def dashboard(
     server = _serving()
     server.check_token(token)
     server.check_reach(host, protected=bool(token), insecure=insecure)
-    options: dict[str, Any] = {
+    options: DashboardServerOptionsDict = {
+        "host": host,
+        "port": port,
+        "insecure": insecure,
         "read_only": read_only,
         "manual_actions": manual_actions,
         "token": token,
         "proxies": trust_proxy or (),
     }
     if tasks is not None:
-        options["tasks"] = load_handler(tasks, kind="tasks", example="tasks")
+        options["tasks"] = load(tasks, by=load_tasks)
     if show_secrets:
         options["redact"] = None
     session.reject_queue("the dashboard shows all queues")
+    session.load_hooks(hooks)
     with session.open() as queue:
         with suppress(ServerUnavailable):  # The page shows that, and reconnects.
             detect_dlq(queue)
-        server = new_server(queue, host=host, port=port, insecure=insecure, **options)
+        server = new_server(queue, **options)
         with stop_on_signals() as stop, server.running():
             announce(session, server)
             DaemonThread(
@@ -131,7 +139,7 @@ def _keep_detecting_dlq(queue: Queue[Any], stop: threading.Event) -> None:
             detect_dlq(queue)
 
 
-def new_server(queue: Queue[Any], **options: Any) -> DashboardServer:
+def new_server(queue: Queue[Any], **options: Unpack[DashboardServerOptionsDict]) -> DashboardServer:
     """Return a dashboard server.
 
     Raises:

@@ -8,11 +8,11 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from microqueue.cli import formats, prompts, tasks, values
-from microqueue.cli.options import DURATION, PAST, AllQueues, DryRun, Reveal, Yes
+from microqueue.cli import formats, prompts, task_output, values
+from microqueue.cli.options import DURATION, PAST, AllQueues, DryRun, Reveal, TaskName, Yes
 from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
-from microqueue.dlq import DeadLetterFilter
+from microqueue.dead_letter_models import DeadLetterFilter
 from microqueue.errors import WrongStatus
 from microqueue.queue import Queue
 from microqueue.task import Task, TaskStatus
@@ -46,6 +46,7 @@ Limit: TypeAlias = Annotated[
 def list_dead_letters(
     session: Session,
     *,
+    name: TaskName = None,
     code: Code = None,
     text: Text = None,
     since: Since = None,
@@ -62,13 +63,13 @@ def list_dead_letters(
     out = session.out
     with session.connect() as queue:
         now = queue.now()
-        which = _filter(now, code=code, text=text, since=since, until=until)
+        which = _filter(now, name=name, code=code, text=text, since=since, until=until)
         dead_letters = session.dead_letters(queue)
         page = dead_letters.list(**which.model_dump(), limit=limit, cursor=cursor)
-        found = tasks.masked(page.tasks, reveal=reveal)
+        found = task_output.masked(page.tasks, reveal=reveal)
         queues = session.queues(queue)
         counted = None if found else dead_letters.stats()
-        others = "" if found or session.all_queues else tasks.other_queues_hint(queue)
+        others = "" if found or session.all_queues else task_output.other_queues_hint(queue)
     if out.as_json:
         out.json({"tasks": found, "next_cursor": page.next_cursor, "queues": queues})
         return
@@ -83,7 +84,7 @@ def list_dead_letters(
         return
     session.note_queues(queues)
     out.table(
-        *tasks.with_name_and_queue(
+        *task_output.with_name_and_queue(
             ["id", "failed", "attempts", "code", "message"],
             [_row(task, now) for task in found],
             found,
@@ -95,6 +96,12 @@ def list_dead_letters(
         out.print(f"\nNext page: add --cursor {shlex.quote(page.next_cursor)}", "dim")
 
 
+def _message_without(code: str, message: str) -> str:
+    """Return the message of an error without its code, with which that of an exception begins."""
+    left = "" if message == code else message.removeprefix(f"{code}: ")
+    return formats.one_line(left) or "-"
+
+
 def _row(task: Task[Any], now: datetime) -> list[Cell]:
     error = task.error
     code = (error.code if error else None) or "-"
@@ -103,7 +110,7 @@ def _row(task: Task[Any], now: datetime) -> list[Cell]:
         formats.relative(task.updated_at, now),
         f"{task.attempts}/{task.max_attempts}",
         code,
-        formats.one_line(error.message.removeprefix(f"{code}: ")) if error else "-",
+        _message_without(code, error.message) if error else "-",
     ]
 
 
@@ -117,13 +124,14 @@ def show(
     with session.connect() as queue:
         (task,) = _find_dead_letters(session, queue, [task_id])
         now = queue.now()
-    tasks.print_task(session, task, now, reveal=reveal)
+    task_output.print_task(session, task, now, reveal=reveal)
 
 
 def replay(
     session: Session,
     ids: Ids = None,
     *,
+    name: TaskName = None,
     code: Code = None,
     text: Text = None,
     since: Since = None,
@@ -147,10 +155,10 @@ def replay(
 ) -> None:
     """Replay dead letters: make them pending again in their queues.
 
-    Choose them by ids, by filters (--code, --text, --since, --until), or with --all. Without ids,
-    --queue or --all-queues is required.
+    Choose them by ids, by filters (--name, --code, --text, --since, --until), or with --all.
+    Without ids, --queue or --all-queues is required.
     """
-    given = {"code": code, "text": text, "since": since, "until": until}
+    given = {"name": name, "code": code, "text": text, "since": since, "until": until}
     _check_selection(session, ids, given, everything=everything, all_queues=all_queues)
     with session.connect() as queue:
         selection = Selection(session, queue, ids or [], given, limit=limit)
@@ -187,6 +195,7 @@ def discard(
     session: Session,
     ids: Ids = None,
     *,
+    name: TaskName = None,
     code: Code = None,
     text: Text = None,
     since: Since = None,
@@ -199,10 +208,10 @@ def discard(
 ) -> None:
     """Delete dead letters permanently.
 
-    Choose them by ids, by filters (--code, --text, --since, --until), or with --all. Without ids,
-    --queue or --all-queues is required.
+    Choose them by ids, by filters (--name, --code, --text, --since, --until), or with --all.
+    Without ids, --queue or --all-queues is required.
     """
-    given = {"code": code, "text": text, "since": since, "until": until}
+    given = {"name": name, "code": code, "text": text, "since": since, "until": until}
     _check_selection(session, ids, given, everything=everything, all_queues=all_queues)
     with session.connect() as queue:
         selection = Selection(session, queue, ids or [], given, limit=limit)
@@ -235,7 +244,7 @@ def _check_selection(
     filtered = any(value is not None for value in given.values())
     number = [bool(ids), filtered, everything].count(True)
     if number != 1:
-        ways = "ids, or filters (--code, --text, --since, --until), or --all"
+        ways = "ids, or filters (--name, --code, --text, --since, --until), or --all"
         problem = "give only one of" if number else "which dead letters? Give"
         raise typer.BadParameter(f"{problem}: {ways}.")
     if not ids:  # Ids are unique across queues.
@@ -282,9 +291,15 @@ class Selection:
             prompts.confirm(f"{verb} {_count(matched)} of {self.scope}?")
 
 
-def _filter(now: datetime, *, code: Any, text: Any, since: Any, until: Any) -> DeadLetterFilter:
+def _filter(
+    now: datetime, *, name: Any, code: Any, text: Any, since: Any, until: Any
+) -> DeadLetterFilter:
     return DeadLetterFilter(
-        code=code, text=text, since=values.before(now, since), until=values.before(now, until)
+        name=name,
+        code=code,
+        text=text,
+        since=values.before(now, since),
+        until=values.before(now, until),
     )
 
 
@@ -295,7 +310,7 @@ def _find_dead_letters(session: Session, queue: Queue[Any], texts: list[str]) ->
         TaskNotFound: Some do not exist.
         WrongStatus: One is not a dead letter.
     """
-    found = tasks.find_tasks(session, queue, list(dict.fromkeys(texts)))
+    found = task_output.find_tasks(session, queue, list(dict.fromkeys(texts)))
     for task in found:
         if task.status is not TaskStatus.FAILED:
             status, needed = str(task.status), TaskStatus.FAILED.value

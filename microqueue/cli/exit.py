@@ -18,6 +18,8 @@ from microqueue.errors import MicroqueueError
 from microqueue.worker.shutdown import stopping_by_signal
 
 FAILED = 1
+TASK_FAILED = 3
+NOT_FINISHED = 4
 INTERRUPTED = 130  # The status that shells report after Ctrl-C: 128 + SIGINT.
 
 

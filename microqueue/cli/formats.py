@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
@@ -15,6 +15,8 @@ from pydantic import BaseModel
 
 BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 MINUTE = 60
+KILO = 1000
+UNITS = ("B", "kB", "MB", "GB")
 STEPS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
@@ -34,22 +36,20 @@ def jsonable(value: Any) -> Any:
             result = {name: jsonable(getattr(value, name)) for name in type(value).model_fields}
         case Mapping():
             result = {str(key): jsonable(item) for key, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            result = [jsonable(item) for item in value]
         case datetime():
             result = (value.astimezone(UTC) if value.utcoffset() is not None else value).isoformat()
         case timedelta():
             result = value.total_seconds()
         case bytes():
             result = base64.b64encode(value).decode()
-        case Sequence():
+        case Sequence() | Set():
             result = [jsonable(item) for item in value]
         case _:
             result = str(value)
     return result
 
 
-def to_json(value: Any, *, indent: int | None = None) -> str:
+def json_text(value: Any, *, indent: int | None = None) -> str:
     """Return a value as JSON."""
     return json.dumps(jsonable(value), ensure_ascii=False, indent=indent)
 
@@ -82,11 +82,9 @@ def seconds(value: float) -> str:
     if value < MINUTE:
         return f"{value:.2g} s"
     whole = round(value)
-    for size, unit, smaller, smaller_unit in STEPS:
-        if whole >= size:
-            rest = whole % size // smaller
-            return f"{whole // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
-    return f"{whole} s"
+    size, unit, smaller, smaller_unit = next(step for step in STEPS if whole >= step[0])
+    rest = whole % size // smaller
+    return f"{whole // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
 
 
 def relative(instant: datetime | None, now: datetime) -> str:
@@ -126,6 +124,14 @@ def figure(value: int) -> str:
 def count(number: int, noun: str, plural: str | None = None) -> str:
     """Format ``1 task``, ``2,000 tasks``."""
     return f"{figure(number)} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def size(number: int) -> str:
+    """Format ``512 B``, ``1.2 kB``, ``64.0 MB``."""
+    power = 0
+    while power < len(UNITS) - 1 and number >= KILO ** (power + 1):
+        power += 1
+    return f"{number / KILO**power:.1f} {UNITS[power]}" if power else f"{number} B"
 
 
 def listed(items: Sequence[str]) -> str:

@@ -35,6 +35,7 @@ def load(reference: str, *, by: Callable[[str], Any] = load_handler) -> Any:
             f"{exc}, at {place}; --debug shows the traceback",
             argument=exc.argument,
             value=exc.value,
+            code=exc.code,
         ) from exc.__cause__
 
 

@@ -63,10 +63,10 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        return _without_secrets(record, formats.to_json(fields))
+        return _without_secrets(record, formats.json_text(fields))
 
 
-class Handler(logging.StreamHandler[TextIO]):
+class StderrHandler(logging.StreamHandler[TextIO]):
     """Writes records to stderr, except those that a handler of the app prints."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -97,12 +97,12 @@ def configure_logging(
         of_app: Log all loggers. Of :data:`LIBRARIES`, only warnings are logged; tracebacks are
             logged, because those of failed handlers belong to the app.
     """
-    handler = Handler()
+    handler = StderrHandler()
     text = TextFormatter(tracebacks=debug or of_app)
     handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else text)
     own, root = logging.getLogger("microqueue"), logging.getLogger()
     for logger in (own, root):
-        logger.handlers = [one for one in logger.handlers if not isinstance(one, Handler)]
+        logger.handlers = [one for one in logger.handlers if not isinstance(one, StderrHandler)]
     number = logging.getLevelNamesMapping()[level.value.upper()]
     own.setLevel(number)
     if not of_app:

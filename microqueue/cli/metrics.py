@@ -57,10 +57,15 @@ def serve_sweep_metrics(host: str, port: int | None, queue: Queue[Any]) -> Itera
     try:
         from prometheus_client import REGISTRY  # noqa: PLC0415 (an extra)
 
-        from microqueue.metrics import QueueCollector, SweepMetrics  # noqa: PLC0415 (as above)
+        from microqueue.metrics import (  # noqa: PLC0415 (as above)
+            QueueCollector,
+            ScheduleCollector,
+            SweepMetrics,
+        )
     except ImportError as exc:
         raise MicroqueueError(MISSING) from exc
     REGISTRY.register(QueueCollector(queue))
+    REGISTRY.register(ScheduleCollector(queue))
     with _serving(host, port):
         yield SweepMetrics()
 
@@ -71,9 +76,10 @@ def _serving(host: str, port: int) -> Iterator[None]:
 
     try:
         server, thread = start_http_server(port, addr=host)
-    except OSError as exc:
+    except (OSError, TypeError, ValueError) as exc:  # The last two: no host's name.
+        reason = exc.strerror if isinstance(exc, OSError) else "this is no address"
         raise InvalidArgument(
-            f"--metrics-port {port} cannot be used on {host}: {exc.strerror}",
+            f"--metrics-port {port} cannot be used on {host}: {reason}",
             argument="metrics_port",
         ) from exc
     try:

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any, TypeAlias
 
@@ -20,16 +21,38 @@ from microqueue.drivers.connection import DEFAULT_DATABASE, URI_VARIABLE
 from microqueue.model import reason_of, shorten
 from microqueue.task import DEFAULT_QUEUE
 
+HOOKS_VARIABLE = "MICROQUEUE_HOOKS"
 DURATION: dict[str, Any] = {"parser": values.read_duration, "metavar": "DURATION"}
 TIME: dict[str, Any] = {"parser": values.read_instant, "metavar": "TIME"}
 PAST: dict[str, Any] = {"parser": values.read_past, "metavar": "TIME"}
 
+Backoff: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POLICY",
+        help="Waits between attempts, as in base=5,factor=2,max=1800,jitter=full; parts that are "
+        "left out are as in this one. \\[default: $MICROQUEUE_BACKOFF]",
+    ),
+]
+VisibilityTimeout: TypeAlias = Annotated[
+    timedelta | None,
+    typer.Option(
+        help="Length of a lease. \\[default: the setting of the worker]",
+        **DURATION,
+    ),
+]
 Reveal: TypeAlias = Annotated[
     bool, typer.Option("--reveal", help="Show passwords, tokens and other secrets unmasked.")
 ]
 Exact: TypeAlias = Annotated[
     bool,
     typer.Option("--exact", help="Count every task. Takes seconds with a million tasks."),
+]
+TaskName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--name", metavar="NAME", help="Only tasks with this name; '' for those without one."
+    ),
 ]
 AllQueues: TypeAlias = Annotated[
     bool, typer.Option("--all-queues", help="Act on all queues, instead of one --queue.")
@@ -40,6 +63,17 @@ DryRun: TypeAlias = Annotated[
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 MetricsHost: TypeAlias = Annotated[
     str, typer.Option(metavar="ADDRESS", help="Address to serve metrics on.")
+]
+
+HooksReference: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--hooks",
+        metavar="MODULE:NAME",
+        envvar=HOOKS_VARIABLE,
+        show_envvar=True,
+        help="Hooks to call for each dead letter: an instance or subclass of Hooks, or a list.",
+    ),
 ]
 
 SHARED_PANEL = "Options of every command"
@@ -124,10 +158,8 @@ class SharedOptions:
         ),
     ] = False
 
-    def over(self, earlier: SharedOptions | None) -> SharedOptions:
+    def over(self, earlier: SharedOptions) -> SharedOptions:
         """Return these options, completed by those given before the command."""
-        if earlier is None:
-            return self
         given = {name: getattr(self, name) for name in SHARED_NAMES}
         chosen = {name: value for name, value in given.items() if value not in {None, False}}
         return replace(earlier, **chosen)
@@ -197,7 +229,7 @@ def renamed(old: str, new: str, **settings: Any) -> Any:
     return typer.Option(old, hidden=True, callback=note, **settings)
 
 
-class Command(TyperCommand):
+class CliCommand(TyperCommand):
     """A typer command whose usage errors name the value that was typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -207,7 +239,6 @@ class Command(TyperCommand):
         except typer.BadParameter as exc:
             cause = exc.__cause__
             if isinstance(cause, ValidationError):
-                value = shorten(cause.errors(include_url=False)[0]["input"])
-                if value not in exc.message:
-                    exc.message = f"{value} is not valid: {reason_of(cause)}."
+                value, reason = shorten(cause.errors()[0]["input"]), reason_of(cause)
+                exc.message = reason if value in reason else f"{value} is not valid: {reason}."
             raise

@@ -43,7 +43,7 @@ class Output:
     def json(self, value: Any, *, stream: bool = False) -> None:
         """Print one JSON document; in a stream of documents, one line each."""
         # Not with rich, which would wrap it.
-        self.console.file.write(formats.to_json(value, indent=None if stream else 2) + "\n")
+        self.console.file.write(formats.json_text(value, indent=None if stream else 2) + "\n")
         self.console.file.flush()
 
     def print(self, text: str, style: str = "") -> None:

@@ -25,16 +25,24 @@ KIB = 1024
 
 
 def show(
-    session: Session, summary: Any, view: Callable[[Session, Any], None], *, document: Any = None
+    session: Session,
+    summary: Any,
+    view: Callable[[Session, Any], None],
+    *,
+    document: Any = None,
+    names_queue: bool = False,
 ) -> None:
-    """Print a summary as JSON, or as text with the queues that it covers."""
+    """Print a summary as JSON, or as text with the queues that it covers.
+
+    With ``names_queue``, the summary itself names the queue.
+    """
     if session.out.as_json:
         written = formats.jsonable(summary if document is None else document)
         named = session.options.queue
-        used = {} if view is ingest else {"queues": None if named is None else [named]}
+        used = {} if names_queue else {"queues": None if named is None else [named]}
         session.out.json({**used, **written})
         return
-    if view is not ingest:  # Its queue is in the summary.
+    if not names_queue:
         session.note_queues()
     view(session, summary)
 
@@ -122,21 +130,27 @@ def _print_done_left_out(session: Session, summary: ReplaySummary) -> None:
 
 
 def report(session: Session, made: Report) -> None:
-    """Print the figures of each queue."""
+    """Print the figures of each queue, and of each name if there are any."""
     out = session.out
     out.print(f"{_instant(made.since)} to {_instant(made.until)}, by {made.bucket}\n")
-    columns = ["queue", "enqueued", "done", "failed", "success", "retried"]
+    columns = ["enqueued", "done", "failed", "success", "retried"]
     columns += ["wait p50", "p95", "p99", "run p50", "p95", "p99"]
     timed = made.target_wait_sec is not None
     if made.target_wait_sec is not None:
         columns.append(f"in {formats.seconds(made.target_wait_sec)}")
-    out.table(columns, [_figures(row, timed=timed) for row in [*made.queues, made.total]])
+    queues = [(row.queue or "all", row) for row in [*made.queues, made.total]]
+    out.table(["queue", *columns], [[one, *_figures(row, timed=timed)] for one, row in queues])
+    names = made.names
+    if any(row.name for row in names):
+        out.print("")
+        rows = [(formats.one_line(row.name or "(no name)"), row) for row in names]
+        out.table(["name", *columns], [[one, *_figures(row, timed=timed)] for one, row in rows])
     if made.files:
         out.print(f"\nWritten: {', '.join(made.files)}")
 
 
 def _figures(row: ReportRow, *, timed: bool) -> list[str | int | Text]:
-    cells: list[str | int | Text] = [row.queue or "all", row.enqueued, row.done, row.failed]
+    cells: list[str | int | Text] = [row.enqueued, row.done, row.failed]
     cells += [_percent(row.success_rate), _percent(row.retry_rate)]
     waits = (row.wait_p50, row.wait_p95, row.wait_p99)
     runs = (row.run_p50, row.run_p95, row.run_p99)

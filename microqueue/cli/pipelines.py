@@ -6,23 +6,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict
 
 import typer
 
-from microqueue.arguments import refused
-from microqueue.backoff import BackoffPolicy
 from microqueue.cli import pipeline_output as views
 from microqueue.cli import values
 from microqueue.cli.dlq_detection import with_detected_dlq
 from microqueue.cli.loading import load
 from microqueue.cli.options import DURATION, PAST, AllQueues, renamed
 from microqueue.cli.session import Session
-from microqueue.cli.spark_runner import running
+from microqueue.cli.spark_runner import Runner, running
 from microqueue.settings import QueueSettings
 from microqueue.worker.handlers import load_model
+
+if TYPE_CHECKING:
+    from microqueue.spark.progress import Step
 
 Master: TypeAlias = Annotated[
     str | None,
@@ -60,11 +62,6 @@ def dry_run_option(effect: str) -> Any:
     return typer.Option("--dry-run", help=f"{effect}.")
 
 
-def named_queues(session: Session) -> list[str] | None:
-    """Return the queue given with ``--queue``, or None for all queues."""
-    return None if session.options.queue is None else [session.options.queue]
-
-
 def settings_of(session: Session, *, live: bool = True) -> QueueSettings:
     """Return the settings of the environment, with a separate DLQ if one is detected.
 
@@ -79,12 +76,41 @@ def settings_of(session: Session, *, live: bool = True) -> QueueSettings:
         primary,
     )
 
-    session.note_embedded_server()
     location = location_of(primary(locate(session.options.uri, collection=session.collection)))
     return with_detected_dlq(settings, location.run, session.collection)
 
 
-def instant(past: timedelta | datetime | None) -> datetime | None:
+class CommonArguments(TypedDict):
+    """The arguments that every pipeline takes from the command line."""
+
+    uri: str | None
+    collection: str
+    settings: QueueSettings
+    progress: Callable[[Step], None]
+
+
+class QueuesArguments(CommonArguments):
+    """The arguments of a pipeline over several queues; ``None``: over all."""
+
+    queues: list[str] | None
+
+
+def common_arguments(session: Session, runner: Runner, *, live: bool = True) -> CommonArguments:
+    """Return the arguments of every pipeline; MongoDB is not contacted unless ``live``."""
+    return {
+        "uri": session.options.uri,
+        "collection": session.collection,
+        "settings": settings_of(session, live=live),
+        "progress": runner.show_step,
+    }
+
+
+def queues_arguments(session: Session, runner: Runner, *, live: bool = True) -> QueuesArguments:
+    """Return the arguments of a pipeline over the queues of ``--queue``, or over all."""
+    return {**common_arguments(session, runner, live=live), "queues": session.named_queues}
+
+
+def instant_before_now(past: timedelta | datetime | None) -> datetime | None:
     """Return an instant, computed from now if it was given as a duration."""
     return values.before(datetime.now().astimezone(), past)
 
@@ -128,15 +154,11 @@ def archive(
         summary = run(
             runner.spark,
             path,
-            uri=session.options.uri,
-            collection=session.collection,
-            settings=settings_of(session),
-            queues=named_queues(session),
             statuses=status or ("done", "failed"),
             older_than=older_than,
             compact=compact,
             dry_run=dry_run,
-            progress=runner.show_step,
+            **queues_arguments(session, runner),
         )
     views.show(session, summary, views.archive)
 
@@ -160,7 +182,10 @@ def ingest(
         typer.Option(metavar="MODULE:MODEL", help="Pydantic model that validates each row."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column that identifies a row.")
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Column that identifies a row. \\[default: the whole row]"
+        ),
     ] = None,
     rejects: Annotated[
         str | None,
@@ -171,12 +196,16 @@ def ingest(
         typer.Option(metavar="NAME=VALUE", help="Option of Spark's reader; repeatable."),
     ] = None,
     priority: Annotated[int, typer.Option(help="0 to 255; higher runs first.")] = 0,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the tasks: the function that a worker runs."),
+    ] = None,
     run_name: RunName = None,
     dry_run: Annotated[bool, dry_run_option("Validate all rows, and add none")] = False,
     master: Master = None,
 ) -> None:
     """Enqueue a task for each row of a CSV, JSON lines or Parquet source, or of a table."""
-    options = {name: str(value) for name, value in values.read_headers(option or ()).items()}
+    options = {one: str(value) for one, value in values.read_headers(option or ()).items()}
     if model is not None:
         load(model, by=load_model)  # A wrong model is reported before Spark starts.
     with running(session, master) as runner:
@@ -192,14 +221,12 @@ def ingest(
             rejects=rejects,
             options=options,
             priority=priority,
+            name=name,
             run=run_name,
-            uri=session.options.uri,
-            collection=session.collection,
-            settings=settings_of(session),
             dry_run=dry_run,
-            progress=runner.show_step,
+            **common_arguments(session, runner),
         )
-    views.show(session, summary, views.ingest)
+    views.show(session, summary, views.ingest, names_queue=True)
 
 
 def replay(
@@ -223,7 +250,7 @@ def replay(
     ] = None,
     include_done: Annotated[
         bool,
-        typer.Option("--include-done", help="Also run archived tasks again that succeeded."),
+        typer.Option("--include-done", help="Also replay archived tasks that are done."),
     ] = False,
     to: Annotated[
         str | None,
@@ -264,11 +291,8 @@ def replay(
             to=to,
             spread=spread if over is None else over,
             run=run_name,
-            uri=session.options.uri,
-            collection=session.collection,
-            settings=settings_of(session),
             dry_run=dry_run,
-            progress=runner.show_step,
+            **common_arguments(session, runner),
         )
     views.show(session, summary, views.replay)
 
@@ -301,7 +325,7 @@ def report(
     Covers MongoDB and an archive. Writes report.html (self-contained), report.parquet and
     report.csv.
     """
-    with running(session, master) as runner:
+    with running(session, master, live=live) as runner:
         from microqueue.spark.analytics.report import as_document  # noqa: PLC0415 (slow)
         from microqueue.spark.analytics.report import report as run  # noqa: PLC0415 (slow)
 
@@ -310,15 +334,11 @@ def report(
             output=None if dry_run else output,
             archive=archive,
             live=live,
-            uri=session.options.uri,
-            collection=session.collection,
-            settings=settings_of(session, live=live),
-            queues=named_queues(session),
-            since=instant(since),
-            until=instant(until),
+            since=instant_before_now(since),
+            until=instant_before_now(until),
             bucket=bucket,  # type: ignore[arg-type]  # It is checked there.
             target_wait=target_wait,
-            progress=runner.show_step,
+            **queues_arguments(session, runner, live=live),
         )
     views.show(session, made, views.report, document=as_document(made))
 
@@ -339,23 +359,19 @@ def triage(
     master: Master = None,
 ) -> None:
     """Group dead letters by kind of error, and print the command that replays each kind."""
-    with running(session, master) as runner:
+    with running(session, master, live=live) as runner:
         from microqueue.spark.analytics.triage import triage as run  # noqa: PLC0415 (slow)
 
         found = run(
             runner.spark,
             archive=archive,
             live=live,
-            uri=session.options.uri,
-            collection=session.collection,
-            settings=settings_of(session, live=live),
-            queues=named_queues(session),
-            since=instant(since),
+            since=instant_before_now(since),
             top=top,
             samples=samples,
             state=state,
             dry_run=dry_run,
-            progress=runner.show_step,
+            **queues_arguments(session, runner, live=live),
         )
     views.show(session, found, views.triage)
 
@@ -368,10 +384,10 @@ def storms(
     since: Since = None,
     until: Until = None,
     factor: Annotated[
-        float, typer.Option(help="Retries per minute, relative to the usual rate, of a storm.")
+        float, typer.Option(help="How many times the usual retries per minute make a storm.")
     ] = 5.0,
     min_retries: Annotated[
-        int, typer.Option(help="Minimum number of retries per minute of a storm.")
+        int, typer.Option(help="How many retries within a minute a storm has at least.")
     ] = 30,
     least: Annotated[int | None, renamed("--least", "--min-retries")] = None,
     top: Annotated[int, typer.Option(help="Number of storms to explain.")] = 5,
@@ -379,24 +395,20 @@ def storms(
     master: Master = None,
 ) -> None:
     """Detect retry storms, and recommend a backoff policy that avoids them."""
-    with running(session, master) as runner:
+    with running(session, master, live=live) as runner:
         from microqueue.spark.analytics.storms import storms as run  # noqa: PLC0415 (slow)
 
         found = run(
             runner.spark,
             archive=archive,
             live=live,
-            uri=session.options.uri,
-            collection=session.collection,
-            settings=settings_of(session, live=live),
-            queues=named_queues(session),
-            since=instant(since),
-            until=instant(until),
+            since=instant_before_now(since),
+            until=instant_before_now(until),
             factor=factor,
             min_retries=min_retries if least is None else least,
             top=top,
             dry_run=dry_run,
-            progress=runner.show_step,
+            **queues_arguments(session, runner, live=live),
         )
     views.show(session, found, views.storms)
 
@@ -429,15 +441,17 @@ def simulate(
     since: Since = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIRECTORY", help="Directory for a page with a chart per policy."),
+        typer.Option(
+            metavar="DIRECTORY", help="Directory for simulation.html: a table and charts."
+        ),
     ] = None,
     dry_run: Annotated[bool, dry_run_option("Count the scenarios, and simulate none")] = False,
     master: Master = None,
 ) -> None:
     """Simulate recorded tasks with other backoff policies, concurrency and timeouts."""
     timeouts = [values.read_duration(text) for text in visibility_timeout or ()]
-    policies = [read_policy(text) for text in policy or ()]
-    with running(session, master) as runner:
+    policies = [values.read_backoff(text, "policy") for text in policy or ()]
+    with running(session, master, live=live) as runner:
         from microqueue.spark.analytics.simulate import simulate as run  # noqa: PLC0415 (slow)
 
         made = run(
@@ -449,28 +463,9 @@ def simulate(
             seed=seed,
             archive=archive,
             live=live,
-            uri=session.options.uri,
-            collection=session.collection,
-            settings=settings_of(session, live=live),
-            queues=named_queues(session),
-            since=instant(since),
+            since=instant_before_now(since),
             output=output,
             dry_run=dry_run,
-            progress=runner.show_step,
+            **queues_arguments(session, runner, live=live),
         )
     views.show(session, made, views.simulate)
-
-
-def read_policy(text: str) -> BackoffPolicy:
-    """Parse ``base=5,jitter=full``; the rest is as in the default policy."""
-    names = {"base": "base_sec", "factor": "factor", "max": "max_sec", "jitter": "jitter"}
-    found: dict[str, Any] = {}
-    for part in text.split(","):
-        name, _, value = part.strip().partition("=")
-        if name not in names or not value:
-            raise refused("policy", text, "give base=, factor=, max= and jitter=")
-        try:
-            found[names[name]] = value if name == "jitter" else float(value)
-        except ValueError:
-            raise refused("policy", text, f"{value!r} is not a number") from None
-    return BackoffPolicy(**found)

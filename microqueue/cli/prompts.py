@@ -9,12 +9,11 @@ import typer
 from microqueue.errors import MicroqueueError
 
 
-def check_answerable() -> None:
+def check_answerable(*, otherwise: str = "--dry-run to count first") -> None:
     """Raise if there is no terminal to ask at."""
     if not at_terminal():
         raise MicroqueueError(
-            "cannot ask for confirmation without a terminal: add --yes to proceed, or --dry-run "
-            "to count first"
+            f"cannot ask for confirmation without a terminal: add --yes to proceed, or {otherwise}"
         )
 
 

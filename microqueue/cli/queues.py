@@ -14,21 +14,19 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from microqueue.cli import formats, tasks
+from microqueue.cli import formats, task_output
 from microqueue.cli.exit import stop_on_signals
 from microqueue.cli.options import DURATION, Exact
 from microqueue.cli.output import Cell
 from microqueue.cli.session import Session
 from microqueue.core import core_of
-from microqueue.dlq import DeadLetterStats
+from microqueue.dead_letter_models import DeadLetterStats
 from microqueue.insights import Insights
 from microqueue.operations.diagnostics import every_queue
 from microqueue.operations.pauses import list_paused
 from microqueue.queue import Queue
 from microqueue.reports import Pause, QueueStats
-from microqueue.sweeper import (
-    check_every,
-)
+from microqueue.sweeper import check_every
 
 
 def pause(
@@ -86,34 +84,34 @@ def stats(
     """
     if every is not None and not watch:
         raise typer.BadParameter("--every needs --watch.")
-    pause = check_every(timedelta(seconds=1) if every is None else every)
+    every_sec = check_every(timedelta(seconds=1) if every is None else every)
     with session.connect() as queue:
         if not watch:
             _print_stats(session, queue, exact=exact)
             return
         with stop_on_signals() as stop:
-            _watch_stats(session, queue, stop, pause, exact=exact)
+            _watch_stats(session, queue, stop, every_sec, exact=exact)
 
 
 def _print_stats(session: Session, queue: Queue[Any], *, exact: bool) -> None:
     if session.all_queues:
-        every = _read_all_stats(queue, exact=exact)
+        all_stats = _read_all_stats(queue, exact=exact)
         if session.out.as_json:
-            session.out.json(_all_as_document(every))
+            session.out.json(_all_as_document(all_stats))
         else:
-            session.out.console.print(_all_stats_view(session, every))
+            session.out.console.print(_all_stats_view(session, all_stats))
         return
-    found, dead_letters, pause = _read_stats(queue, exact=exact)
+    found, dead_letters, paused = _read_stats(queue, exact=exact)
     if session.out.as_json:
-        session.out.json(_as_document(found, dead_letters, pause))
+        session.out.json(_as_document(found, dead_letters, paused))
         return
-    session.out.console.print(_stats_view(session, found, dead_letters, pause))
+    session.out.console.print(_stats_view(session, found, dead_letters, paused))
     if not found.pending + found.processing + found.done + found.failed:
-        session.out.print(f"\nThe queue is empty.{tasks.other_queues_hint(queue)}")
+        session.out.print(f"\nThe queue is empty.{task_output.other_queues_hint(queue)}")
 
 
 def _watch_stats(
-    session: Session, queue: Queue[Any], stop: threading.Event, pause: float, *, exact: bool
+    session: Session, queue: Queue[Any], stop: threading.Event, every_sec: float, *, exact: bool
 ) -> None:
     if session.out.for_people:
         with Live(console=session.out.console, auto_refresh=False) as live:
@@ -123,21 +121,21 @@ def _watch_stats(
                 else:
                     view = _stats_view(session, *_read_stats(queue, exact=exact))
                 live.update(Group(view, Text("\nPress Ctrl-C to quit.", style="dim")), refresh=True)
-                stop.wait(pause)
+                stop.wait(every_sec)
         return
     while not stop.is_set():
         if session.all_queues:
-            every = _read_all_stats(queue, exact=exact)
+            all_stats = _read_all_stats(queue, exact=exact)
             if session.out.as_json:
-                session.out.json(_all_as_document(every), stream=True)
-            for one in every.queues:
-                session.out.print(_stats_line(one, paused=one.queue in every.pauses))
+                session.out.json(_all_as_document(all_stats), stream=True)
+            for one in all_stats.queues:
+                session.out.print(_stats_line(one, paused=one.queue in all_stats.pauses))
         else:
             found, dead_letters, paused = _read_stats(queue, exact=exact)
             if session.out.as_json:
                 session.out.json(_as_document(found, dead_letters, paused), stream=True)
             session.out.print(_stats_line(found, paused=paused is not None))
-        stop.wait(pause)
+        stop.wait(every_sec)
 
 
 def _stats_line(found: QueueStats, *, paused: bool) -> str:
@@ -171,21 +169,24 @@ def _read_all_stats(queue: Queue[Any], *, exact: bool) -> AllStats:
     )
 
 
-def _all_as_document(every: AllStats) -> dict[str, Any]:
+def _all_as_document(all_stats: AllStats) -> dict[str, Any]:
     """Return the sums over all queues, with the fields of a single queue, and each queue."""
-    ages = [one.oldest_ready_age_sec for one in every.queues]
-    dues = [one.next_due_at for one in every.queues]
+    ages = [one.oldest_ready_age_sec for one in all_stats.queues]
+    dues = [one.next_due_at for one in all_stats.queues]
     return {
         "queue": None,
-        "at": every.at,
-        **{name: sum(getattr(one, name) for one in every.queues) for name in (*COUNTS, "pending")},
+        "at": all_stats.at,
+        **{
+            name: sum(getattr(one, name) for one in all_stats.queues)
+            for name in (*COUNTS, "pending")
+        },
         "oldest_ready_age_sec": max((one for one in ages if one is not None), default=None),
         "next_due_at": min((one for one in dues if one is not None), default=None),
-        "estimated": sorted({name for one in every.queues for name in one.estimated}),
-        "dead_letters": every.dead_letters,
+        "estimated": sorted({name for one in all_stats.queues for name in one.estimated}),
+        "dead_letters": all_stats.dead_letters,
         "queues": [
-            {**one.model_dump(), "pending": one.pending, "paused": every.pauses.get(one.queue)}
-            for one in every.queues
+            {**one.model_dump(), "pending": one.pending, "paused": all_stats.pauses.get(one.queue)}
+            for one in all_stats.queues
         ],
     }
 
@@ -198,23 +199,27 @@ def _total(queues: Sequence[QueueStats], name: str) -> int:
     )
 
 
-def _all_stats_view(session: Session, every: AllStats) -> Any:
-    if not every.queues:
+def _all_stats_view(session: Session, all_stats: AllStats) -> Any:
+    if not all_stats.queues:
         return Text("No tasks in any queue.")
-    if len(every.queues) == 1:
-        (only,) = every.queues
-        return _stats_view(session, only, every.dead_letters, every.pauses.get(only.queue))
+    if len(all_stats.queues) == 1:
+        (only,) = all_stats.queues
+        return _stats_view(session, only, all_stats.dead_letters, all_stats.pauses.get(only.queue))
     rows: list[list[Cell]] = []
-    for one in every.queues:
-        paused = every.pauses.get(one.queue)
-        state = "" if paused is None else f"paused {formats.relative(paused.paused_at, every.at)}"
+    for one in all_stats.queues:
+        paused = all_stats.pauses.get(one.queue)
+        state = (
+            "" if paused is None else f"paused {formats.relative(paused.paused_at, all_stats.at)}"
+        )
         rows.append([one.queue, *(_total([one], name) for name in COUNTS), state])
-    sums = (_total(every.queues, name) for name in COUNTS)
+    sums = (_total(all_stats.queues, name) for name in COUNTS)
     rows.append([Text("all queues", style="bold"), *sums, ""])
     table = session.out.new_table(["queue", *COUNTS, ""], rows)
-    reasons = ", ".join(f"{number:,} {code}" for code, number in every.dead_letters.by_code.items())
-    if reasons and every.dead_letters.estimated:
-        reasons = f"of the newest {every.dead_letters.examined:,}: {reasons}"
+    reasons = ", ".join(
+        f"{number:,} {code}" for code, number in all_stats.dead_letters.by_code.items()
+    )
+    if reasons and all_stats.dead_letters.estimated:
+        reasons = f"of the newest {all_stats.dead_letters.examined:,}: {reasons}"
     return Group(table, Text(f"\nfailed: {formats.printable(reasons)}")) if reasons else table
 
 

@@ -5,28 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 from pymongo.errors import PyMongoError
 
-from microqueue.arguments import check_uri, refused
+from microqueue.arguments import check_uri, invalid_argument
 from microqueue.cli import formats
 from microqueue.cli.dlq_detection import detect_dlq
+from microqueue.cli.loading import load
 from microqueue.cli.logs import LogFormat, LogLevel, configure_logging
 from microqueue.cli.options import QueueScope, SharedOptions, with_shared_options
 from microqueue.cli.output import Output
-from microqueue.core import core_of
+from microqueue.core import HasCore, QueueCore, core_of
 from microqueue.dead_letters import DeadLetters
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.drivers.connection import URI_VARIABLE
-from microqueue.embedded import default_directory, running
+from microqueue.embedded import EmbeddedServer, default_directory, running
 from microqueue.errors import MicroqueueError
+from microqueue.hooks import Hooks
 from microqueue.operations.diagnostics import every_queue
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE
+from microqueue.worker.handlers import load_hooks
 from microqueue.worker.supervisor import own_name
 
 logger = logging.getLogger("microqueue.cli")
@@ -38,6 +42,7 @@ class Session:
     def __init__(self, options: SharedOptions) -> None:
         self.options = options
         self.out = Output(as_json=options.as_json)
+        self.hooks: list[Hooks] = []
 
     @property
     def queue_name(self) -> str:
@@ -76,6 +81,11 @@ class Session:
         self.out.note(f"{scope}.")
 
     @property
+    def named_queues(self) -> list[str] | None:
+        """The queue given with ``--queue``, or ``None`` for all queues."""
+        return None if self.options.queue is None else [self.options.queue]
+
+    @property
     def collection(self) -> str:
         """The collection given with ``--collection``, or the default one."""
         return DEFAULT_COLLECTION if self.options.collection is None else self.options.collection
@@ -88,7 +98,7 @@ class Session:
     def reject_queue(self, reason: str) -> None:
         """Reject ``--queue`` where it would have no effect."""
         if self.options.queue is not None:
-            raise refused("queue", self.options.queue, f"{reason}; leave --queue out")
+            raise invalid_argument("queue", self.options.queue, f"{reason}; leave --queue out")
 
     def connect(self, name: str | None = None, **settings: Any) -> Queue:
         """Open a queue like :meth:`open`, and detect where its dead letters are kept."""
@@ -110,19 +120,45 @@ class Session:
         check_uri(self.options.uri)
         self.note_embedded_server()
         chosen = QueueSettings.from_environment(**settings)
-        return Queue.from_uri(
+        queue: Queue = Queue.from_uri(
             self.options.uri,
             name or self.queue_name,
             settings=chosen,
             collection=self.collection,
         )
+        self.attach_hooks(queue)
+        return queue
+
+    def attach_hooks(self, queue: HasCore[QueueCore[Any]]) -> None:
+        """Let a queue report the dead letters that it makes to the hooks of ``--hooks``."""
+        core_of(queue).attach(self.hooks, source="command")
+
+    def load_hooks(self, reference: str | None) -> None:
+        """Import the hooks of ``--hooks`` for the queues that are opened from now on."""
+        if reference is not None:
+            self.hooks = load(reference, by=load_hooks)
+
+    @contextmanager
+    def embedded_server(self) -> Iterator[None]:
+        """Run the embedded server, if the command uses it, for what other processes read there."""
+        check_uri(self.options.uri)
+        if not self._uses_embedded_server:
+            yield
+            return
+        self.note_embedded_server()
+        with EmbeddedServer.start(default_directory()):
+            yield
+
+    @property
+    def _uses_embedded_server(self) -> bool:
+        return self.options.uri is None and not os.environ.get(URI_VARIABLE)
 
     def note_embedded_server(self) -> None:
         """Print that the embedded server is used, in case another one was meant.
 
         Worker processes stay silent: their supervisor has printed it.
         """
-        if self.options.uri is not None or os.environ.get(URI_VARIABLE) or own_name() is not None:
+        if not self._uses_embedded_server or own_name() is not None:
             return
         directory = default_directory()
         if not self.out.errors.is_terminal:  # In a cron job, the variable was probably forgotten.

@@ -7,14 +7,14 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.status import Status
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 from microqueue.cli.session import Session
 from microqueue.errors import MicroqueueError
 
@@ -55,8 +55,11 @@ class Runner:
 
 
 @contextmanager
-def running(session: Session, master: str | None) -> Iterator[Runner]:
-    """Start Spark or reuse its session, show progress, and turn Spark's errors into one line."""
+def running(session: Session, master: str | None, *, live: bool = True) -> Iterator[Runner]:
+    """Start Spark or reuse its session, show progress, and turn Spark's errors into one line.
+
+    If the embedded server is used, it runs as long as the pipeline, unless not ``live``.
+    """
     check_master(master)
     try:
         from microqueue.spark import session as spark_session  # noqa: PLC0415 (optional, slow)
@@ -74,7 +77,8 @@ def running(session: Session, master: str | None) -> Iterator[Runner]:
         status.start()
     stop = threading.Event()
     try:
-        with Interrupts() as interrupts:
+        server = session.embedded_server() if live else nullcontext()
+        with server, Interrupts() as interrupts:
             with interrupts.postponed():
                 spark = spark_session(master=master, config={"spark.log.level": "ERROR"})
                 interrupts.silence_at_end(spark)
@@ -112,7 +116,7 @@ def explain(error: Any) -> str:
 
 
 def explain_system(error: OSError) -> str:
-    """Return what the operating system refused, and the file."""
+    """Return what the operating system rejected, and the file."""
     if error.strerror is None or error.filename is None:
         return str(error)
     return f"{error.strerror}: {error.filename}"
@@ -139,7 +143,7 @@ INSTEAD = (
 def check_master(master: str | None) -> None:
     """Reject a master URL that Spark would not accept; None is Spark's default."""
     if master is not None and not any(form.fullmatch(master) for form in FORMS):
-        raise refused("master", master, INSTEAD)
+        raise invalid_argument("master", master, INSTEAD)
 
 
 class Interrupts:

@@ -1,32 +1,60 @@
-"""Commands about tasks: enqueue, peek, show, cancel, purge."""
+"""Commands about tasks: enqueue, peek, show, wait, cancel, purge."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from microqueue.arguments import refused
 from microqueue.cli import formats, output, prompts, values
-from microqueue.cli.options import DURATION, TIME, AllQueues, DryRun, Reveal, Yes
+from microqueue.cli.exit import NOT_FINISHED, TASK_FAILED
+from microqueue.cli.options import (
+    DURATION,
+    TIME,
+    AllQueues,
+    Backoff,
+    DryRun,
+    HooksReference,
+    Reveal,
+    TaskName,
+    VisibilityTimeout,
+    Yes,
+)
 from microqueue.cli.session import Session
+from microqueue.cli.task_output import (
+    describe_error,
+    find_task,
+    masked,
+    other_queues_hint,
+    print_task,
+    with_name_and_queue,
+)
 from microqueue.core import core_of
-from microqueue.errors import DuplicateTask, InvalidArgument, TaskNotFound
-from microqueue.masking import REDACTED_KEYS, Masker
-from microqueue.new_task import EnqueueOptions
-from microqueue.operations.diagnostics import queue_names
+from microqueue.errors import (
+    DuplicateTask,
+    InvalidArgument,
+    MicroqueueError,
+    TaskFailed,
+    WaitTimeout,
+)
+from microqueue.new_task import EnqueueOptions, OnDuplicate
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
-from microqueue.task import Attempt, Task, TaskError, TaskStatus
-from microqueue.task_ids import candidate_ids, new_id
+from microqueue.task import Task, TaskStatus
+from microqueue.task_ids import new_id
 
 PAYLOAD_LIMIT = 200
 DEFAULT_MAX_ATTEMPTS = QueueSettings.model_fields["max_attempts"].default
-ABSENT_TRIES = 5
-"""How often to retry when a duplicate is reported and then cannot be found."""
+
+
+class DuplicateChoice(StrEnum):
+    """What to do with a task whose id or dedupe key another task has."""
+
+    RAISE = "raise"
+    RETURN = "return"
+    REPLACE = "replace"
 
 
 def enqueue(
@@ -38,6 +66,10 @@ def enqueue(
     many: Annotated[
         bool, typer.Option("--many", help="Enqueue one task per line of stdin, each a JSON object.")
     ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the task: the function that a worker runs."),
+    ] = None,
     priority: Annotated[int, typer.Option(help="0 to 255; higher runs first.")] = 0,
     delay: Annotated[
         timedelta | None,
@@ -54,9 +86,19 @@ def enqueue(
             f"\\[default: $MICROQUEUE_MAX_ATTEMPTS, or {DEFAULT_MAX_ATTEMPTS}]"
         ),
     ] = None,
+    backoff: Backoff = None,
+    visibility_timeout: VisibilityTimeout = None,
     dedupe_key: Annotated[
         str | None,
         typer.Option(metavar="KEY", help="Reject the task if an unfinished task has the same key."),
+    ] = None,
+    dedupe_for: Annotated[
+        timedelta | None,
+        typer.Option(
+            help="With --dedupe-key: keep the key taken for this time, also after the task is "
+            "finished.",
+            **DURATION,
+        ),
     ] = None,
     expires_in: Annotated[
         timedelta | None,
@@ -75,37 +117,77 @@ def enqueue(
         typer.Option(
             "--if-absent",
             help="With --id or --dedupe-key: if the task exists already, print its id and exit "
-            "with status 0.",
+            "with status 0. The same as --on-duplicate return.",
         ),
     ] = False,
+    on_duplicate: Annotated[
+        DuplicateChoice | None,
+        typer.Option(
+            help="With --id or --dedupe-key, if the task exists already: raise exits with status "
+            "1, return prints it, replace gives a pending one this payload and these options. "
+            "\\[default: raise]"
+        ),
+    ] = None,
+    wait_for_result: Annotated[
+        bool,
+        typer.Option("--wait", help="Wait until the task is finished, like the command wait."),
+    ] = False,
+    timeout: Annotated[
+        timedelta | None,
+        typer.Option(help="With --wait: exit with status 4 after this time.", **DURATION),
+    ] = None,
 ) -> None:
     """Enqueue a task. It is stored when the command returns."""
-    if if_absent and task_id is None and dedupe_key is None:
-        raise typer.BadParameter("--if-absent needs --id or --dedupe-key.")
+    if timeout is not None and not wait_for_result:
+        raise typer.BadParameter("--timeout needs --wait.")
+    if many and wait_for_result:
+        raise typer.BadParameter("--wait needs a single task: leave out --many.")
+    choice = _duplicate_choice(on_duplicate, if_absent=if_absent)
+    if choice != "raise" and task_id is None and dedupe_key is None:
+        option = "--if-absent" if if_absent else f"--on-duplicate {choice}"
+        raise typer.BadParameter(f"{option} needs --id or --dedupe-key.")
     options: EnqueueOptions = {
         "priority": priority,
         "delay": delay,
         "eta": eta,
         "max_attempts": max_attempts,
+        "backoff": None if backoff is None else values.read_backoff(backoff),
+        "visibility_timeout": visibility_timeout,
         "expires_in": expires_in,
         "headers": values.read_headers(header or ()),
+        "name": name,
     }
     if many:
-        _enqueue_many(session, payload, options, dedupe_key=dedupe_key, task_id=task_id)
+        if dedupe_key is not None or task_id is not None or dedupe_for is not None:
+            raise InvalidArgument(
+                "--id, --dedupe-key and --dedupe-for need a single task: leave out --many"
+            )
+        _enqueue_many(session, payload, options)
         return
-    read = values.read_payload(_read_stdin() if payload == "-" else payload)
+    read = values.read_payload(values.read_stdin("PAYLOAD") if payload == "-" else payload)
     options["task_id"] = None if task_id is None else new_id(task_id)
+    options["dedupe_key"] = dedupe_key
+    options["dedupe_for"] = dedupe_for
+    options["on_duplicate"] = choice
     with session.connect() as queue:
-        options["dedupe_key"] = dedupe_key
-        if if_absent:
-            task, added = _add_if_absent(queue, read, options)
-        else:
-            task, added = queue.enqueue(read, **options), True
+        try:
+            task = queue.enqueue(read, **options)
+        except DuplicateTask as exc:
+            if choice != "return" or exc.held_until is None or wait_for_result:
+                raise
+            _print_held(session, exc)
+            return
+        if wait_for_result:
+            session.out.hint(f"Waiting for task {task.id} of queue {task.queue!r}.")
+            _print_result(session, queue, task.id, timeout)
+            return
     if session.out.as_json:
-        (task,) = masked([task])
-        session.out.json({**dict(task), "added": added} if if_absent else task)
+        (shown,) = masked([task])
+        fields = {name: value for name, value in shown if name != "is_duplicate"}
+        added = {} if choice == "raise" else {"added": not task.is_duplicate}
+        session.out.json({**fields, **added})
         return
-    if not added:
+    if task.is_duplicate and choice == "return":
         session.out.print(
             f"Task {task.id} exists already in queue {task.queue!r} and is {task.status}; "
             "nothing was enqueued."
@@ -114,47 +196,37 @@ def enqueue(
     due = (
         ""
         if task.next_retry_at is None
-        else f", due {formats.relative(task.next_retry_at, task.created_at)}"
+        else f", due {formats.relative(task.next_retry_at, task.updated_at)}"
     )
-    session.out.print(f"Enqueued {task.id} in queue {task.queue!r}{due}.")
+    verb = "Replaced" if task.is_duplicate else "Enqueued"
+    session.out.print(f"{verb} {task.id} in queue {task.queue!r}{due}.")
 
 
-def _add_if_absent(
-    queue: Queue[Any], payload: dict[str, Any], options: EnqueueOptions
-) -> tuple[Task[Any], bool]:
-    """Add a task, or find the one with its id or dedupe key.
-
-    Returns:
-        The task, and whether it was added.
-    """
-    for remaining in reversed(range(ABSENT_TRIES)):
-        try:
-            return queue.enqueue(payload, **options), True
-        except DuplicateTask as exc:
-            taken_by = exc.task_id if exc.dedupe_key is None else exc.existing_id
-            existing = None if taken_by is None else queue.get(taken_by)
-            # A task in another queue does not count as existing here.
-            if existing is not None and existing.queue == queue.name:
-                return existing, False
-            if existing is not None or not remaining:
-                raise
-            # The task has finished or was deleted since: try again.
-    raise AssertionError("unreachable")
+def _duplicate_choice(given: DuplicateChoice | None, *, if_absent: bool) -> OnDuplicate:
+    """Return what to do with a duplicate; ``--if-absent`` is a short form."""
+    if not if_absent:
+        return "raise" if given is None else given.value
+    if given not in {None, DuplicateChoice.RETURN}:
+        raise typer.BadParameter("give --if-absent or --on-duplicate, not both.")
+    return "return"
 
 
-def _enqueue_many(
-    session: Session,
-    payload: str,
-    options: EnqueueOptions,
-    *,
-    dedupe_key: str | None,
-    task_id: str | None,
-) -> None:
+def _print_held(session: Session, duplicate: DuplicateTask) -> None:
+    """Report a task that was deleted, and whose dedupe key is still taken."""
+    if session.out.as_json:
+        fields = {"id": duplicate.existing_id, "dedupe_until": duplicate.held_until}
+        session.out.json({**fields, "added": False})
+        return
+    session.out.print(
+        f"Task {duplicate.existing_id} had dedupe key {duplicate.dedupe_key!r}, which is taken "
+        f"until {duplicate.held_until}; nothing was enqueued."
+    )
+
+
+def _enqueue_many(session: Session, payload: str, options: EnqueueOptions) -> None:
     if payload != "-":
         raise InvalidArgument("--many reads stdin: leave out PAYLOAD", argument="payload")
-    if dedupe_key is not None or task_id is not None:
-        raise InvalidArgument("--id and --dedupe-key need a single task: leave out --many")
-    payloads = values.read_payloads(_read_stdin().split("\n"))
+    payloads = values.read_payloads(values.read_stdin("PAYLOAD").split("\n"))
     with session.connect() as queue:
         report = queue.enqueue_many(payloads, **options)
     if session.out.as_json:
@@ -165,15 +237,6 @@ def _enqueue_many(
         )
 
 
-def _read_stdin() -> str:
-    if sys.stdin.isatty():
-        raise InvalidArgument("PAYLOAD is missing: give a JSON object, or pipe it to stdin")
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as exc:
-        raise InvalidArgument(f"stdin is not UTF-8: {exc}") from exc
-
-
 def peek(
     session: Session,
     *,
@@ -181,12 +244,13 @@ def peek(
         TaskStatus | None,
         typer.Option("--status", help="Only tasks with this status. \\[default: all]"),
     ] = None,
+    name: TaskName = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Number of tasks to show.")] = 10,
     reveal: Reveal = False,
 ) -> None:
     """List the newest tasks, without claiming them."""
     with session.connect() as queue:
-        found = queue.peek(limit, status=status, all_queues=session.all_queues)
+        found = queue.peek(limit, status=status, name=name, all_queues=session.all_queues)
         tasks = masked(found, reveal=reveal)
         now = queue.now()
         queues = session.queues(queue)
@@ -196,6 +260,8 @@ def peek(
         session.out.json(tasks)
     elif not tasks:
         such = "No tasks" if status is None else f"No {status.value} tasks"
+        if name is not None:
+            such += f" named {name!r}" if name else " without a name"
         where = "any queue" if session.all_queues else f"queue {session.queue_name!r}"
         session.out.print(f"{such} in {where}.{hint}")
     else:
@@ -215,7 +281,7 @@ def _row(session: Session, task: Task[Any], now: datetime) -> list[output.Cell]:
     state = output.status(task.status)
     if task.next_retry_at is not None and task.status is TaskStatus.PENDING:
         state.append(f" {formats.relative(task.next_retry_at, now)}", style="dim")
-    payload = formats.one_line(formats.to_json(task.payload))
+    payload = formats.one_line(formats.json_text(task.payload))
     return [
         str(task.id),
         state,
@@ -224,37 +290,6 @@ def _row(session: Session, task: Task[Any], now: datetime) -> list[output.Cell]:
         formats.relative(task.created_at, now),
         formats.truncate(payload, PAYLOAD_LIMIT if session.out.for_people else None),
     ]
-
-
-def with_name_and_queue(
-    columns: list[str], rows: list[list[output.Cell]], tasks: Sequence[Task[Any]], *, queues: bool
-) -> tuple[list[str], list[list[output.Cell]]]:
-    """Insert columns after the id: ``name`` if any task has one, and ``queue`` on request."""
-    names = [task.name for task in tasks]
-    added: list[tuple[str, list[str]]] = []
-    if any(names):
-        added.append(("name", [formats.one_line(name or "-") for name in names]))
-    if queues:
-        added.append(("queue", [formats.one_line(str(task.queue)) for task in tasks]))
-    return (
-        [columns[0], *(name for name, _ in added), *columns[1:]],
-        [
-            [row[0], *(cells[place] for _, cells in added), *row[1:]]
-            for place, row in enumerate(rows)
-        ],
-    )
-
-
-def masked(tasks: Iterable[Task[Any]], *, reveal: bool = False) -> list[Task[Any]]:
-    """Return tasks with secrets masked as the dashboard does, unless revealed."""
-    masker = Masker(None if reveal else REDACTED_KEYS)
-    return [masker.task(task) for task in tasks]
-
-
-def other_queues_hint(queue: Queue[Any]) -> str:
-    """Return a sentence with the names of the other queues, if there are any."""
-    names = [name for name in core_of(queue).run(queue_names()) if name != queue.name]
-    return f" Other queues: {', '.join(names)} (use -q)." if names else ""
 
 
 def show(
@@ -270,112 +305,50 @@ def show(
     print_task(session, task, now, reveal=reveal)
 
 
-def find_task(session: Session, queue: Queue[Any], text: str) -> Task[Any]:
-    """Find a task by the id as typed; see :func:`find_tasks`."""
-    (task,) = find_tasks(session, queue, [text])
-    return task
+def wait(
+    session: Session,
+    task_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the task.")],
+    *,
+    timeout: Annotated[
+        timedelta | None,
+        typer.Option(help="Exit with status 4 after this time. \\[default: no limit]", **DURATION),
+    ] = None,
+    reveal: Reveal = False,
+) -> None:
+    """Wait until a task is finished, and print its result; secrets are masked.
 
-
-def find_tasks(session: Session, queue: Queue[Any], texts: Sequence[str]) -> list[Task[Any]]:
-    """Find tasks by their ids as typed, whatever type the stored ids have.
-
-    Raises:
-        TaskNotFound: Some do not exist; all of those are named.
-        InvalidArgument: One is in another queue than the one given with ``--queue``.
+    The exit status is 0 if the task is done, 3 if it failed, and 4 if it is not finished in time.
     """
-    found = [_find_one(session, queue, text) for text in texts]
-    missing = [text for text, task in zip(texts, found, strict=True) if task is None]
-    if missing:
-        raise TaskNotFound(task_ids=missing)
-    return [task for task in found if task is not None]
+    with session.connect() as queue:
+        found = find_task(session, queue, task_id)
+        _print_result(session, queue, found.id, timeout, reveal=reveal)
 
 
-def _find_one(session: Session, queue: Queue[Any], text: str) -> Task[Any] | None:
-    wanted = session.options.queue
-    elsewhere: str | None = None
-    for task_id in candidate_ids(text):
-        if (task := queue.get(task_id)) is not None:
-            if wanted in {None, task.queue}:
-                return task
-            elsewhere = task.queue
-    if elsewhere is not None:
-        reason = f"task {text!r} is in queue {elsewhere!r}; give that queue, or leave --queue out"
-        raise refused("queue", wanted, reason)
-    return None
-
-
-def print_task(session: Session, task: Task[Any], now: datetime, *, reveal: bool = False) -> None:
-    """Print all fields of a task, with secrets masked unless revealed."""
-    out = session.out
+def _print_result(
+    session: Session,
+    queue: Queue[Any],
+    task_id: Any,
+    timeout: timedelta | None,
+    *,
+    reveal: bool = False,
+) -> None:
+    """Wait for a task, and print its result, or the whole task as JSON."""
+    try:
+        task = queue.wait_for(task_id, timeout=timeout)
+    except WaitTimeout as exc:
+        session.out.error(exc)
+        raise typer.Exit(NOT_FINISHED) from None
+    except TaskFailed as exc:
+        if session.out.as_json:
+            session.out.json(masked([exc.task], reveal=reveal)[0])
+        shown = describe_error(masked([exc.task], reveal=reveal)[0].error) or "no error is stored"
+        session.out.error(MicroqueueError(f"task {exc.task.id} failed: {shown}"))
+        raise typer.Exit(TASK_FAILED) from None
     (task,) = masked([task], reveal=reveal)
-    if out.as_json:
-        out.json(task)
-        return
-    out.facts(_facts(task, now))
-    out.heading("Payload")
-    out.print(formats.to_json(task.payload, indent=2))
-    if task.headers:
-        out.heading("Headers")
-        out.facts((key, formats.to_json(value)) for key, value in task.headers.items())
-    if task.result is not None:
-        out.heading("Result")
-        out.print(formats.to_json(task.result, indent=2))
-    out.heading("History")
-    if not task.history:
-        out.print("No attempt has finished yet." if task.attempts else "Not delivered yet.")
-        return
-    out.table(
-        ["attempt", "outcome", "started", "duration", "worker", "error"],
-        [_attempt_row(one, now) for one in task.history],
-        worker="fold",
-        error="fold",
-    )
-
-
-def _facts(task: Task[Any], now: datetime) -> list[tuple[str, output.Cell | None]]:
-    def when(value: datetime | None) -> str | None:
-        return None if value is None else formats.instant(value, now)
-
-    lease, error = task.lease, task.error
-    return [
-        ("id", str(task.id)),
-        ("queue", task.queue),
-        ("status", output.status(task.status)),
-        ("priority", task.priority),
-        ("attempts", f"{task.attempts} of {task.max_attempts}"),
-        ("replays", task.replays or None),
-        ("created", when(task.created_at)),
-        ("updated", when(task.updated_at)),
-        ("due", when(task.next_retry_at)),
-        ("expires", when(task.expires_at)),
-        ("finished", when(task.finished_at)),
-        ("dedupe key", task.dedupe_key),
-        ("worker", lease.worker_id if lease else None),
-        ("lease expires", when(lease.expires_at) if lease else None),
-        ("redelivered", "yes" if task.redelivered else None),
-        ("error", _describe(error)),
-    ]
-
-
-def _attempt_row(attempt: Attempt, now: datetime) -> list[output.Cell]:
-    took = "-"
-    if attempt.started_at is not None and attempt.ended_at is not None:
-        took = formats.seconds((attempt.ended_at - attempt.started_at).total_seconds())
-    return [
-        attempt.attempt,
-        str(attempt.outcome),
-        formats.relative(attempt.started_at, now),
-        took,
-        attempt.worker_id or "-",
-        formats.one_line(_describe(attempt.error) or "-"),
-    ]
-
-
-def _describe(error: TaskError | None) -> str | None:
-    if error is None:
-        return None
-    included = error.code is None or error.message.startswith(f"{error.code}:")
-    return error.message if included else f"{error.code}: {error.message}"
+    if session.out.as_json:
+        session.out.json(task)
+    else:
+        session.out.print(formats.json_text(task.result, indent=2))
 
 
 def purge(
@@ -392,7 +365,7 @@ def purge(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Delete all tasks with one status permanently.
+    """Permanently delete the tasks that have one status.
 
     Needs --queue or --all-queues.
     """
@@ -433,8 +406,11 @@ def purge(
 def cancel(
     session: Session,
     task_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the task.")],
+    *,
+    hooks: HooksReference = None,
 ) -> None:
     """Cancel a pending or running task: it becomes a dead letter with code cancelled."""
+    session.load_hooks(hooks)
     with session.connect() as queue:
         task = queue.cancel(find_task(session, queue, task_id).id)
         (task,) = masked([task])

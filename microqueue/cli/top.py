@@ -26,6 +26,7 @@ from microqueue.insights import (
     RunningTask,
 )
 from microqueue.masking import Masker
+from microqueue.model import changed
 from microqueue.operations.stats import MINUTES
 from microqueue.sweeper import COUNTERS, SweepReport, check_every, describe_burials
 
@@ -74,14 +75,13 @@ def _read_overview(session: Session, insights: Insights, *, exact: bool) -> Over
         name: {wanted: row[wanted]} if wanted in row else {}
         for name, row in (("done", minutes.done), ("failed", minutes.failed))
     }
-    return overview.model_copy(
-        update={
-            "queues": [one for one in overview.queues if one.queue == wanted],
-            "minutes": minutes.model_copy(update=counts),
-            "workers": [one for one in overview.workers if wanted in one.queues],
-            # Read separately: the overview lists a limited number, perhaps only of other queues.
-            "running": insights.running(wanted, limit=MOST_RUNNING),
-        }
+    return changed(
+        overview,
+        queues=[one for one in overview.queues if one.queue == wanted],
+        minutes=changed(minutes, **counts),
+        workers=[one for one in overview.workers if wanted in one.queues],
+        # Read separately: the overview lists a limited number, perhaps only of other queues.
+        running=insights.running(wanted, limit=MOST_RUNNING),
     )
 
 
@@ -116,8 +116,7 @@ def _masked(running: RunningTask) -> RunningTask:
     if running.progress is None:
         return running
     message = Masker().mask(running.progress.message)
-    progress = running.progress.model_copy(update={"message": message})
-    return running.model_copy(update={"progress": progress})
+    return changed(running, progress=changed(running.progress, message=message))
 
 
 def _rates(overview: Overview, queue: str) -> tuple[float, float]:

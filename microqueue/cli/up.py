@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from microqueue.cli import maintenance
 from microqueue.cli.dashboard import NotInstalled, new_server
 from microqueue.cli.dlq_detection import detect_dlq
 from microqueue.cli.exit import stop_on_signals
-from microqueue.cli.options import DURATION
+from microqueue.cli.options import DURATION, HooksReference
 from microqueue.cli.session import Session
+from microqueue.cli.sweep import print_sweep
 from microqueue.core import core_of
 from microqueue.drivers.connection import URI_VARIABLE
 from microqueue.embedded import EmbeddedServer, default_directory
+from microqueue.embedded.probe import check_port
 from microqueue.errors import EmbeddedServerError, InvalidArgument, MicroqueueError
 from microqueue.operations.diagnostics import server_version
 from microqueue.queue import Queue
 from microqueue.settings import DASHBOARD_PORT
-from microqueue.sweeper import Sweeper, check_every
+from microqueue.sweeper import Sweeper, check_every, wait_for_next_sweep
 
 if TYPE_CHECKING:
     from microqueue.dashboard.server import DashboardServer
@@ -70,6 +71,7 @@ def up(
     with_dashboard: Annotated[
         bool, typer.Option("--dashboard/--no-dashboard", help="Serve the dashboard.")
     ] = True,
+    hooks: HooksReference = None,
 ) -> None:
     """Run an embedded MongoDB, the sweeper and the dashboard until Ctrl-C or SIGTERM.
 
@@ -79,19 +81,24 @@ def up(
     if session.options.uri is not None:
         raise InvalidArgument("up runs the embedded server; leave --uri out", argument="uri")
     pause = check_every(every)
+    check_port(dashboard_port, "dashboard_port")
+    session.load_hooks(hooks)
     home = directory or default_directory()
     with stop_on_signals() as stop, EmbeddedServer.start(home, port=port) as server:
         with (
-            Queue[Any].from_uri(server.uri, collection=session.collection) as queue,
+            Queue[Any].from_uri(
+                server.uri, collection=session.collection, hooks=session.hooks
+            ) as queue,
             ExitStack() as stack,
         ):
             detect_dlq(queue)
-            queue.ensure_indexes(adjust=False)
+            core = core_of(queue)
+            core.run(core.prepare())
             page = _dashboard(session, queue, dashboard_port) if with_dashboard else None
             if page is not None:
                 stack.enter_context(page.running())
-            _announce(session, server, core_of(queue).run(server_version()), page)
-            report = partial(maintenance.print_sweep, session, quiet=True, stream=True)
+            _announce(session, server, core.run(server_version()), page)
+            report = partial(print_sweep, session, quiet=True, stream=True)
             sweeper = Sweeper(queue, on_report=report)
             _sweep_until(stop, session, server, queue, sweeper, pause=pause)
         session.out.print("Stopping ...")
@@ -121,28 +128,33 @@ def _sweep_until(
     *,
     pause: float,
 ) -> None:
+    def failed(exc: MicroqueueError) -> None:
+        if server.is_alive():  # Otherwise the wait raises.
+            session.out.error(exc)
+
+    wait = partial(_wait, stop, server)
     while not stop.is_set():
         try:
             detect_dlq(queue)
             sweeper.run_once()
         except MicroqueueError as exc:  # The next sweep may succeed.
-            if server.is_alive():
-                session.out.error(exc)
-        _wait_for_next_sweep(stop, server, pause)
+            failed(exc)
+        wait_for_next_sweep(sweeper, pause, stop, on_error=failed, wait=wait)
 
 
-def _wait_for_next_sweep(stop: threading.Event, server: EmbeddedServer, pause: float) -> None:
-    """Wait until the next sweep is due.
+def _wait(stop: threading.Event, server: EmbeddedServer, seconds: float) -> None:
+    """Wait, or until a stop.
 
     Raises:
         EmbeddedServerError: The server has stopped.
     """
-    until = time.monotonic() + pause
+    until = time.monotonic() + seconds
     while not stop.is_set():
         if not server.is_alive():
             raise EmbeddedServerError(
                 f"MongoDB has stopped; see its log in {server.directory}. The tasks are kept: "
-                "run `microqueue up` again"
+                "run `microqueue up` again",
+                code="stopped",
             )
         if (left := until - time.monotonic()) <= 0:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
@@ -12,9 +13,10 @@ import typer
 from bson.codec_options import DEFAULT_CODEC_OPTIONS
 
 from microqueue import durations
+from microqueue.arguments import invalid_argument
+from microqueue.backoff import BackoffPolicy
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.model import shorten
-from microqueue.operations.indexes import NEVER_SEC
 from microqueue.payload import check_encodable, finite_number
 
 
@@ -28,10 +30,14 @@ def read_duration(text: str | timedelta) -> timedelta:
         raise typer.BadParameter(f"{text!r} is not a duration: {exc}.") from exc
 
 
+FOREVER = timedelta.max
+"""Stands for a retention without an end; ``None`` is an option that is not given."""
+
+
 def read_retention(text: str | timedelta) -> timedelta:
     """Parse a retention: a duration, or ``forever``."""
     if isinstance(text, str) and text.strip().lower() == "forever":
-        return timedelta(seconds=NEVER_SEC)
+        return FOREVER
     return read_duration(text)
 
 
@@ -73,6 +79,16 @@ def read_past(text: str | timedelta | datetime) -> timedelta | datetime:
 def before(now: datetime, past: timedelta | datetime | None) -> datetime | None:
     """Return the instant, computed from now if it was given as a duration."""
     return now - past if isinstance(past, timedelta) else past
+
+
+def read_stdin(argument: str) -> str:
+    """Return what is piped to stdin; the error names the argument that may be given instead."""
+    if sys.stdin.isatty():
+        raise InvalidArgument(f"{argument} is missing: give a JSON object, or pipe it to stdin")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as exc:
+        raise InvalidArgument(f"stdin is not UTF-8: {exc}") from exc
 
 
 def read_payload(text: str, *, where: str = "the payload") -> dict[str, Any]:
@@ -143,6 +159,21 @@ def read_weights(pairs: Sequence[str] | None, names: Sequence[str]) -> dict[str,
                 value=pair,
             )
     return weights
+
+
+def read_backoff(text: str, option: str = "backoff") -> BackoffPolicy:
+    """Parse ``base=5,jitter=full``; the rest is as in the default policy."""
+    names = {"base": "base_sec", "factor": "factor", "max": "max_sec", "jitter": "jitter"}
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in names or not value:
+            raise invalid_argument(option, text, "give base=, factor=, max= and jitter=")
+        try:
+            found[names[name]] = value if name == "jitter" else float(value)
+        except ValueError:
+            raise invalid_argument(option, text, f"{value!r} is not a number") from None
+    return BackoffPolicy(**found)
 
 
 def read_headers(pairs: Iterable[str]) -> dict[str, Any]:

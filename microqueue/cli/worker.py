@@ -15,16 +15,17 @@ from typing import Annotated, Any
 
 import typer
 
+from microqueue.arguments import check_worker_id
 from microqueue.async_queue import AsyncQueue
 from microqueue.cli import formats, metrics, values
 from microqueue.cli.dlq_detection import detect_dlq
 from microqueue.cli.exit import Watchdog
 from microqueue.cli.loading import load
 from microqueue.cli.logs import LogLevel
-from microqueue.cli.options import DURATION, MetricsHost
+from microqueue.cli.options import DURATION, HooksReference, MetricsHost
 from microqueue.cli.queues import resume_command
 from microqueue.cli.session import Session
-from microqueue.core import core_of, worker_name
+from microqueue.core import core_of, new_worker_id
 from microqueue.errors import MicroqueueError
 from microqueue.operations import workers
 from microqueue.operations.pauses import list_paused
@@ -33,7 +34,7 @@ from microqueue.reports import Pause
 from microqueue.settings import QueueSettings
 from microqueue.sweeper import describe_burials
 from microqueue.task import DEFAULT_QUEUE
-from microqueue.worker import AsyncWorker, Worker, stopping_by_signal
+from microqueue.worker import AsyncWorker, Worker, WorkerOptions, stopping_by_signal
 from microqueue.worker.handlers import router_for
 from microqueue.worker.shutdown import ENDING_SEC, HURRY_SEC
 from microqueue.worker.supervisor import (
@@ -49,7 +50,7 @@ MARGIN_SEC = 1.0  # Beyond the time in which a worker exits, unless its handlers
 
 
 @dataclass(frozen=True)
-class Job:
+class WorkerRun:
     """What to run: the handler, the queues and the options."""
 
     session: Session
@@ -67,7 +68,7 @@ class Job:
         self.watchdog.expect_end(limit_sec + MARGIN_SEC)
 
 
-class StopRequest:
+class StopForwarder:
     """Passes a stop by signal to the worker, once there is one; before that, it is remembered.
 
     It only sets flags and calls functions, so a signal handler may call it.
@@ -130,6 +131,19 @@ def worker(
     prefetch: Annotated[
         int, typer.Option(help="Maximum number of tasks to claim ahead of the handlers.")
     ] = 500,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            help="Call the handler with lists of up to this many tasks. \\[default: one payload]"
+        ),
+    ] = None,
+    batch_wait: Annotated[
+        timedelta | None,
+        typer.Option(
+            help="How long the first task of a batch waits for others. \\[default: 50ms]",
+            **DURATION,
+        ),
+    ] = None,
     timeout: Annotated[
         timedelta | None,
         typer.Option(help="Maximum run time of a handler: 30s, 5m. \\[default: none]", **DURATION),
@@ -157,6 +171,7 @@ def worker(
         ),
     ] = None,
     metrics_host: MetricsHost = metrics.LOCAL,
+    hooks: HooksReference = None,
     worker_id: Annotated[
         str | None,
         typer.Option(
@@ -174,6 +189,7 @@ def worker(
     """
     session.configure_logging(LogLevel.INFO)
     metrics.check_ports(metrics_port, processes)
+    session.load_hooks(hooks)
     names = queues or [session.queue_name]
     options: dict[str, Any] = {
         "concurrency": concurrency,
@@ -182,8 +198,12 @@ def worker(
         "grace": grace,
         "keep_result": keep_result,
         "weights": values.read_weights(weight, names),
-        "worker_id": own_name() or worker_name(worker_id),
+        "batch": batch,
     }
+    if batch_wait is not None:
+        options["batch_wait"] = batch_wait
+    checked = WorkerOptions(**options)
+    options["worker_id"] = own_name() or new_worker_id(check_worker_id(worker_id))
     # PID 1 of a container must reap orphaned processes; the supervisor does.
     if own_name() is None and (processes > 1 or reload or os.getpid() == INIT_PID):
         _supervise(
@@ -191,29 +211,29 @@ def worker(
             names,
             handler,
             processes,
-            concurrency=concurrency,
-            grace=grace,
+            options=checked,
             reload=reload,
             burst=burst,
-            name=worker_name(worker_id),
+            name=new_worker_id(worker_id),
         )
         return
     with (
         Watchdog() as watchdog,
-        metrics.serve_worker_metrics(metrics_host, metrics_port, own_name()) as hooks,
+        metrics.serve_worker_metrics(metrics_host, metrics_port, own_name()) as counting,
     ):
-        handled = _run(Job(session, handler, names, options, burst, hooks, watchdog))
+        called = [*counting, *session.hooks]
+        handled = _run(WorkerRun(session, handler, names, options, burst, called, watchdog))
     if session.out.as_json:
         session.out.json({"handled": handled})
     else:
         session.out.print(f"Handled {formats.count(handled, 'task')}.")
 
 
-def _run(job: Job) -> int:
+def _run(job: WorkerRun) -> int:
     function = load(job.handler)
     # After the import, because the logging configuration of the app has precedence.
     job.session.configure_logging(LogLevel.INFO, of_app=True)
-    stop = StopRequest(job.expect_end)
+    stop = StopForwarder(job.expect_end)
     with stopping_by_signal(stop), ExitStack() as opened:
         end_with_supervisor(stop)
         first = opened.enter_context(job.session.open(job.names[0]))
@@ -236,6 +256,8 @@ def _run(job: Job) -> int:
             Queue(core_of(first).collections.tasks, name, settings=first.settings)
             for name in job.names[1:]
         ]
+        for one in others:
+            job.session.attach_hooks(one)
         threads = Worker([first, *others], function, hooks=job.hooks, **job.options)
         stop.forward_to(threads.stop)
         handled = threads.run(burst=job.burst)
@@ -244,7 +266,7 @@ def _run(job: Job) -> int:
 
 
 def _prepare(
-    queue: Queue[Any], name: str, stop: StopRequest, *, burst: bool
+    queue: Queue[Any], name: str, stop: StopForwarder, *, burst: bool
 ) -> Sequence[Pause] | None:
     """Detect the DLQ, create the indexes and read the pauses, once MongoDB is available.
 
@@ -257,8 +279,9 @@ def _prepare(
 
     def prepare() -> None:
         detect_dlq(queue)
-        queue.ensure_indexes(adjust=False)
-        pauses[:] = core_of(queue).run(list_paused(core_of(queue).collections.name))
+        core = core_of(queue)
+        core.run(core.prepare())
+        pauses[:] = core.run(list_paused(core.collections.name))
 
     if burst:
         prepare()
@@ -275,7 +298,9 @@ def _note_pauses(session: Session, pauses: Sequence[Pause], names: list[str]) ->
             session.out.hint(f"Queue {one.queue!r} is paused{reason}; run `{command}`.")
 
 
-async def _run_async(job: Job, function: Any, settings: QueueSettings, stop: StopRequest) -> int:
+async def _run_async(
+    job: WorkerRun, function: Any, settings: QueueSettings, stop: StopForwarder
+) -> int:
     async with AsyncExitStack() as opened:
         first = await opened.enter_async_context(
             AsyncQueue[Any].from_uri(
@@ -289,6 +314,8 @@ async def _run_async(job: Job, function: Any, settings: QueueSettings, stop: Sto
             AsyncQueue[Any](core_of(first).collections.tasks, name, settings=settings)
             for name in job.names[1:]
         ]
+        for one in (first, *others):
+            job.session.attach_hooks(one)
         coroutines = AsyncWorker([first, *others], function, hooks=job.hooks, **job.options)
         stop.forward_to(coroutines.stop)
         handled = await coroutines.run(burst=job.burst)
@@ -302,15 +329,15 @@ def _supervise(
     handler: str,
     processes: int,
     *,
-    concurrency: int,
-    grace: timedelta,
+    options: WorkerOptions,
     reload: bool,
     burst: bool,
     name: str,
 ) -> None:
     """Run this command in several processes, and reclaim the tasks of one that died."""
-    load(handler)  # A wrong name is reported once, before any process starts.
-    grace_sec = grace.total_seconds()
+    # A wrong name or function is reported once, before any process starts.
+    router_for(load(handler), batch=options.batch)
+    grace_sec = options.grace.total_seconds()
     with Watchdog() as watchdog:
 
         def expect_end(*, immediately: bool) -> None:
@@ -318,13 +345,14 @@ def _supervise(
             limit_sec = (0.0 if immediately else grace_sec) + 2 * KILL_AFTER_SEC
             watchdog.expect_end(limit_sec + ENDING_SEC)
 
-        stop = StopRequest(expect_end)
+        stop = StopForwarder(expect_end)
         with stopping_by_signal(stop), session.open(names[0]) as queue:
             pauses = _prepare(queue, f"supervisor {name}", stop, burst=burst)
             if pauses is None:
                 watchdog.succeeded()
                 return
             _note_pauses(session, pauses, names)
+            core_of(queue).attach(session.hooks, source="supervisor")
             session.out.print(
                 f"Processing {formats.listed([repr(name) for name in names])} with {handler} in "
                 f"{formats.count(processes, 'process', 'processes')}. Press Ctrl-C to stop."
@@ -336,7 +364,10 @@ def _supervise(
                     # last claim may still be on its way to the server.
                     found = core_of(queue).run(
                         workers.reclaim_from(
-                            name, queue.now(), queue.settings, concurrency=concurrency
+                            name,
+                            queue.now(),
+                            queue.settings,
+                            concurrency=options.max_running,
                         )
                     )
                 except MicroqueueError as exc:  # The sweeper will notice the missing heartbeat.

@@ -13,8 +13,8 @@ except ImportError as exc:
     ) from exc
 
 from microqueue.dashboard.app import dashboard
-from microqueue.dashboard.options import DashboardOptions
+from microqueue.dashboard.options import DashboardOptions, DashboardOptionsDict
 
 del fastapi, sse_starlette
 
-__all__ = ["DashboardOptions", "dashboard"]
+__all__ = ["DashboardOptions", "DashboardOptionsDict", "dashboard"]

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,17 +16,27 @@ from microqueue.arguments import check_name
 from microqueue.async_queue import AsyncQueue
 from microqueue.core import core_of
 from microqueue.dead_letters import AsyncDeadLetters, DeadLetters
-from microqueue.drivers.asynchronous import awaited
+from microqueue.drivers.driver import awaited
+from microqueue.drivers.result_watch import Deadline, waiting_async
+from microqueue.errors import WaitTimeout
+from microqueue.hooks import Hooks
 from microqueue.insights import AsyncInsights, Insights, Overview
+from microqueue.operations.call import Document, reporting
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
 from microqueue.sweeper import AsyncSweeper, Sweeper
+from microqueue.task import TaskId
+from microqueue.topic import AsyncTopic, Topic
 
 AnyQueue: TypeAlias = Queue[Any] | AsyncQueue[Any]
 AnyDeadLetters: TypeAlias = DeadLetters[Any] | AsyncDeadLetters[Any]
 
+SOURCE = "dashboard"
+"""What dead letters have as their source."""
 MAX_QUEUES = 1000
 MAX_RESULTS = 256
+MAX_WAITS = 1000
+"""How many requests may wait for a result at a time; more get a reply at once."""
 MIN_AGE_FACTOR = 5
 """A result is kept at least this many times as long as it took to read, which bounds the load."""
 MAX_AGE_SEC = 900.0
@@ -38,13 +48,16 @@ PENDING_SEC = 1.0
 class QueueAccess:
     """Awaitable access to all queues of a collection: a ``Queue`` is called in threads."""
 
-    def __init__(self, queue: AnyQueue) -> None:
+    def __init__(self, queue: AnyQueue, hooks: Sequence[Hooks] = ()) -> None:
         self.blocking = isinstance(queue, Queue)
         self._queue = queue
         self.name = queue.name
         self.core = core_of(queue)
         self.collections = self.core.collections
+        self._hooks = (*self.core.hooks, *hooks)
+        self._report = self.core.report_to(hooks, source=SOURCE)
         self._queues: dict[str, AnyQueue] = {}
+        self._waits = 0
         self.insights: Insights | AsyncInsights = (
             Insights(queue) if isinstance(queue, Queue) else AsyncInsights(queue)
         )
@@ -64,7 +77,27 @@ class QueueAccess:
 
     async def run(self, operation: Any) -> Any:
         """Run an operation on the collection."""
-        return await self.call(self.core.run, operation)
+        return await self.call(self.core.run, reporting(operation, self._report))
+
+    async def wait_for(self, task_id: TaskId, wait_sec: float) -> Document | None:
+        """Wait for a task, without a thread, and return it if it is finished in time.
+
+        Raises:
+            TaskDeleted: It was deleted during the wait.
+        """
+        found: Document | None = await self.run(self.core.finished(task_id))
+        if found is not None or not wait_sec or self._waits >= MAX_WAITS:
+            return found
+        deadline = Deadline(wait_sec)
+        self._waits += 1
+        try:
+            async with waiting_async(self.collections, self.settings, task_id) as waiter:
+                found = await self.run(self.core.finished(task_id))
+                return found if found is not None else await waiter.wait(deadline)
+        except WaitTimeout:
+            return None
+        finally:
+            self._waits -= 1
 
     async def now(self) -> Any:
         """Return the server's time."""
@@ -81,7 +114,13 @@ class QueueAccess:
             found = self._queues[chosen] = kind(
                 self.collections.tasks, chosen, settings=self.settings, clock=self.core.clock
             )
+            core_of(found).attach(self._hooks, source=SOURCE)
         return found
+
+    def topic(self, name: str) -> Topic | AsyncTopic:
+        """Return a topic beside the collection by name."""
+        queue = self.queue(None)
+        return Topic(queue, name) if isinstance(queue, Queue) else AsyncTopic(queue, name)
 
     async def names(self) -> list[str]:
         """Return the names of all queues of the collection."""

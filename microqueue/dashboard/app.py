@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, FastAPI, Header, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Query, Request
 from fastapi.responses import (
     FileResponse,
     HTMLResponse,
@@ -21,20 +21,21 @@ from fastapi.staticfiles import StaticFiles
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 import microqueue
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 from microqueue.async_queue import AsyncQueue
-from microqueue.dashboard import problems, routes_act, routes_read
+from microqueue.dashboard import problems, routes_act, routes_read, routes_schedules, routes_topics
 from microqueue.dashboard.access import AnyQueue
-from microqueue.dashboard.context import Context
-from microqueue.dashboard.options import DashboardOptions
+from microqueue.dashboard.context import DashboardState
+from microqueue.dashboard.options import DashboardOptions, DashboardOptionsDict
 from microqueue.dashboard.problems import problem
-from microqueue.dashboard.requests import DashboardContext
+from microqueue.dashboard.requests import API, DashboardContext, reject_unknown_query
 from microqueue.dashboard.security import SecurityMiddleware
 from microqueue.errors import MicroqueueError
+from microqueue.model import reject_unknown
 from microqueue.operations import diagnostics
 from microqueue.queue import Queue
+from microqueue.schedules import ScheduleOperations
 
-API = "/api/v1"
 STATIC = Path(__file__).parent / "static"
 SEND_TIMEOUT_SEC = 10.0
 
@@ -128,7 +129,7 @@ async def ready(context: DashboardContext) -> Any:
 
 @service.get("/metrics", response_class=PlainTextResponse)
 async def metrics(context: DashboardContext) -> Response:
-    """Return the depth of all queues in the Prometheus text format."""
+    """Return the depth of all queues, and the schedules, in the Prometheus text format."""
     # Imported here, because only this route needs prometheus-client.
     from prometheus_client import (  # noqa: PLC0415
         CONTENT_TYPE_LATEST,
@@ -136,12 +137,15 @@ async def metrics(context: DashboardContext) -> Response:
         generate_latest,
     )
 
-    from microqueue.metrics import queue_families  # noqa: PLC0415
+    from microqueue.metrics import queue_families, schedule_families  # noqa: PLC0415
 
     async def read() -> bytes:
         stats = await context.access.call(context.access.insights.stats)
+        operations = ScheduleOperations(context.access.core)
+        schedules = await context.access.run(operations.list(all_queues=True))
+        now = await context.access.now()
         registry = CollectorRegistry()
-        registry.register(_Families(queue_families(stats)))
+        registry.register(_Families([*queue_families(stats), *schedule_families(schedules, now)]))
         return generate_latest(registry)
 
     return Response(await context.read_cache.get("metrics", read), media_type=CONTENT_TYPE_LATEST)
@@ -157,7 +161,7 @@ class _Families:
         return self._families
 
 
-def dashboard(queue: AnyQueue, **options: Any) -> FastAPI:
+def dashboard(queue: AnyQueue, **options: Unpack[DashboardOptionsDict]) -> FastAPI:
     """Return the dashboard of all queues of a queue's collection, as an ASGI app.
 
     Mount it in your app, or serve it on its own. Give a token if other machines can reach it.
@@ -173,8 +177,9 @@ def dashboard(queue: AnyQueue, **options: Any) -> FastAPI:
         InvalidArgument: ``queue`` is not a queue, or an option is not valid.
     """
     if not isinstance(queue, Queue | AsyncQueue):
-        raise refused("queue", queue, "give a Queue or an AsyncQueue")
-    context = Context(queue, DashboardOptions(**options))
+        raise invalid_argument("queue", queue, "give a Queue or an AsyncQueue")
+    reject_unknown("dashboard", options, DashboardOptions.model_fields)
+    context = DashboardState(queue, DashboardOptions(**options))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -195,12 +200,26 @@ def dashboard(queue: AnyQueue, **options: Any) -> FastAPI:
         "4XX": {"model": problems.Problem},
         "5XX": {"model": problems.Problem},
     }
+    routers = [
+        (routes_read.router, "views"),
+        (routes_topics.router, "topics"),
+        (routes_schedules.router, "schedules"),
+    ]
     if not context.options.read_only:
+        routers += [
+            (routes_act.dead_letter_router, "dead letters"),
+            (routes_act.router, "actions"),
+            (routes_topics.acting_router, "topics"),
+            (routes_schedules.acting_router, "schedules"),
+        ]
+    for router, tag in routers:
         app.include_router(
-            routes_act.dead_letter_router, prefix=API, tags=["dead letters"], responses=errors
+            router,
+            prefix=API,
+            tags=[tag],
+            responses=errors,
+            dependencies=[Depends(reject_unknown_query)],
         )
-        app.include_router(routes_act.router, prefix=API, tags=["actions"], responses=errors)
-    app.include_router(routes_read.router, prefix=API, tags=["views"], responses=errors)
     app.include_router(service, tags=["service"])
     app.include_router(pages)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

@@ -17,7 +17,7 @@ from microqueue.dashboard.events import EventHub
 from microqueue.dashboard.options import DashboardOptions
 from microqueue.dashboard.payloads import Redactor
 from microqueue.dashboard.security import Guard, storable
-from microqueue.dashboard.views import TaskDetail, TaskViews
+from microqueue.dashboard.task_views import TaskDetail, TaskViews
 from microqueue.errors import MicroqueueError, TaskNotFound
 from microqueue.insights import Overview
 from microqueue.operations import audit, lookup, workers
@@ -38,12 +38,12 @@ class Action:
     count: int = 0
 
 
-class Context:
+class DashboardState:
     """The queue, its views, the read cache, the guard and the event stream of a dashboard."""
 
     def __init__(self, queue: AnyQueue, options: DashboardOptions) -> None:
         self.options = options
-        self.access = QueueAccess(queue)
+        self.access = QueueAccess(queue, options.hooks)
         self.redactor = Redactor(options.redact)
         self.views = TaskViews(
             self.redactor, read_only=options.read_only, manual_actions=options.manual_actions

@@ -22,11 +22,12 @@ from pymongo.errors import PyMongoError
 from microqueue.dashboard.access import QueueAccess, ReadCache, read_overview
 from microqueue.dashboard.feeds import ChangeFeed, FeedEnded, PollFeed
 from microqueue.dashboard.options import DashboardOptions
-from microqueue.dashboard.views import shown_id
+from microqueue.dashboard.task_views import shown_id
 from microqueue.errors import MicroqueueError
-from microqueue.operations import events, id_order
-from microqueue.operations.events import Change
+from microqueue.operations import events
+from microqueue.operations.events import Event
 from microqueue.sweeper import SweepReport
+from microqueue.task_ids import id_key
 
 MAX_TASKS = 20
 """The number of tasks that a message names."""
@@ -50,7 +51,7 @@ logger = logging.getLogger("microqueue.dashboard")
 
 
 def build_messages(
-    by_type: Mapping[str, Sequence[Change]], at: str, queues: Mapping[Hashable, str]
+    by_type: Mapping[str, Sequence[Event]], at: str, queues: Mapping[Hashable, str]
 ) -> list[TypedMessage]:
     """Return one message per type, or per sweep, and a last one that asks viewers to refresh.
 
@@ -67,11 +68,15 @@ def build_messages(
         elif kind.startswith("worker."):
             names = [str(one.id) for one in changes[:MAX_TASKS]]
             messages.append((kind, {"at": at, "count": len(changes), "workers": names}))
+        elif kind.startswith("schedule."):
+            shown = [{"queue": one.queue, "name": one.id} for one in changes[:MAX_TASKS]]
+            counted = {"count": len(changes), "queues": sorted(_queues_of(changes))}
+            messages.append((kind, {"at": at, **counted, "schedules": shown}))
         elif kind.startswith("queue."):
             messages.append((kind, {"at": at, "queues": sorted(_queues_of(changes))}))
         elif kind != events.REFRESH:
             shown = [
-                {"id": shown_id(one.id), "queue": queues.get(id_order.key(one.id), one.queue)}
+                {"id": shown_id(one.id), "queue": queues.get(id_key(one.id), one.queue)}
                 for one in changes[:MAX_TASKS]
             ]
             named = sorted({one["queue"] for one in shown if one["queue"]} | _queues_of(changes))
@@ -83,7 +88,7 @@ def build_messages(
     return [*messages, ("refresh", {"at": at, "queues": sorted(touched), "types": types})]
 
 
-def _queues_of(changes: Sequence[Change]) -> set[str]:
+def _queues_of(changes: Sequence[Event]) -> set[str]:
     return {one.queue for one in changes if one.queue}
 
 
@@ -302,15 +307,15 @@ class EventHub:
         else:
             self._send([("refresh", {"at": None, "queues": [], "types": ["settled"]})])
 
-    async def _messages(self, changes: Sequence[Change]) -> list[TypedMessage]:
+    async def _messages(self, changes: Sequence[Event]) -> list[TypedMessage]:
         """Return the messages for some changes."""
         at = await self._at()
-        by_type: dict[str, list[Change]] = {}
+        by_type: dict[str, list[Event]] = {}
         for change in changes:
             by_type.setdefault(change.type, []).append(change)
         return build_messages(by_type, at, await self._queues(by_type))
 
-    async def _queues(self, by_type: dict[str, list[Change]]) -> dict[Any, str]:
+    async def _queues(self, by_type: dict[str, list[Event]]) -> dict[Any, str]:
         """Look up the queues of some tasks, which an update does not name."""
         unknown = [
             one.id
@@ -320,7 +325,7 @@ class EventHub:
             if one.queue is None
         ]
         found = await self._access.run(events.read_current(unknown[:MAX_LOOKED_UP]))
-        return {id_order.key(one["_id"]): one.get("queue") for one in found}
+        return {id_key(one["_id"]): one.get("queue") for one in found}
 
     async def _at(self) -> str:
         now = await self._access.now()

@@ -14,14 +14,14 @@ import anyio
 from pymongo.errors import PyMongoError
 
 from microqueue.dashboard.access import QueueAccess
-from microqueue.drivers.asynchronous import awaited, bounded
-from microqueue.drivers.change_stream import OPEN_SEC, SILENT_SEC
-from microqueue.drivers.retry import CLOSE_SEC
-from microqueue.insights import Overview, read_report
-from microqueue.operations import audit, diagnostics, events, id_order, pauses, poll, workers
+from microqueue.drivers.change_stream import OPEN_SEC, SILENT_SEC, abandon
+from microqueue.drivers.driver import CLOSE_SEC, awaited, bounded_async
+from microqueue.insights import Overview, parse_report
+from microqueue.operations import audit, diagnostics, events, pauses, poll, schedules, workers
 from microqueue.operations.call import dlq_collection_name
-from microqueue.operations.events import Change
+from microqueue.operations.events import Event
 from microqueue.sweeper import SweepReport
+from microqueue.task_ids import id_key
 
 STREAM_WAIT_SEC = 0.25
 COUNTS_SEC = 3.0
@@ -38,7 +38,7 @@ class FeedEnded(Exception):
 
 
 class ChangeFeed:
-    """Reads a change stream of tasks, dead letters, workers, pauses and sweep reports."""
+    """Reads a change stream of tasks, dead letters, workers, pauses, schedules and sweeps."""
 
     kind = "change_stream"
 
@@ -51,6 +51,7 @@ class ChangeFeed:
         self._workers = collections.workers.name
         self._locks = collections.locks.name
         self._pauses = collections.pauses.name
+        self._schedules = collections.schedules.name
         self._gone_at: dict[Any, datetime] = {}
         self._moving: set[Any] = set()
 
@@ -59,13 +60,12 @@ class ChangeFeed:
         access = self._access
         if access.collections.in_memory:
             return False
-        selection = events.pipeline(
-            [self._tasks, self._dead_letters, self._workers, self._locks, self._pauses]
-        )
+        watched = [self._workers, self._locks, self._pauses, self._schedules]
+        selection = events.pipeline([self._tasks, self._dead_letters, *watched])
         collections = access.collections
         database = collections.database.with_options(codec_options=collections.codec_options)
         try:
-            async with bounded(OPEN_SEC):
+            async with bounded_async(OPEN_SEC):
                 begin = poll.from_now_on(await access.call(database.command, "hello"))
                 self._stream = begin and await access.call(
                     database.watch,
@@ -83,10 +83,10 @@ class ChangeFeed:
         stream, self._stream = self._stream, None
         if stream is not None:
             with suppress(PyMongoError):
-                async with bounded(CLOSE_SEC):
+                async with bounded_async(CLOSE_SEC):
                     await self._access.call(stream.close)
 
-    async def read(self, for_sec: float) -> list[Change]:
+    async def read(self, for_sec: float) -> list[Event]:
         """Return the next change and those within ``for_sec`` of it; none if none comes soon.
 
         Raises:
@@ -117,8 +117,7 @@ class ChangeFeed:
         await asyncio.wait({reading}, timeout=CLOSE_SEC)
         if not reading.done():
             self._stream = None
-            _abandoned.add(reading)
-            reading.add_done_callback(_forget)
+            abandon(reading)
 
     def _drain(self, for_sec: float) -> list[Any]:
         stream, found = self._stream, list[Any]()
@@ -142,53 +141,54 @@ class ChangeFeed:
             found.append(change)
         return found
 
-    def _parse(self, change: Any) -> Change | None:
-        collection = change.get("ns", {}).get("coll")
-        if collection == self._tasks:
-            return self._parse_task(change)
-        if collection == self._dead_letters:
-            return self._parse_dead_letter(change)
-        if collection == self._locks:
-            return self._parse_sweep(change)
-        if collection == self._pauses:
-            return self._parse_pause(change)
-        if collection == self._workers:
-            return self._parse_worker(change)
-        return None
+    def _parse(self, change: Any) -> Event | None:
+        parsers: dict[str, Callable[[Any], Event | None]] = {
+            self._tasks: self._parse_task,
+            self._dead_letters: self._parse_dead_letter,
+            self._locks: self._parse_sweep,
+            self._pauses: self._parse_pause,
+            self._workers: self._parse_worker,
+            self._schedules: self._parse_schedule,
+        }
+        parse = parsers.get(change.get("ns", {}).get("coll"))
+        return None if parse is None else parse(change)
 
-    def _parse_task(self, change: Any) -> Change | None:
+    def _parse_schedule(self, change: Any) -> Event | None:
+        return events.schedule_event(change, self._tasks)
+
+    def _parse_task(self, change: Any) -> Event | None:
         task_id = change.get("documentKey", {}).get("_id")
-        key = id_order.key(task_id)
+        key = id_key(task_id)
         if change["operationType"] == "delete" and key in self._moving:
             self._moving.remove(key)
             return None  # It moved to the DLQ collection; its failure was reported before.
-        return events.task_change(change)
+        return events.task_event(change)
 
-    def _parse_dead_letter(self, change: Any) -> Change | None:
+    def _parse_dead_letter(self, change: Any) -> Event | None:
         if change["operationType"] == "delete":
             return None  # A tombstone of a dead letter that was replayed or discarded before.
         if not events.is_new_dead_letter(change):
-            return events.task_change(change)
+            return events.task_event(change)
         if len(self._moving) >= MAX_MOVING:
             self._moving.clear()
-        self._moving.add(id_order.key(change["documentKey"]["_id"]))
+        self._moving.add(id_key(change["documentKey"]["_id"]))
         return None
 
-    def _parse_sweep(self, change: Any) -> Change | None:
+    def _parse_sweep(self, change: Any) -> Event | None:
         name = change.get("documentKey", {}).get("_id")
         own = name == f"report:{self._access.collections.name}"
-        report = read_report(events.sweep_report_in(change)) if own else None
-        return Change("sweep.finished", report=report) if report else None
+        report = parse_report(events.sweep_report_in(change)) if own else None
+        return Event("sweep.finished", report=report) if report else None
 
-    def _parse_pause(self, change: Any) -> Change | None:
+    def _parse_pause(self, change: Any) -> Event | None:
         name = str(change.get("documentKey", {}).get("_id"))
         collection, _, queue = name.partition("/")
         if collection != self._access.collections.name:
             return None
         deleted = change["operationType"] == "delete"
-        return Change("queue.resumed" if deleted else "queue.paused", queue=queue)
+        return Event("queue.resumed" if deleted else "queue.paused", queue=queue)
 
-    def _parse_worker(self, change: Any) -> Change | None:
+    def _parse_worker(self, change: Any) -> Event | None:
         registration = str(change.get("documentKey", {}).get("_id"))
         worker_id, _, collection = registration.rpartition("@")
         if collection != self._access.collections.name:
@@ -196,14 +196,14 @@ class ChangeFeed:
         if change["operationType"] == "delete":
             gone_at = self._gone_at.pop(worker_id, None)
             gone = gone_at is not None and gone_at <= self._access.core.clock.now()
-            return Change("worker.gone" if gone else "worker.left", worker_id)
+            return Event("worker.gone" if gone else "worker.left", worker_id)
         updated = change.get("updateDescription", {}).get("updatedFields", {})
         known = {**(change.get("fullDocument") or {}), **updated}
         if gone_at := known.get("gone_at"):
             if len(self._gone_at) >= MAX_WORKERS:
                 self._gone_at.clear()
             self._gone_at[worker_id] = gone_at
-        return Change("worker.started", worker_id) if change["operationType"] == "insert" else None
+        return Event("worker.started", worker_id) if change["operationType"] == "insert" else None
 
 
 class PollFeed:
@@ -227,6 +227,7 @@ class PollFeed:
         self._workers: dict[str, bool] = {}
         self._sweeps: dict[datetime, SweepReport] = {}
         self._paused: set[str] = set()
+        self._schedules: Mapping[tuple[str, str], tuple[Any, Any]] = {}
         self._overview = overview
         self._counts: Mapping[str, tuple[int, ...]] = {}
         self._counted_at = float("-inf")
@@ -238,6 +239,7 @@ class PollFeed:
         self._workers = await self._workers_alive()
         self._sweeps = await self._last_sweeps()
         self._paused = await self._paused_now()
+        self._schedules = await self._schedule_versions()
         self._newest_action = await self._last_action()
         await self._changed_counts()
         return True
@@ -245,7 +247,7 @@ class PollFeed:
     async def close(self) -> None:
         """There is nothing to close."""
 
-    async def read(self, for_sec: float) -> list[Change]:  # noqa: ARG002 (a snapshot is one batch)
+    async def read(self, for_sec: float) -> list[Event]:  # noqa: ARG002 (a snapshot is one batch)
         """Wait, take the next snapshot, and return what changed."""
         await anyio.sleep(self._every_sec)
         before, after = self._before, await self._snapshot()
@@ -262,25 +264,27 @@ class PollFeed:
         snapshot: events.Snapshot = await self._access.run(events.snapshot(since, now, queues))
         return snapshot
 
-    async def _other_changes(self) -> Sequence[Change]:
-        found: list[Change] = []
+    async def _other_changes(self) -> Sequence[Event]:
+        found: list[Event] = []
         before, self._workers = self._workers, await self._workers_alive()
-        found += [Change("worker.started", one) for one in self._workers if one not in before]
+        found += [Event("worker.started", one) for one in self._workers if one not in before]
         for worker_id, alive in before.items():
             if worker_id not in self._workers:
-                found.append(Change("worker.left" if alive else "worker.gone", worker_id))
+                found.append(Event("worker.left" if alive else "worker.gone", worker_id))
         reported, self._sweeps = self._sweeps, await self._last_sweeps()
         new = [report for at, report in self._sweeps.items() if at not in reported]
-        found += [Change("sweep.finished", report=report) for report in new]
+        found += [Event("sweep.finished", report=report) for report in new]
         paused, self._paused = self._paused, await self._paused_now()
-        found += [Change("queue.paused", queue=name) for name in self._paused - paused]
-        found += [Change("queue.resumed", queue=name) for name in paused - self._paused]
+        found += [Event("queue.paused", queue=name) for name in self._paused - paused]
+        found += [Event("queue.resumed", queue=name) for name in paused - self._paused]
+        versions, self._schedules = self._schedules, await self._schedule_versions()
+        found += events.compare_schedules(versions, self._schedules)
         action, self._newest_action = self._newest_action, await self._last_action()
         if action != self._newest_action:
-            found.append(Change(events.REFRESH))
+            found.append(Event(events.REFRESH))
         return [*found, *await self._changed_counts()]
 
-    async def _changed_counts(self) -> list[Change]:
+    async def _changed_counts(self) -> list[Event]:
         """Return a refresh for each queue whose counts changed, if it is time to compare them."""
         if self._overview is None or time.monotonic() - self._counted_at < COUNTS_SEC:
             return []
@@ -294,11 +298,17 @@ class PollFeed:
             for one in overview.queues
         }
         differing = dict(before.items() ^ self._counts.items())
-        return [Change(events.REFRESH, queue=name) for name in sorted(differing)]
+        return [Event(events.REFRESH, queue=name) for name in sorted(differing)]
 
     async def _last_action(self) -> str | None:
         newest: str | None = await self._access.run(audit.newest(self._access.collections.name))
         return newest
+
+    async def _schedule_versions(self) -> Mapping[tuple[str, str], tuple[Any, Any]]:
+        found: Mapping[tuple[str, str], tuple[Any, Any]] = await self._access.run(
+            schedules.versions(self._access.collections.name)
+        )
+        return found
 
     async def _paused_now(self) -> set[str]:
         paused = await self._access.run(pauses.list_paused(self._access.collections.name))
@@ -313,15 +323,6 @@ class PollFeed:
         """Return the last sweep, and the last one that changed something, by their time."""
         last, active = await self._access.call(self._access.insights.last_sweeps)
         return {report.at: report for report in (active, last) if report is not None}
-
-
-_abandoned: set[asyncio.Future[Any]] = set()
-
-
-def _forget(reading: asyncio.Future[Any]) -> None:
-    _abandoned.discard(reading)
-    if not reading.cancelled():
-        reading.exception()  # Retrieved, so that asyncio does not log it.
 
 
 def _coarse(estimate: int) -> int:

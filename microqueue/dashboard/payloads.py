@@ -22,7 +22,7 @@ MAX_PREVIEW_KEYS = 50
 """So many keys fill a preview, whatever their values."""
 
 
-def to_json(value: Any) -> Any:
+def to_extended_json(value: Any) -> Any:
     """Convert a value to relaxed extended JSON, which is plain JSON where JSON has the type."""
     return json.loads(json_util.dumps(value, json_options=RELAXED))
 
@@ -30,13 +30,13 @@ def to_json(value: Any) -> Any:
 def to_browser_json(value: Any) -> Any:
     """Convert a value to extended JSON that survives a round trip through a browser.
 
-    As :func:`to_json`, but numbers that a browser would round or turn into integers are typed:
-    ``{"$numberLong": "9007199254740993"}``, ``{"$numberDouble": "10.0"}``.
+    As :func:`to_extended_json`, but numbers that a browser would round or turn into integers are
+    typed: ``{"$numberLong": "9007199254740993"}``, ``{"$numberDouble": "10.0"}``.
     """
-    return to_json(_with_typed_numbers(value))
+    return to_extended_json(_with_typed_numbers(value))
 
 
-def from_json(value: Any, *, name: str = "payload") -> Any:
+def from_extended_json(value: Any, *, name: str = "payload") -> Any:
     """Convert extended JSON to values: ``{"$date": ...}`` becomes a date."""
     try:
         return json_util.loads(json.dumps(value), json_options=RELAXED)
@@ -62,15 +62,15 @@ MISSING = object()
 class Redactor(Masker):
     """A masker that can restore masked values after an edit."""
 
-    def restore(self, edited: Any, stored: Any) -> Any:
-        """Return an edited payload with its masks replaced by the stored values.
+    def restore(self, edited: Any, stored: Any, *, name: str = "payload") -> Any:
+        """Return an edited value, called ``name``, with its masks replaced by what is stored.
 
         Raises:
             InvalidArgument: It is ambiguous which value a mask stands for.
         """
         if self._secret is None:
             return edited
-        return self._restored(edited, stored, self.mask(stored), "payload")
+        return self._restored(edited, stored, self.mask(stored), name)
 
     def _restored(self, edited: Any, stored: Any, shown: Any, path: str) -> Any:
         if isinstance(edited, Mapping):
@@ -190,7 +190,7 @@ class _PreviewWriter:
                 return
         elif isinstance(item, str) and shown not in (head, MASK):
             shown = self._mask(item)  # A secret may end far beyond the head.
-        yield json.dumps(to_json(shown), ensure_ascii=False)
+        yield json.dumps(to_extended_json(shown), ensure_ascii=False)
 
 
 def _head(item: Any, length: int = HEAD_LENGTH) -> Any:

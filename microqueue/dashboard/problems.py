@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -13,32 +14,46 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, ValidationError
 from starlette.exceptions import HTTPException
 
-from microqueue.dashboard.views import FieldNote
+from microqueue.dashboard.task_views import FieldNote
 from microqueue.errors import (
     DuplicateTask,
     InvalidArgument,
     InvalidPayload,
     LeaseLost,
     MicroqueueError,
+    ScheduleNotFound,
     ServerUnavailable,
     TaskNotFound,
+    TopicConflict,
     WrongStatus,
 )
 from microqueue.masking import without_fragments
-from microqueue.model import shorten
+from microqueue.model import UNKNOWN_OPTION, explain, shorten
 
 STATUSES: dict[type[MicroqueueError], HTTPStatus] = {
     InvalidArgument: HTTPStatus.UNPROCESSABLE_ENTITY,
+    ScheduleNotFound: HTTPStatus.NOT_FOUND,
     TaskNotFound: HTTPStatus.NOT_FOUND,
     LeaseLost: HTTPStatus.CONFLICT,
     WrongStatus: HTTPStatus.CONFLICT,
     DuplicateTask: HTTPStatus.CONFLICT,
+    TopicConflict: HTTPStatus.CONFLICT,
     ServerUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 MAX_DETAIL_LENGTH = 1000
 MAX_FIELD_ERRORS = 50
-REQUEST_FIELDS = {"delay": "delay_sec", "expires_in": "expires_in_sec"}
-"""Fields of a request whose names differ from the options of a task."""
+REQUEST_FIELDS = {
+    name: f"{name}_sec"
+    for name in (
+        *("delay", "expires_in", "visibility_timeout", "dedupe_for"),
+        *("every", "grace", "jitter"),
+    )
+}
+"""Fields of a request whose names differ from the options of a task or schedule."""
+_NAMES = "|".join(REQUEST_FIELDS)
+PYTHON_NAMES = re.compile(rf"^({_NAMES})\b|\b({_NAMES})(?==)|(?<=\bor )({_NAMES})\b")
+"""An option at the beginning, before its value, or as an alternative; not a word of a sentence."""
+PYTHON_NULL = re.compile(r"\bNone\b")
 
 logger = logging.getLogger("microqueue.dashboard")
 
@@ -76,6 +91,14 @@ class ManualActionsOff(MicroqueueError):
         )
 
 
+class MessageNotFound(MicroqueueError):
+    """A topic has no message at a position."""
+
+    def __init__(self, *, topic: str, position: str) -> None:
+        super().__init__(f"topic {topic!r} has no message {position!r}; it may be too old")
+
+
+STATUSES[MessageNotFound] = HTTPStatus.NOT_FOUND
 STATUSES[NothingReady] = HTTPStatus.CONFLICT
 STATUSES[ManualActionsOff] = HTTPStatus.FORBIDDEN
 
@@ -117,11 +140,11 @@ def install_handlers(app: FastAPI) -> None:
         status = status_of(error)
         if status == HTTPStatus.INTERNAL_SERVER_ERROR:
             log_failure(request, error)
-        return problem(status, str(error), type(error).__name__, errors=_notes_of(error))
+        return problem(status, _detail(error), type(error).__name__, errors=_notes_of(error))
 
     async def invalid_request(_request: Request, exc: Exception) -> JSONResponse:
         found = exc.errors() if isinstance(exc, RequestValidationError) else []
-        notes = [FieldNote(path=_path(one["loc"]), message=_reason(one)) for one in found]
+        notes = [FieldNote(path=_field(one), message=explain(one)[0]) for one in found]
         return problem(
             HTTPStatus.UNPROCESSABLE_ENTITY, _first_problem(exc), "InvalidArgument", errors=notes
         )
@@ -155,10 +178,28 @@ def _notes_of(error: MicroqueueError) -> list[FieldNote]:
     cause = error.__cause__
     if isinstance(error, InvalidPayload) and isinstance(cause, ValidationError):
         return [
-            FieldNote(path=_path((error.argument, *one["loc"])), message=_reason(one))
+            FieldNote(path=_path((error.argument, *one["loc"])), message=explain(one)[0])
             for one in cause.errors(include_url=False, include_input=False)
         ]
-    return [FieldNote(path=REQUEST_FIELDS.get(error.argument, error.argument), message=str(error))]
+    path = REQUEST_FIELDS.get(error.argument, error.argument)
+    return [FieldNote(path=path, message=_detail(error))]
+
+
+def _detail(error: MicroqueueError) -> str:
+    """Return the message of an error in the words of a request: its fields, and null."""
+    text = str(error)
+    if not isinstance(error, InvalidArgument) or error.argument is None:
+        return text
+    # The value stays as it was given.
+    before, value, after = text.partition(shorten(error.value))
+    if error.value is None:
+        value = value and "null"
+    return _as_in_a_request(before) + value + _as_in_a_request(after)
+
+
+def _as_in_a_request(text: str) -> str:
+    text = PYTHON_NAMES.sub(lambda match: REQUEST_FIELDS[match[0]], text)
+    return PYTHON_NULL.sub("null", text)
 
 
 def _path(location: Sequence[Any]) -> str:
@@ -167,20 +208,29 @@ def _path(location: Sequence[Any]) -> str:
     return ".".join(str(part) for part in parts)
 
 
-def _reason(found: Mapping[str, Any]) -> str:
-    return str(found.get("msg", "")).removeprefix("Value error, ")
+def _field(found: Mapping[str, Any]) -> str:
+    """Return the path of a rejected field; an unknown one is named by its body."""
+    return _path((*found["loc"], *([name] if (name := _unknown_name(found)) else [])))
+
+
+def _unknown_name(found: Mapping[str, Any]) -> str | None:
+    cause = found.get("ctx", {}).get("error")
+    unknown = isinstance(cause, InvalidArgument) and cause.code == UNKNOWN_OPTION
+    return cause.argument if unknown else None
 
 
 def _first_problem(exc: Exception) -> str:
-    first: dict[str, Any] = exc.errors()[0] if isinstance(exc, RequestValidationError) else {}
-    reason = str(first.get("msg", exc)).removeprefix("Value error, ")
-    if first.get("type") == "json_invalid":
+    if not isinstance(exc, RequestValidationError):
+        return f"the request is not valid: {exc}"
+    first: dict[str, Any] = exc.errors()[0]
+    if first["type"] == "json_invalid":
         *_, character = first["loc"]
-        reason = first.get("ctx", {}).get("error", reason)
+        reason = first.get("ctx", {}).get("error", first["msg"])
         return f"the body is not JSON: {reason} at character {character}"
-    path = _path(first.get("loc", ()))
-    value = first.get("input")
+    reason, path, value = explain(first)[0], _field(first), first.get("input")
+    if _unknown_name(first):
+        return reason
     # The input of a missing field is the whole body, and a document would hide the reason.
-    show_value = path and first.get("type") != "missing" and isinstance(value, str | int | float)
+    show_value = path and first["type"] != "missing" and isinstance(value, str | int | float)
     subject = f"{path}={shorten(value)}" if show_value else path or "the request"
     return f"{subject} is not valid: {reason}"

@@ -14,13 +14,13 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated, Any, TypeAlias
 
-from fastapi import APIRouter, Body, Depends, Path, Request
+from fastapi import APIRouter, Body, Depends, Path, Request, Response
 from pydantic import BaseModel
 
 from microqueue.clock import later
 from microqueue.dashboard.access import AnyQueue
-from microqueue.dashboard.context import Context
-from microqueue.dashboard.payloads import from_json
+from microqueue.dashboard.context import DashboardState
+from microqueue.dashboard.payloads import from_extended_json
 from microqueue.dashboard.problems import ManualActionsOff, NothingReady
 from microqueue.dashboard.requests import (
     DashboardContext,
@@ -31,14 +31,13 @@ from microqueue.dashboard.requests import (
     Selection,
     Success,
 )
-from microqueue.dashboard.views import EnqueuedTask, FieldNote, TaskDetail, shown_id
-from microqueue.dlq import DeadLetterFilter
+from microqueue.dashboard.task_views import EnqueuedTask, FieldNote, TaskDetail, shown_id
+from microqueue.dead_letter_models import DeadLetterFilter
 from microqueue.errors import MicroqueueError, TaskNotFound, WrongStatus
-from microqueue.new_task import EnqueueOptions
 from microqueue.operations import administration
 from microqueue.payload import check_encodable
 from microqueue.sweeper import SweepReport
-from microqueue.task import Lease, Task, TaskId, TaskStatus, name_in
+from microqueue.task import Lease, Task, TaskId, TaskStatus, name_in, read_task
 from microqueue.task_ids import new_id
 
 WORKER_ID = f"dashboard:{socket.gethostname()}:{os.getpid()}"
@@ -68,32 +67,32 @@ class Paused(BaseModel):
 
 
 @router.post("/tasks", status_code=HTTPStatus.CREATED)
-async def enqueue(request: Request, context: DashboardContext, body: NewTaskBody) -> EnqueuedTask:
-    """Enqueue a task. Invalid fields are rejected before anything is stored."""
+async def enqueue(
+    request: Request, response: Response, context: DashboardContext, body: NewTaskBody
+) -> EnqueuedTask:
+    """Enqueue a task. Invalid fields are rejected before anything is stored.
+
+    The status is 200 instead of 201 if the task existed, and ``on_duplicate`` is not ``raise``.
+    """
     queue = context.access.queue(body.queue)
-    options: EnqueueOptions = {
-        "priority": body.priority,
-        "delay": body.delay_sec,
-        "max_attempts": body.max_attempts,
-        "dedupe_key": body.dedupe_key,
-        "expires_in": body.expires_in_sec,
-        "headers": from_json(body.named_headers(), name="headers"),
-    }
-    if body.task_id is not None:
-        chosen = body.task_id
-        options["task_id"] = new_id(chosen) if isinstance(chosen, str) else chosen
-    payload = from_json(body.payload)
-    name = name_in(options["headers"])
+    options = body.arguments("queue", "payload")
+    if isinstance(body.task_id, str):
+        options["task_id"] = new_id(body.task_id)
+    payload = from_extended_json(body.payload)
+    name = body.name or name_in(options["headers"])
     await context.check_payload(queue.name, name, payload)
     warnings = await _name_warnings(context, queue.name, name)
     async with context.audited(request, "task.enqueue", queue=queue.name) as action:
         task = await context.access.call(queue.enqueue, payload, **options)
-        action.count = 1
+        returned = task.is_duplicate and body.on_duplicate == "return"
+        action.count = 0 if returned else 1
+    if task.is_duplicate:
+        response.status_code = HTTPStatus.OK
     detail = await context.detail(task.id)
-    return EnqueuedTask(**detail.model_dump(), warnings=warnings)
+    return EnqueuedTask(**detail.model_dump(), warnings=warnings, is_duplicate=task.is_duplicate)
 
 
-async def _name_warnings(context: Context, queue: str, name: str | None) -> list[FieldNote]:
+async def _name_warnings(context: DashboardState, queue: str, name: str | None) -> list[FieldNote]:
     """Warn if no live worker of the queue runs tasks of this name, or without one."""
     served = [one for one in await context.served_names() if one.queue == queue]
     if any(one.any_name for one in served):
@@ -216,19 +215,19 @@ async def sweep(request: Request, context: DashboardContext) -> SweepReport:
     async with context.audited(request, "sweeper.run") as action:
         report: SweepReport = await context.access.call(context.access.sweeper().run_once)
         ended = report.buried + report.expired + report.purged
-        action.count = report.reclaimed + report.promoted + ended
+        action.count = report.fired + report.reclaimed + report.promoted + ended
     return report
 
 
-def _audited(context: Context, request: Request, action: str, task: Task[Any]) -> Any:
+def _audited(context: DashboardState, request: Request, action: str, task: Task[Any]) -> Any:
     return context.audited(request, action, queue=task.queue, target=task.id)
 
 
-async def _task(context: Context, task_id: str) -> Task[Any]:
-    return Task.from_document(await context.document(task_id))
+async def _task(context: DashboardState, task_id: str) -> Task[Any]:
+    return read_task(await context.document(task_id))
 
 
-async def _claim(context: Context, task: Task[Any]) -> Task[Any]:
+async def _claim(context: DashboardState, task: Task[Any]) -> Task[Any]:
     """Claim a task in order to settle it."""
     now = await context.access.now()
     lease = Lease(
@@ -237,11 +236,15 @@ async def _claim(context: Context, task: Task[Any]) -> Task[Any]:
         started_at=now,
         expires_at=later(now, context.access.settings.visibility_timeout),
     )
-    return Task.from_document(await context.access.run(administration.claim_one(task.id, lease)))
+    return read_task(await context.access.run(administration.claim_one(task.id, lease)))
 
 
 async def _settle_next(
-    request: Request, context: Context, name: str, action_name: str, outcome: Success | Failure
+    request: Request,
+    context: DashboardState,
+    name: str,
+    action_name: str,
+    outcome: Success | Failure,
 ) -> TaskDetail:
     queue = context.access.queue(name)
     settlement = _settlement(context, outcome)
@@ -255,17 +258,17 @@ async def _settle_next(
     return await context.detail(task.id)
 
 
-def _settlement(context: Context, outcome: Success | Failure) -> Settlement:
+def _settlement(context: DashboardState, outcome: Success | Failure) -> Settlement:
     """Return a function that settles a claimed task; an invalid result is rejected at once."""
     if isinstance(outcome, Success):
-        result = from_json(outcome.result, name="result")
+        result = from_extended_json(outcome.result, name="result")
         check_encodable({"result": result}, context.access.collections.codec_options)
         return lambda queue, task: context.access.call(queue.mark_done, task, result=result)
     message, code = outcome.message, outcome.code
     return lambda queue, task: context.access.call(queue.mark_retry, task, message, code=code)
 
 
-async def _settle(context: Context, task: Task[Any], settlement: Settlement) -> None:
+async def _settle(context: DashboardState, task: Task[Any], settlement: Settlement) -> None:
     queue = context.access.queue(task.queue)
     try:
         await settlement(queue, task)
@@ -359,7 +362,7 @@ async def discard(request: Request, context: DashboardContext, body: Selection) 
 
 
 async def _find_missing(
-    context: Context, body: Selection, selected: DeadLetterFilter | list[TaskId]
+    context: DashboardState, body: Selection, selected: DeadLetterFilter | list[TaskId]
 ) -> list[TaskId]:
     """Return the ids without a task; raise TaskNotFound if that is all of them."""
     if isinstance(selected, DeadLetterFilter):
@@ -376,8 +379,8 @@ async def edit_and_replay(
 ) -> TaskDetail:
     """Replay a dead letter with another payload; masked values keep what is stored."""
     document = await context.document(task_id)
-    task: Task[object] = Task.from_document(document)
-    edited = from_json(body.payload)
+    task = read_task(document)
+    edited = from_extended_json(body.payload)
     check_encodable({"payload": edited}, context.access.collections.codec_options)
     payload = context.redactor.restore(edited, task.payload)
     dead_letters = context.access.queue(task.queue).dead_letters

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 import microqueue
-from microqueue.dashboard.context import Context
+from microqueue.backoff import BackoffPolicy
+from microqueue.dashboard.context import DashboardState
 from microqueue.dashboard.requests import (
     Cursor,
     DashboardContext,
@@ -22,11 +23,14 @@ from microqueue.dashboard.requests import (
     Limit,
     QueueName,
     Text,
+    WaitSec,
 )
-from microqueue.dashboard.views import TaskDetail, TaskRow
-from microqueue.dlq import DeadLetterGroup, DeadLetterGroups
+from microqueue.dashboard.task_views import TaskDetail, TaskResult, TaskRow
+from microqueue.dead_letter_models import DeadLetterGroup, DeadLetterGroups
 from microqueue.insights import (
     MinuteCounts,
+    NameList,
+    NameStats,
     Overview,
     QueueOverview,
     RunningTask,
@@ -35,6 +39,7 @@ from microqueue.insights import (
     WorkerView,
 )
 from microqueue.masking import MASK
+from microqueue.model import changed
 from microqueue.operations import audit
 from microqueue.operations.call import Document
 from microqueue.operations.dead_letters import groups as group_dead_letters
@@ -60,6 +65,7 @@ class Config(BaseModel):
     auth: bool
     visibility_timeout_sec: float
     max_attempts: int
+    backoff: BackoffPolicy
     retention_sec: float | None
     audit_retention_sec: float
     page_limit: int
@@ -95,7 +101,7 @@ class WorkersReply(BaseModel):
     workers: list[WorkerView]
 
 
-class NamesReply(Scope):
+class TaskNamesReply(Scope):
     """The task names that live workers have registered, by queue.
 
     ``known`` are the names of the tasks that the dashboard checks payloads against.
@@ -104,6 +110,18 @@ class NamesReply(Scope):
     at: datetime
     queues: list[ServedNames]
     known: list[str]
+
+
+class NamesReply(Scope):
+    """Tasks by name; ``since`` is the start of the period of what ended.
+
+    The names with the most tasks, of ``total``. The name of tasks without one is null.
+    """
+
+    at: datetime
+    since: datetime
+    names: list[NameStats]
+    total: int
 
 
 class RunningReply(Scope):
@@ -147,6 +165,7 @@ class SweeperReply(BaseModel):
 
 
 EXPORT_PAGE = 500
+LONGEST_PERIOD_SEC = 31 * 86_400
 MAX_GROUPS = 200
 EXPORT_BYTES = 8_000_000
 """How much of an export is built at a time, plus at most one task."""
@@ -167,6 +186,7 @@ async def config(context: DashboardContext) -> Config:
         auth=context.guard.required,
         visibility_timeout_sec=settings.visibility_timeout.total_seconds(),
         max_attempts=settings.max_attempts,
+        backoff=settings.backoff,
         retention_sec=None if retention is None else retention.total_seconds(),
         audit_retention_sec=options.audit_retention.total_seconds(),
         page_limit=options.page_limit,
@@ -217,10 +237,7 @@ async def running(
             ("running", queue, limit),
             lambda: context.access.call(context.access.insights.running, queue, limit=limit),
         )
-    shown = [
-        row.model_copy(update={"progress": context.views.progress(row.progress)})
-        for row in rows[:limit]
-    ]
+    shown = [changed(row, progress=context.views.progress(row.progress)) for row in rows[:limit]]
     return RunningReply.model_construct(
         at=found.at,
         total=total,
@@ -232,10 +249,10 @@ async def running(
 
 
 @router.get("/task-names")
-async def task_names(context: DashboardContext, queue: QueueName = None) -> NamesReply:
+async def task_names(context: DashboardContext, queue: QueueName = None) -> TaskNamesReply:
     """List the task names that live workers have registered."""
     served = await context.served_names()
-    return NamesReply.model_construct(
+    return TaskNamesReply.model_construct(
         at=await context.access.now(),
         queues=[one for one in served if queue in {None, one.queue}],
         known=context.known_names(),
@@ -244,11 +261,34 @@ async def task_names(context: DashboardContext, queue: QueueName = None) -> Name
     )
 
 
+@router.get("/names")
+async def names(
+    context: DashboardContext,
+    *,
+    queue: QueueName = None,
+    since_sec: Annotated[float, Query(gt=0, le=LONGEST_PERIOD_SEC)] = 3600,
+    limit: Limit = 100,
+    exact: Exact = False,
+) -> NamesReply:
+    """Count and measure tasks by name: what waits, what runs, and what ended in a period."""
+
+    async def read() -> NamesReply:
+        found: NameList = await context.access.call(
+            context.access.insights.by_name, queue, since=since_sec, limit=limit, exact=exact
+        )
+        return NamesReply.model_construct(**dict(found), queue=queue, all_queues=queue is None)
+
+    key = ("names", queue, since_sec, limit, exact)
+    reply: NamesReply = await context.read_cache.get(key, read)
+    return reply
+
+
 @router.get("/tasks")
 async def tasks(
     context: DashboardContext,
     *,
     queue: QueueName = None,
+    name: Text = None,
     status: State | None = None,
     code: Text = None,
     text: Text = None,
@@ -259,7 +299,7 @@ async def tasks(
 ) -> TasksReply:
     """List tasks, newest first."""
     task_filter = TaskFilter(
-        queue=queue, status=status, code=code, text=text, since=since, until=until
+        queue=queue, name=name, status=status, code=code, text=text, since=since, until=until
     )
     limit = min(limit, context.options.page_limit)
 
@@ -285,6 +325,16 @@ async def task(context: DashboardContext, task_id: str) -> TaskDetail:
     """Return a task with all fields."""
     document = await context.document(task_id)
     return context.views.detail(document, await context.access.now())
+
+
+@router.get("/results/{task_id:path}")
+async def result(context: DashboardContext, task_id: str, wait: WaitSec = 0) -> TaskResult:
+    """Return the result of a task; with ``wait``, as soon as the task is finished."""
+    document = await context.document(task_id)
+    found = await context.access.wait_for(document["_id"], wait)
+    detail = context.views.detail(found or document, await context.access.now())
+    fields = {name: getattr(detail, name) for name in TaskResult.model_fields if name != "finished"}
+    return TaskResult.model_construct(**fields, finished=found is not None)
 
 
 @router.get("/dead-letters")
@@ -398,7 +448,9 @@ async def audit_log(
     return reply
 
 
-async def _export_page(context: Context, query: DeadLetterQuery, cursor: str | None) -> TaskPage:
+async def _export_page(
+    context: DashboardState, query: DeadLetterQuery, cursor: str | None
+) -> TaskPage:
     """Return a page of dead letters as JSON lines, shorter if they are large."""
     size = 0
 
@@ -419,7 +471,9 @@ async def _export_page(context: Context, query: DeadLetterQuery, cursor: str | N
     )
 
 
-async def _list_dead_letters(context: Context, query: DeadLetterQuery, **options: Any) -> TaskPage:
+async def _list_dead_letters(
+    context: DashboardState, query: DeadLetterQuery, **options: Any
+) -> TaskPage:
     found: TaskPage = await context.access.call(
         context.access.insights.dead_letters,
         None if query.queue is None else context.access.queue(query.queue).name,

@@ -144,13 +144,13 @@ class Guard:
             raise HTTPException(HTTPStatus.FORBIDDEN, "cross-site request rejected")
 
     def credentials_of(self, request: Request) -> str | None:
-        """Return how a request is authenticated: ``token``, ``login``, ``anybody`` or ``None``.
+        """Return how a request is authenticated: ``token``, ``login``, ``anonymous`` or ``None``.
 
         Raises:
             HTTPException: 429, if it has a token or a session while logins are throttled.
         """
         if self._token is None:
-            return "anybody"
+            return "anonymous"
         until, signature, own_signature = _session(request)
         if own_signature and _same(self._sign(until, self._own_key), own_signature):
             return "login"
@@ -196,7 +196,7 @@ class Guard:
             return storable(named)[:200]
         address = request.client.host if request.client else "unknown"
         if self._token is None:
-            return f"anybody at {address}"
+            return f"anonymous at {address}"
         kind = request.scope.get(CREDENTIALS) or "login"
         return f"{kind} at {address}"
 
@@ -325,6 +325,7 @@ class LoginThrottle:
             self._period_sec,
             sum(map(len, self._failures.values())),
             self._consequence(address),
+            extra={"address": address, "failures": len(own)},
         )
 
     def succeeded(self, address: str, *, reset: bool = False) -> None:

@@ -7,15 +7,20 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Unpack, get_type_hints
 
 import uvicorn
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 from microqueue.dashboard.access import AnyQueue
 from microqueue.dashboard.app import dashboard
+from microqueue.dashboard.options import (
+    DashboardOptionsDict,
+    DashboardServerOptionsDict,
+)
 from microqueue.dashboard.security import LOCAL_NAMES, check_token
 from microqueue.errors import InvalidArgument
+from microqueue.model import reject_unknown
 from microqueue.settings import DASHBOARD_PORT
 
 __all__ = ["DashboardServer", "check_proxies", "check_reach", "check_token", "is_local"]
@@ -56,8 +61,9 @@ class DashboardServer:
         port: int = DASHBOARD_PORT,
         insecure: bool = False,
         proxies: Sequence[str] = (),
-        **options: Any,
+        **options: Unpack[DashboardOptionsDict],
     ) -> None:
+        reject_unknown("DashboardServer", options, get_type_hints(DashboardServerOptionsDict))
         token = options.get("token")
         check_proxies(proxies)
         check_reach(host, protected=bool(token), insecure=insecure)
@@ -118,7 +124,7 @@ def check_proxies(proxies: Sequence[str]) -> None:
         try:
             ipaddress.ip_network(proxy)
         except ValueError as exc:
-            raise refused(
+            raise invalid_argument(
                 "proxies", proxy, "give an IP address, or a network such as 10.0.0.0/8"
             ) from exc
 
@@ -137,9 +143,9 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as exc:
+    except (OSError, OverflowError, TypeError, ValueError) as exc:  # The last two: no host's name.
         instead = f"cannot listen at {host} ({exc}); give another port, or 0 for a free one"
-        raise refused("port", port, instead) from exc
+        raise invalid_argument("port", port, instead) from exc
 
 
 def _address(host: str, port: int) -> str:

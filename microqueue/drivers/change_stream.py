@@ -25,11 +25,9 @@ from typing import Any, Self
 
 from pymongo.errors import PyMongoError
 
-from microqueue.drivers import asynchronous, mongomock
-from microqueue.drivers.asynchronous import awaited
+from microqueue.drivers import driver, mongomock
 from microqueue.drivers.collections import Collections
-from microqueue.drivers.retry import CLOSE_SEC
-from microqueue.drivers.sync import bounded
+from microqueue.drivers.driver import CLOSE_SEC, awaited, bounded
 from microqueue.operations import poll
 
 AWAIT_SEC = 1.0
@@ -50,7 +48,7 @@ CHECK_SEC = 0.5
 
 logger = logging.getLogger("microqueue.wakeup")
 _random = random.Random()  # noqa: S311 (it only spreads pollers)
-_abandoned: set[asyncio.Task[Any]] = set()
+_abandoned: set[asyncio.Future[Any]] = set()
 
 
 # Listeners
@@ -71,24 +69,32 @@ class Listener:
         self._tried_at = float("-inf")
         self._users = 0
         self._thread: threading.Thread | None = None
+        self.reports = 0
+        """How often there was something to wake subscribers for. Read it before you check for work:
+        :meth:`subscribe` wakes you at once if it has grown since, because you may have missed that.
+        """
 
-    def subscribe(self, wake: Callable[[], None], queues: Sequence[str]) -> None:
-        """Call ``wake`` whenever something changes, from now on.
+    def subscribe(self, wake: Callable[[], None], queues: Sequence[str], since: int) -> None:
+        """Call ``wake`` whenever something changes, or at once if something has changed since.
 
         It is also called after a stream was opened: what came before is not in it.
 
         Args:
-            wake: Called from the thread of the listener; it must not block.
+            wake: Called from the thread of the listener, or from this one; it must not block.
             queues: The queues to watch.
+            since: The value of :attr:`reports` before the last check for work.
         """
         with self._changed:
             self._subscribers[wake] = frozenset(queues)
+            missed = since != self.reports
             if self._is_silent():
                 logger.debug("change stream is silent; opening another")
                 self._stream = None
                 self._tried_at = float("-inf")
                 self._start()
             self._changed.notify_all()
+        if missed:
+            wake()
 
     @property
     def is_live(self) -> bool:
@@ -138,8 +144,6 @@ class Listener:
 
     def _is_current(self) -> bool:
         """Return whether the stream has the queues of all subscribers, and is not far behind."""
-        if self._stream is None:
-            return False
         wanted = frozenset().union(*self._subscribers.values())
         return wanted <= self._names and time.monotonic() - self._read_at <= LEFT_TOO_LONG_SEC
 
@@ -156,8 +160,8 @@ class Listener:
                 current = stream is not None and stream is self._stream and self._is_current()
                 if not current and time.monotonic() - self._tried_at < REOPEN_SEC and not stream:
                     # There was none a moment ago; the subscribers poll.
-                    pause_sec = self._tried_at + REOPEN_SEC - time.monotonic()
-                    self._changed.wait_for(lambda: self._thread is not mine, pause_sec)
+                    wait_sec = self._tried_at + REOPEN_SEC - time.monotonic()
+                    self._changed.wait_for(lambda: self._thread is not mine, wait_sec)
                     continue
                 self._names = self._names.union(*self._subscribers.values())
                 names = sorted(self._names)
@@ -184,10 +188,8 @@ class Listener:
                 return stream
             self._stream = stream
             self._tried_at = self._read_at = time.monotonic()
-            subscribers = list(self._subscribers)
         if stream is not None:
-            for wake in subscribers:
-                wake()
+            self._report()
         return stream
 
     def _read(self, stream: Any) -> Any:
@@ -202,14 +204,19 @@ class Listener:
             return None
         self._read_at = time.monotonic()
         if change is not None:
-            with self._changed:
-                subscribers = list(self._subscribers)
-            for wake in subscribers:
-                wake()
+            self._report()
             with self._changed:
                 # Subscribers that were woken leave. Waiting for that lets them run first.
                 self._changed.wait_for(lambda: not self._subscribers, YIELD_SEC)
         return stream
+
+    def _report(self) -> None:
+        """Wake all subscribers. One that checks for work just now is woken when it subscribes."""
+        with self._changed:
+            self.reports += 1
+            subscribers = list(self._subscribers)
+        for wake in subscribers:
+            wake()
 
 
 def _close(stream: Any) -> None:
@@ -261,6 +268,9 @@ class _Wakeup:
         self._queues = list(queues)
         self._poll_interval_sec = mongomock.POLL_SEC if collections.in_memory else poll_interval_sec
         self._listener: Listener | None = None
+        self.ending: threading.Thread | None = None
+        """The thread that ends with this user. It still has to close its stream."""
+        self._reports = 0  # Those of the listener before the caller's last check for work.
 
     @property
     def _blocking(self) -> Any:
@@ -270,14 +280,15 @@ class _Wakeup:
 
     def _acquire(self) -> None:
         self._listener = acquire_listener(self._blocking, STREAM_WAIT_SEC)
+        self._reports = self._listener.reports
 
     def _release(self, wake: Callable[[], None]) -> None:
         """Release the listener. Its thread ends with its last user."""
         if self._listener is not None:
             self._listener.unsubscribe(wake)
-            release_listener(self._blocking, self._listener)
+            self.ending = release_listener(self._blocking, self._listener)
 
-    def _poll_pause_sec(self, deadline: float) -> float:
+    def _poll_wait_sec(self, deadline: float) -> float:
         remaining = max(deadline - time.monotonic(), 0)
         return min(remaining, self._poll_interval_sec * _random.uniform(0.5, 1.0))
 
@@ -300,20 +311,26 @@ class SyncWakeup(_Wakeup):
     def __exit__(self, *_: object) -> None:
         self._release(self._news.set)
 
+    def wake(self) -> None:
+        """End the sleep, from any thread."""
+        self._news.set()
+
     def sleep(self, limit_sec: float) -> None:
         """Return when something changed, or after ``limit_sec``.
 
         Without a stream it returns earlier, after the poll interval.
         """
         deadline = time.monotonic() + limit_sec
-        poll_at = time.monotonic() + self._poll_pause_sec(deadline)
+        poll_at = time.monotonic() + self._poll_wait_sec(deadline)
         if self._listener is not None:
-            self._listener.subscribe(self._news.set, self._queues)
+            self._listener.subscribe(self._news.set, self._queues, self._reports)
         while (wait_sec := self._wait_sec(deadline, poll_at)) and not self._news.wait(wait_sec):
             pass
-        if self._news.is_set() and self._listener is not None:
-            # The thread reads only while someone is subscribed, to leave connections to others.
-            self._listener.unsubscribe(self._news.set)
+        if self._listener is not None:
+            self._reports = self._listener.reports
+            if self._news.is_set():
+                # The thread reads only while someone is subscribed, to leave connections to others.
+                self._listener.unsubscribe(self._news.set)
         self._news.clear()
 
 
@@ -349,17 +366,19 @@ class AsyncWakeup(_Wakeup):
             await self._sleep_on_listener(self._listener, deadline)
 
     async def _sleep_on_listener(self, listener: Listener, deadline: float) -> None:
-        poll_at = time.monotonic() + self._poll_pause_sec(deadline)
-        listener.subscribe(self._wake, self._queues)
+        poll_at = time.monotonic() + self._poll_wait_sec(deadline)
+        listener.subscribe(self._wake, self._queues, self._reports)
         while wait_sec := self._wait_sec(deadline, poll_at):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), wait_sec)
                 listener.unsubscribe(self._wake)
                 break
+        self._reports = listener.reports
         self._news.clear()
 
     async def _sleep_on_stream(self, deadline: float) -> None:
-        await self._open()
+        if await self._open():
+            return  # What came between the caller's last check and this stream is not in it.
         # A wait shorter than the server's own would come back late.
         while self._stream is not None and deadline - time.monotonic() >= STREAM_WAIT_SEC:
             owed_sec = STREAM_WAIT_SEC + min(SILENT_SEC, deadline - time.monotonic())
@@ -373,16 +392,16 @@ class AsyncWakeup(_Wakeup):
             else:
                 if change is not None:
                     return
-        await asyncio.sleep(self._poll_pause_sec(deadline))
+        await asyncio.sleep(self._poll_wait_sec(deadline))
 
-    async def _open(self) -> None:
-        """Open a stream: at the start, and again some time after one ended."""
+    async def _open(self) -> bool:
+        """Open a stream at first, and again some time after one ended; return whether it did."""
         lately = self._tried_at is not None and time.monotonic() - self._tried_at < REOPEN_SEC
         if self._stream is not None or self._collections.in_memory or lately:
-            return
+            return False
         self._tried_at = time.monotonic()
         try:
-            async with asynchronous.bounded(OPEN_SEC):
+            async with driver.bounded_async(OPEN_SEC):
                 hello = await awaited(self._collections.database.command("hello"))
                 self._stream = await awaited(
                     self._collections.tasks.watch(
@@ -393,6 +412,7 @@ class AsyncWakeup(_Wakeup):
                 )
         except PyMongoError as exc:
             await self._gone(exc)
+        return self._stream is not None
 
     async def _gone(self, exc: Exception) -> None:
         logger.debug("no change stream; polling: %s", exc)
@@ -402,7 +422,7 @@ class AsyncWakeup(_Wakeup):
         stream, self._stream = self._stream, None
         if stream is not None:
             with suppress(PyMongoError):
-                async with asynchronous.bounded(CLOSE_SEC):
+                async with driver.bounded_async(CLOSE_SEC):
                     await stream.close()
 
 
@@ -417,15 +437,20 @@ async def _next_change(stream: Any, limit_sec: float) -> Any:
         await asyncio.wait({reading}, timeout=limit_sec)
     finally:
         if not reading.done():
-            _abandoned.add(reading)
-            reading.add_done_callback(_forget)
+            abandon(reading)
             reading.cancel()
     if not reading.done():
         raise TimeoutError
     return reading.result()
 
 
-def _forget(reading: asyncio.Task[Any]) -> None:
+def abandon(reading: asyncio.Future[Any]) -> None:
+    """Leave a read to itself: keep it until it ends, and ignore how it ends."""
+    _abandoned.add(reading)
+    reading.add_done_callback(_forget)
+
+
+def _forget(reading: asyncio.Future[Any]) -> None:
     _abandoned.discard(reading)
     if not reading.cancelled():
         reading.exception()  # Retrieved, so that asyncio does not log it.

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from datetime import UTC
-from typing import Any
+from typing import Any, Self
 
 from bson.binary import UuidRepresentation
-from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.codec_options import CodecOptions, DatetimeConversion, TypeRegistry
 from pymongo import MongoClient, ReadPreference, WriteConcern
 from pymongo.read_concern import ReadConcern
 
-from microqueue.drivers import mongomock
 from microqueue.errors import InvalidArgument
-from microqueue.operations.call import PAUSES_COLLECTION, Target, dlq_collection_name
+from microqueue.operations.call import (
+    DEDUPE_KEYS_COLLECTION,
+    PAUSES_COLLECTION,
+    SCHEDULES_COLLECTION,
+    dlq_collection_name,
+    topic_collection_name,
+)
 
 DEFAULT_COLLECTION = "tasks"
 LOCKS_COLLECTION = "microqueue_locks"
 WORKERS_COLLECTION = "microqueue_workers"
 AUDIT_COLLECTION = "microqueue_audit"
 LOADS_COLLECTION = "microqueue_loads"
-
+BROKER_COLLECTION = "microqueue_broker"
+BINDINGS_COLLECTION = "microqueue_bindings"
 
 STREAM_MS = 60_000
 """After how long without any reply of the server a change stream is given up."""
-PRIMARIES = frozenset({"RSPrimary", "Standalone"})
 
 
 class Collections:
@@ -39,27 +45,44 @@ class Collections:
         source = given if is_collection(given) else _tasks_of(given)
         self.name: str = source.name
         self.codec_options = codec_options_for(source.codec_options)
-        self.in_memory = mongomock.is_in_memory(source)
+        self.in_memory = is_in_memory(source)
         options = self._options(source)
         self.tasks = source.with_options(**options)
+        self.claims = self._without_zones()
         database = self.tasks.database
         self.dead_letters = database[dlq_collection_name(self.name)].with_options(**options)
+        self.committed = self._as_majority_has(self.tasks)
+        self.committed_dead_letters = self._as_majority_has(self.dead_letters)
         self.locks = database[LOCKS_COLLECTION].with_options(**options)
         self.workers = database[WORKERS_COLLECTION].with_options(**options)
         self.audit = database[AUDIT_COLLECTION].with_options(**options)
         self.pauses = database[PAUSES_COLLECTION].with_options(**options)
         self.loads = database[LOADS_COLLECTION].with_options(**options)
+        self.topic: Any = None  # Of for_topic.
+        self.bindings = database[BINDINGS_COLLECTION].with_options(**options)
+        self.dedupe_keys = database[DEDUPE_KEYS_COLLECTION].with_options(**options)
+        self.broker = database[BROKER_COLLECTION].with_options(**options)
+        self.schedules = database[SCHEDULES_COLLECTION].with_options(**options)
         self.database = database
         self.client = database.client
         # Motor's objects have every attribute, so the name of the type decides.
         self.is_motor = not self.in_memory and type(self.tasks).__module__.startswith("motor.")
-        self._topology: Any = None
-        self._primary: Any = None
         # What the caller's client is set to.
         self.timeout_sec: float | None = None if self.in_memory else self.client.options.timeout
         self.selection_sec: float = (
             math.inf if self.in_memory else self.client.options.server_selection_timeout
         )
+
+    def for_topic(self, name: str) -> Self:
+        """Return the same collections, with that of a topic."""
+        found = copy.copy(self)
+        collection = self.database[topic_collection_name(self.name, name)]
+        found.topic = collection.with_options(**self._options(self.tasks))
+        return found
+
+    def blocking(self) -> Self:
+        """Return the same collections on the blocking client that Motor wraps."""
+        return type(self)(self.tasks.delegate)
 
     def _options(self, source: Any) -> dict[str, Any]:
         if self.in_memory:
@@ -78,24 +101,23 @@ class Collections:
             "write_concern": WriteConcern("majority") if concern.is_server_default else concern,
         }
 
-    def at(self, target: Target) -> Any:
-        """Return the collection or database of a target."""
-        return getattr(self, target.value)
+    def _without_zones(self) -> Any:
+        """Return the tasks with dates in UTC, but without a timezone.
 
-    def primary_changed(self) -> bool:
-        """Return whether another server became the primary since the last call of this."""
+        The driver takes as long for the timezones of a task as for all the rest of it. A caller's
+        decoder gets dates as always.
+        """
+        options = self.codec_options
+        if self.in_memory or options.type_registry != TypeRegistry():
+            return self.tasks
+        plain = options.with_options(tz_aware=False, tzinfo=None)
+        return self.tasks.with_options(codec_options=plain)
+
+    def _as_majority_has(self, collection: Any) -> Any:
+        """Return a collection whose reads show what a failover cannot undo."""
         if self.in_memory:
-            return False
-        # Immutable, and replaced at each change.
-        topology = self.client.topology_description
-        if topology is self._topology:
-            return False
-        self._topology, former = topology, self._primary
-        for address, server in topology.server_descriptions().items():
-            if server.server_type_name in PRIMARIES:
-                self._primary = address
-                return former not in {None, address}
-        return False
+            return collection
+        return collection.with_options(read_concern=ReadConcern("majority"))
 
     def pools(self) -> list[Any]:
         """Return the connection pools of the client, to close their idle connections.
@@ -166,8 +188,17 @@ def _tasks_of(given: Any) -> Any:
             "for a URI there is from_uri()",
             argument="database_or_collection",
             value=given,
+            code="no_database",
         )
     return given[DEFAULT_COLLECTION]
+
+
+def is_in_memory(collection: Any) -> bool:
+    """Return whether a collection is of mongomock or mongomock-motor.
+
+    The type of the latter looks like Motor's, but that of a copy with other options does not.
+    """
+    return type(collection.with_options()).__module__.startswith("mongomock")
 
 
 def is_async(given: Any) -> bool:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from typing import Any
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import ConfigurationError, InvalidURI
+from pymongo.errors import ConfigurationError
 
 from microqueue.arguments import check_collection, check_uri
-from microqueue.embedded import EmbeddedServer, default_directory
 from microqueue.errors import InvalidArgument
 from microqueue.masking import without_fragments, without_password
+from microqueue.model import UNKNOWN_OPTION
 from microqueue.settings import QueueSettings
+
+if TYPE_CHECKING:
+    from microqueue.embedded import EmbeddedServer
 
 DEFAULT_DATABASE = "microqueue"
 URI_VARIABLE = "MICROQUEUE_URI"
+OWN_OPTIONS = ("uri", "name", "settings", "payload_model", "clock", "hooks", "collection")
+"""The options of ``from_uri`` that are not the driver's."""
 
 
 def option_names(uri: str) -> set[str]:
@@ -34,13 +41,16 @@ class Connection:
         *,
         settings: QueueSettings,
         collection: str | None,
-        client_options: dict[str, Any],
+        client_options: Mapping[str, Any],
     ) -> None:
         check_uri(uri)
         check_collection(collection)
         self.server: EmbeddedServer | None = None
         address = uri or os.environ.get(URI_VARIABLE)
         if not address:
+            # On first use: a service with a URI starts no server.
+            from microqueue.embedded import EmbeddedServer, default_directory  # noqa: PLC0415
+
             self.server = EmbeddedServer.start(default_directory())
             address = self.server.uri
         timeout_ms = int(settings.server_timeout.total_seconds() * 1000)
@@ -56,13 +66,9 @@ class Connection:
         try:
             self.client = client_class(address, **{**options, **client_options})
             database = self.client.get_default_database(DEFAULT_DATABASE)
-        except (InvalidURI, ConfigurationError, ValueError, TypeError) as exc:
+        except Exception as exc:  # Its checks of options raise whatever they meet.
             self.stop_server()
-            raise InvalidArgument(
-                f"cannot use the MongoDB URI {without_password(address)!r}: "
-                f"{without_fragments(str(exc))}",
-                argument="uri",
-            ) from exc
+            raise _rejected(exc, address, client_options) from exc
         self.database_or_collection = database if collection is None else database[collection]
 
     def abandon(self) -> None:
@@ -76,3 +82,31 @@ class Connection:
         """Release the embedded server; it stops with its last user."""
         if self.server is not None:
             self.server.stop()
+
+
+def _rejected(exc: Exception, address: str, client_options: Mapping[str, Any]) -> InvalidArgument:
+    """Return the error for what the driver rejected: an option that it names, or the URI."""
+    reason = without_fragments(str(exc))
+    # A number may be anything, such as the errno of a file: small ones are one object everywhere.
+    args = (one for one in exc.args if not isinstance(one, int))
+    for cause in (getattr(exc, "filename", None), *args):
+        for option, value in client_options.items():
+            if value is not None and value is cause:
+                return InvalidArgument(f"{option} is not valid: {reason}", argument=option)
+    named = re.search(rf"\b(?:{'|'.join(map(re.escape, client_options)) or '(?!)'})\b", reason)
+    if named is None:
+        return InvalidArgument(
+            f"cannot use the MongoDB URI {without_password(address)!r}: {reason}", argument="uri"
+        )
+    option = named[0]
+    # Its value is not shown: it may be a password.
+    if not isinstance(exc, ConfigurationError):
+        return InvalidArgument(f"{option} is not valid: {reason}", argument=option)
+    close = get_close_matches(option, [*OWN_OPTIONS, *QueueSettings.model_fields], n=1, cutoff=0.8)
+    if close:
+        [meant] = close
+        hint = f"did you mean {meant!r}?"
+        if meant not in OWN_OPTIONS:
+            hint = f"pass settings=QueueSettings({meant}=...)"
+        reason = f"from_uri has no option {option!r}; {hint}"
+    return InvalidArgument(reason, argument=option, code=UNKNOWN_OPTION, closest=close)

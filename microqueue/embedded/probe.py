@@ -20,10 +20,13 @@ LARGEST_PORT = 65_535
 
 
 def running(directory: Path | str) -> str | None:
-    """Return the URI of a directory's running server, or None if none runs. It is read-only.
+    """Look for the running server of a directory. It is read-only.
 
     Args:
         directory: The directory of the server.
+
+    Returns:
+        Its URI, or ``None`` if none runs.
     """
     home = Path(directory).expanduser().resolve()
     state = keeper.read_state(home)
@@ -94,7 +97,9 @@ def await_writable(home: Path, deadline: float) -> keeper.ServerState | None:
     reason: object = "no connection"
     while keeper.is_locked(home / keeper.SERVER_LOCK):
         if time.monotonic() > deadline:
-            raise EmbeddedServerError(f"the MongoDB server of {home} does not answer: {reason}")
+            raise EmbeddedServerError(
+                f"the MongoDB server of {home} does not answer: {reason}", code="no_answer"
+            )
         state = keeper.read_state(home)
         if state is not None and accepts(state.port):
             with connect(state.port) as client:
@@ -107,12 +112,13 @@ def await_writable(home: Path, deadline: float) -> keeper.ServerState | None:
     return None
 
 
-def check_port(port: int | None) -> None:
+def check_port(port: int | None, argument: str = "port") -> None:
     """Raise ``InvalidArgument`` for a port out of range; None and 0 mean any free port."""
     if port is not None and not 0 <= port <= LARGEST_PORT:
         raise InvalidArgument(
-            f"port={port} is not valid: give one of 1 to {LARGEST_PORT}, or none for a free one",
-            argument="port",
+            f"{argument}={port} is not valid: give one of 1 to {LARGEST_PORT}, or none for a free "
+            "one",
+            argument=argument,
             value=port,
         )
 

@@ -18,14 +18,19 @@ WHEEL_MONGOD = "fiftyone/db/bin/mongod"
 
 
 def find_mongod() -> Path:
-    """Return the path of mongod: from ``MICROQUEUE_MONGOD``, ``PATH`` or the installed wheel.
+    """Find mongod: in ``MICROQUEUE_MONGOD``, ``PATH`` or the installed wheel.
+
+    Returns:
+        The path of the program.
 
     Raises:
         EmbeddedServerError: There is no mongod, or it is not executable.
     """
     if given := os.environ.get("MICROQUEUE_MONGOD"):
         if not (Path(given).is_file() and os.access(given, os.X_OK)):
-            raise EmbeddedServerError(f"MICROQUEUE_MONGOD={given!r} is not an executable file")
+            raise EmbeddedServerError(
+                f"MICROQUEUE_MONGOD={given!r} is not an executable file", code="not_executable"
+            )
         return Path(given).absolute()
     if found := shutil.which("mongod"):
         return Path(found).absolute()
@@ -38,10 +43,13 @@ def find_mongod() -> Path:
                     )
             if os.access(program, os.X_OK):
                 return program
-            raise EmbeddedServerError(f"{program} is not executable; run chmod +x on it")
+            raise EmbeddedServerError(
+                f"{program} is not executable; run chmod +x on it", code="not_executable"
+            )
     raise EmbeddedServerError(
         "mongod was not found: run pip install 'microqueue[embedded]' (Linux on x86-64), install "
-        "MongoDB so that mongod is on the PATH, or set MICROQUEUE_URI to a running server"
+        "MongoDB so that mongod is on the PATH, or set MICROQUEUE_URI to a running server",
+        code="not_found",
     )
 
 

@@ -31,6 +31,9 @@ END_SECONDS = keeper.TERMINATION_SECONDS + 5.0
 class PortTakenError(EmbeddedServerError):
     """Another program listens on the port."""
 
+    def __init__(self, port: int) -> None:
+        super().__init__(f"port {port} is in use by another program", code="port_taken", port=port)
+
 
 def _former_port(home: Path) -> int | None:
     """Return the port of the last start."""
@@ -54,7 +57,7 @@ class _Launch:
 def _launch(launch: _Launch, *, port: int | None, replica_set: bool) -> keeper.ServerState:
     """Start a server on the given port, or the former one, or any free one."""
     if port and not probe.is_free(port):
-        raise PortTakenError(f"port {port} is in use by another program")
+        raise PortTakenError(port)
     former = _former_port(launch.home)
     while True:
         chosen = port or (former if former and probe.is_free(former) else probe.any_free_port())
@@ -118,8 +121,10 @@ def _run(launch: _Launch, port: int, *, replica_set: bool) -> keeper.ServerState
             logged += log.read_bytes()[log_start:]
         reason = keeper.failure_reason(logged.decode(errors="replace"))
         if "Address already in use" in reason:
-            raise PortTakenError(f"port {port} is in use by another program")
-        raise EmbeddedServerError(f"the MongoDB server of {home} did not start: {reason}")
+            raise PortTakenError(port)
+        raise EmbeddedServerError(
+            f"the MongoDB server of {home} did not start: {reason}", code="not_started"
+        )
     return state
 
 
@@ -164,7 +169,11 @@ def _start_lock(home: Path, deadline: float, *, create: bool) -> Iterator[None]:
 
 
 def default_directory() -> Path:
-    """Return the directory of this user's server: ``MICROQUEUE_HOME``, or one in the home."""
+    """Choose the directory of this user's server.
+
+    Returns:
+        ``MICROQUEUE_HOME``, or a directory in the user's home.
+    """
     if home := os.environ.get("MICROQUEUE_HOME"):
         return Path(home).expanduser()
     data_home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
@@ -220,6 +229,9 @@ class EmbeddedServer:
             arguments: Additional arguments for mongod. A running server keeps its own.
             startup_timeout: The maximum time to wait, in seconds.
 
+        Returns:
+            The server. Stop it, or use it as a context manager.
+
         Raises:
             InvalidArgument: The port is out of range.
             EmbeddedServerError: There is no mongod, it did not start, the port is in use, or
@@ -249,21 +261,30 @@ class EmbeddedServer:
                         state = _launch(launch, port=port, replica_set=replica_set)
                     elif port and port != state.port:
                         raise EmbeddedServerError(
-                            f"the MongoDB server of {home} runs on port {state.port}, not {port}"
+                            f"the MongoDB server of {home} runs on port {state.port}, not {port}",
+                            code="other_port",
+                            port=state.port,
                         )
                     elif replica_set and not state.replica_set:
                         raise EmbeddedServerError(
-                            f"the MongoDB server of {home} runs without a replica set"
+                            f"the MongoDB server of {home} runs without a replica set",
+                            code="no_replica_set",
                         )
                     leave.pop_all()
                 undo.pop_all()
         except (OSError, PyMongoError) as error:
-            raise EmbeddedServerError(f"the MongoDB server of {home} failed: {error}") from error
+            raise EmbeddedServerError(
+                f"the MongoDB server of {home} failed: {error}", code="failed"
+            ) from error
         logger.info("%s MongoDB at %s for %s", "joined" if reused else "started", state.port, home)
         return cls(home, state, reused=reused, temporary=temporary, users_lock=users_lock)
 
     def is_alive(self) -> bool:
-        """Return whether this mongod still runs."""
+        """Check the process.
+
+        Returns:
+            Whether this mongod still runs.
+        """
         state = keeper.read_state(self.directory)
         locked = keeper.is_locked(self.directory / keeper.SERVER_LOCK)
         return locked and state is not None and state.pid == self.pid

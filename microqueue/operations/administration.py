@@ -10,18 +10,28 @@ from datetime import datetime
 from typing import Any
 
 from pymongo import ReturnDocument
+from pymongo.errors import PyMongoError
 
+from microqueue import error_codes
 from microqueue.errors import TaskNotFound, WrongStatus
-from microqueue.operations import dead_letters, filters, lookup, replay, settle
+from microqueue.operations import (
+    burials,
+    confirm,
+    dead_letters,
+    filters,
+    lookup,
+    mongo_errors,
+    replay,
+    settle,
+)
 from microqueue.operations.batches import not_after
-from microqueue.operations.call import Call, Document, Operation
+from microqueue.operations.call import Buried, Call, Document, Operation
 from microqueue.operations.claim import claim_update
 from microqueue.operations.maintenance import delete_all
 from microqueue.operations.settle import Settlement
 from microqueue.settings import QueueSettings
-from microqueue.task import Lease, Outcome, Task, TaskError, TaskStatus
+from microqueue.task import Lease, Outcome, TaskError, TaskStatus, read_task
 
-CANCELLED = "cancelled"
 ONCE: Document = {"return_document": ReturnDocument.AFTER, "repeatable": False}
 
 
@@ -30,44 +40,76 @@ def cancel(task_id: Any, now: datetime, settings: QueueSettings) -> Operation[Do
 
     The same write revokes the lease of a running task: the result of its handler is discarded, and
     the worker notifies the handler. Not repeated after a lost reply: the repeat would report its
-    own write as a wrong status. PyMongo's retry of this single write is exact.
+    own write as a wrong status. Instead, the task shows whether it was cancelled.
     """
-    wanted = {"_id": {"$eq": task_id}}
     while True:
-        document = yield from lookup.get(task_id, settings)
-        if document is None:
-            raise TaskNotFound(task_id=task_id)
-        status = document.get("status")
-        cancelled: Document | None
-        if status == filters.PENDING:
-            seen = {**wanted, "status": status}
-            cancelled = yield Call("find_one_and_update", seen, _cancel_waiting(now), **ONCE)
-        elif status == filters.PROCESSING:
-            task: Task[Any] = Task.from_document(document)
-            cancelled = yield from settle.write(
-                "find_one_and_update",
-                task,
-                _cancel_running(now),
-                now=now,
-                settings=settings,
-                **ONCE,
+        try:
+            cancelled = yield from _cancel_once(task_id, now, settings)
+        except PyMongoError as exc:
+            cancelled = (
+                (yield from _find_cancelled(task_id, now, settings))
+                if mongo_errors.is_uncertain(exc)
+                else None
             )
-        else:
-            needed = f"{filters.PENDING} or {filters.PROCESSING}"
-            raise WrongStatus(task_id=task_id, status=str(status), needed=needed)
+            if cancelled is None:
+                raise
         if cancelled is not None:
+            yield Buried([burials.of_document(cancelled, cancelled["error"])])
             return cancelled
         # It was popped, settled or reclaimed in between: read it again.
 
 
+def _cancel_once(
+    task_id: Any, now: datetime, settings: QueueSettings
+) -> Operation[Document | None]:
+    document = yield from lookup.get(task_id, settings)
+    if document is None:
+        raise TaskNotFound(task_id=task_id)
+    status = document.get("status")
+    cancelled: Document | None
+    if status == filters.PENDING:
+        seen = {"_id": {"$eq": task_id}, "status": status}
+        cancelled = yield Call("find_one_and_update", seen, _cancel_waiting(now), **ONCE)
+    elif status == filters.PROCESSING:
+        task = read_task(document)
+        cancelled = yield from settle.update_claimed(
+            "find_one_and_update",
+            task,
+            _cancel_running(now),
+            now=now,
+            settings=settings,
+            **ONCE,
+        )
+    else:
+        needed = f"{filters.PENDING} or {filters.PROCESSING}"
+        raise WrongStatus(task_id=task_id, status=str(status), needed=needed)
+    return cancelled
+
+
+def _find_cancelled(
+    task_id: Any, now: datetime, settings: QueueSettings
+) -> Operation[Document | None]:
+    """Return the task if a majority has it as cancelled at this instant."""
+    this = {"_id": {"$eq": task_id}, "finished_at": now, "error.code": error_codes.CANCELLED}
+    for target in settle.possible_targets(settings):
+        found = yield from confirm.one({**this, **filters.DEAD}, target=target)
+        if found is not None:
+            return found
+    return None
+
+
 def _cancel_waiting(now: datetime) -> Document:
-    error = {"message": "cancelled before it was delivered", "code": CANCELLED, "at": now}
+    error = {
+        "message": "cancelled before it was delivered",
+        "code": error_codes.CANCELLED,
+        "at": now,
+    }
     changes = {"status": filters.FAILED, "updated_at": now, "finished_at": now, "error": error}
-    return {"$set": changes}
+    return {"$set": {**changes, "deadline_at": None}}
 
 
 def _cancel_running(now: datetime) -> Settlement:
-    error = TaskError.trusted(message="cancelled while it ran", code=CANCELLED, at=now)
+    error = TaskError(message="cancelled while it ran", code=error_codes.CANCELLED, at=now)
     return settle.failed(now, error, outcome=Outcome.CANCELLED)
 
 

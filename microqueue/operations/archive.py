@@ -33,7 +33,7 @@ class Purged:
     superseded: list[Document] = field(default_factory=list)
 
 
-def purge(archived: Sequence[Document], *, now: datetime) -> Operation[Purged]:
+def delete_archived(archived: Sequence[Document], *, now: datetime) -> Operation[Purged]:
     """Delete tasks that are archived, each only in the version that was archived.
 
     A dead letter of ``tasks_dlq`` has a ``version``, and is deleted there. A task that was replayed
@@ -81,8 +81,8 @@ def _superseded(archived: Sequence[Document]) -> Operation[list[Document]]:
         left = [document for document in archived if _life(document) not in alive]
         some = {**filters.any_of(document["_id"] for document in left), "retired_at": None}
         if left and (yield from confirm.holds(some, target=target)):  # Most often all are gone.
-            fences = [{**_same_life(document), "retired_at": None} for document in left]
-            there = yield from confirm.which(fences, target=target)
+            proofs = [{**_same_life(document), "retired_at": None} for document in left]
+            there = yield from confirm.which(proofs, target=target)
             alive |= {_life(one) for one, sure in zip(left, there, strict=True) if sure}
     return [document for document in archived if _life(document) in alive]
 
@@ -92,13 +92,10 @@ def _same_life(document: Document) -> Document:
     return {name: {"$eq": document.get(name)} for name in names}
 
 
-def _life(document: Document) -> tuple[Any, ...] | bytes:
+def _life(document: Document) -> bytes:
+    """Return a key of one task, whatever its id: a later task may have the same id."""
     life = document["_id"], document.get("created_at"), document.get("insert_token")
-    try:
-        hash(life)
-    except TypeError:  # An id that is a document itself.
-        return bson.encode({"life": life}, codec_options=LIFE_CODEC)
-    return life
+    return bson.encode({"life": life}, codec_options=LIFE_CODEC)
 
 
 def count_finished(

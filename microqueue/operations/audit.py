@@ -8,7 +8,8 @@ from typing import Any
 from bson import ObjectId
 from pymongo import IndexModel
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
+from microqueue.model import trusted
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.operations.indexes import NEVER_SEC, ensure_indexes
 from microqueue.reports import AuditEntry, AuditPage
@@ -37,12 +38,12 @@ def page(collection: str, *, now: datetime, limit: int, cursor: str | None) -> O
     query: Document = {"collection": collection}
     if cursor is not None:
         if not ObjectId.is_valid(cursor):
-            raise refused("cursor", cursor, "give the next_cursor of a page")
+            raise invalid_argument("cursor", cursor, "give the next_cursor of a page")
         query["_id"] = {"$lt": ObjectId(cursor)}
     found = yield Call("find", query, sort=[("_id", -1)], limit=limit + 1, target=Target.AUDIT)
     items = [_read(document) for document in found[:limit]]
     more = len(found) > limit
-    return AuditPage.trusted(at=now, items=items, next_cursor=items[-1].id if more else None)
+    return trusted(AuditPage, at=now, items=items, next_cursor=items[-1].id if more else None)
 
 
 def newest(collection: str) -> Operation[str | None]:
@@ -56,4 +57,4 @@ def newest(collection: str) -> Operation[str | None]:
 def _read(document: Document) -> AuditEntry:
     get: Any = document.get
     fields = {name: get(name) for name in AuditEntry.model_fields if name != "id"}
-    return AuditEntry.trusted(id=str(document["_id"]), **fields)
+    return trusted(AuditEntry, id=str(document["_id"]), **fields)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 from microqueue.clock import LARGEST_SKEW, later
-from microqueue.operations import id_order
 from microqueue.operations.call import Call, Document, Operation, Span, Target
+from microqueue.task_ids import id_key
 
 MOST_NAMED = 10
 """How many new dead letters are named per code; all are counted."""
@@ -24,14 +24,14 @@ Read: TypeAlias = Callable[[Sequence[Any], int], Operation[list[Document]]]
 
 
 @dataclass
-class Burial:
+class BurialCount:
     """How many tasks became dead letters with one code, and the ids of the first ones."""
 
     count: int = 0
     ids: list[Any] = field(default_factory=list)
 
 
-class Progress:
+class SweepProgress:
     """What a sweep has done so far, and whether it may continue.
 
     ``may_proceed`` is asked before each batch. Once it returns false, every job stops.
@@ -39,7 +39,7 @@ class Progress:
 
     def __init__(self, may_proceed: Callable[[], Operation[bool]] | None = None) -> None:
         self.counts: Counter[str] = Counter()
-        self.burials: dict[str, Burial] = {}
+        self.burials: dict[str, BurialCount] = {}
         self.stopped = False
         self.rejection: Exception | None = None
         self._may_proceed = may_proceed
@@ -53,7 +53,7 @@ class Progress:
     def bury(self, code: str, ids: Iterable[Any], count: int) -> None:
         """Note tasks that became dead letters."""
         if count:
-            burial = self.burials.setdefault(code, Burial())
+            burial = self.burials.setdefault(code, BurialCount())
             burial.count += count
             burial.ids += list(ids)[: MOST_NAMED - len(burial.ids)]
 
@@ -63,10 +63,6 @@ class Progress:
         if rejection is not None:
             raise rejection
 
-    def wants_names(self, code: str) -> bool:
-        """Return whether the report has room for more ids of this code."""
-        return code not in self.burials or len(self.burials[code].ids) < MOST_NAMED
-
 
 class Batches:
     """Reads batches of documents to change, until nothing is left.
@@ -75,9 +71,9 @@ class Batches:
     skipped, or the loop would never end.
     """
 
-    def __init__(self, read: Read, progress: Progress | None = None) -> None:
+    def __init__(self, read: Read, progress: SweepProgress | None = None) -> None:
         self._read = read
-        self._progress = progress or Progress()
+        self._progress = progress or SweepProgress()
         self._passed: dict[Hashable, Any] = {}
         self._batch: frozenset[Hashable] = frozenset()
         self._unchanged: frozenset[Hashable] = frozenset()
@@ -88,7 +84,7 @@ class Batches:
         selection: Document,
         fields: Document | None = None,
         *,
-        progress: Progress | None = None,
+        progress: SweepProgress | None = None,
         sort: Sequence[tuple[str, int]] | None = None,
         target: Target = Target.TASKS,
         span: Span | None = None,
@@ -109,12 +105,12 @@ class Batches:
         """Read the next batch; an empty one is the end."""
         while (yield from self._progress.proceed()):
             found = yield from self._read(list(self._passed.values()), limit)
-            keys = {id_order.key(document["_id"]): document for document in found}
+            keys = {id_key(document["_id"]): document for document in found}
             stuck = [key for key in keys if key in self._unchanged and key not in self._passed]
             self.pass_over(keys[key]["_id"] for key in stuck)
             fresh = [document for key, document in keys.items() if key not in self._passed]
             if fresh or not stuck:
-                self._batch = frozenset(map(id_order.key, (one["_id"] for one in fresh)))
+                self._batch = frozenset(map(id_key, (one["_id"] for one in fresh)))
                 return fresh
         return []
 
@@ -124,7 +120,7 @@ class Batches:
 
     def pass_over(self, ids: Iterable[Any]) -> None:
         """Skip these ids from now on."""
-        self._passed.update((id_order.key(one), one) for one in ids)
+        self._passed.update((id_key(one), one) for one in ids)
 
 
 def without(selection: Document, ids: Sequence[Any]) -> Document:
@@ -132,9 +128,9 @@ def without(selection: Document, ids: Sequence[Any]) -> Document:
     return {"$and": [selection, {"_id": {"$nin": list(ids)}}]} if ids else selection
 
 
-def not_after(name: str, now: datetime) -> Document:
-    """Match documents whose instant in a field is not after now, or missing.
+def not_after(name: str, now: datetime, *, skew: timedelta = LARGEST_SKEW) -> Document:
+    """Match documents whose instant in a field is not after now, is missing, or is no date.
 
-    It ends a loop over what others keep adding. Clocks may differ by ``LARGEST_SKEW``.
+    It ends a loop over what others keep adding. Clocks may differ by ``skew``.
     """
-    return {"$nor": [{name: {"$gt": later(now, LARGEST_SKEW)}}]}
+    return {"$nor": [{name: {"$gt": later(now, skew)}}]}

@@ -8,18 +8,22 @@ them, and releases them with its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Hashable, Sequence
+from datetime import datetime
 from typing import Any
 
 from microqueue.operations import confirm, enqueue, filters
 from microqueue.operations.call import Call, Document, Operation, Span, Target
 from microqueue.settings import QueueSettings
+from microqueue.task_ids import id_key
 
-FAR = datetime(9999, 1, 1, tzinfo=UTC)
-"""When a held task would come due by itself."""
+FAR = filters.FAR
 
-HELD: Document = {"status": filters.PENDING, "next_retry_at": FAR}
+HELD: Document = {
+    "status": filters.PENDING,
+    "deadline_at": {**filters.IS_DATE, "$eq": FAR},
+    "next_retry_at": FAR,
+}
 
 
 def insert_chunk(
@@ -27,47 +31,48 @@ def insert_chunk(
     *,
     settings: QueueSettings,
     hold: str | None,
-    stored: Sequence[Any] | None = None,
+    encoded: Sequence[Any] | None = None,
     ids: Sequence[Any] | None = None,
 ) -> Operation[tuple[int, int]]:
     """Insert tasks whose ids and tokens are fixed; return how many are new, and how many are not.
 
     Safe to repeat: what this load wrote before it was interrupted has its token, and counts as
-    new. Of several rows with one id, the first counts.
+    new, even if it has failed since. Of several rows with one id, the first counts.
 
     Args:
         documents: The tasks.
         settings: The settings of the queue.
         hold: The name of the load that holds the tasks, or None if they are claimable at once.
-        stored: The encoded documents, if there are any.
+        encoded: The encoded documents, if there are any.
         ids: The ids, if they are at hand, so that documents need not be decoded for them.
     """
     chosen: Sequence[Document] = documents
-    encoded: Sequence[Any] = documents if stored is None else stored
+    encoded = documents if encoded is None else encoded
     if ids is None:
         ids = [document["_id"] for document in documents]
-    if len(set(ids)) < len(ids):
-        backwards = reversed(list(enumerate(ids)))
-        firsts = sorted({one: place for place, one in backwards}.values())
-        chosen = [documents[place] for place in firsts]
-        encoded = [encoded[place] for place in firsts]
+    keys = [id_key(task_id) for task_id in ids]
+    if len(set(keys)) < len(keys):
+        backwards = reversed(list(enumerate(keys)))
+        firsts = sorted({key: index for index, key in backwards}.values())
+        chosen = [documents[index] for index in firsts]
+        encoded = [encoded[index] for index in firsts]
     inserted = 0
     while chosen:
-        left_out = yield from enqueue.enqueue_many(chosen, stored=encoded, settings=settings)
+        left_out = yield from enqueue.enqueue_many(chosen, encoded=encoded, settings=settings)
         inserted += len(chosen) - len(left_out)
         if hold is None or not left_out:
             break
-        met = [chosen[place] for place in left_out]
+        met = [chosen[index] for index in left_out]
         gone = yield from _join_hold(met, hold=hold, settings=settings)
-        places = [place for place in sorted(left_out) if chosen[place]["_id"] in gone]
-        chosen, encoded = [chosen[one] for one in places], [encoded[one] for one in places]
+        again = [index for index in sorted(left_out) if id_key(chosen[index]["_id"]) in gone]
+        chosen, encoded = [chosen[index] for index in again], [encoded[index] for index in again]
     return inserted, len(documents) - inserted
 
 
 def _join_hold(
     documents: Sequence[Document], *, hold: str, settings: QueueSettings
-) -> Operation[set[Any]]:
-    """Hold the tasks that block these; return the ids of those that nothing blocks any more.
+) -> Operation[set[Hashable]]:
+    """Hold the tasks that block these; return the keys of the ids that nothing blocks any more.
 
     A load that is abandoned deletes what it alone holds, at any time before this.
     """
@@ -78,12 +83,12 @@ def _join_hold(
     theirs = {**HELD, "held": {"$exists": True}, "held.by": {"$ne": hold}}
     found = yield from confirm.some({**met, "$nor": [theirs]}, {"queue": 1, "dedupe_key": 1})
     known = yield from enqueue.find_dead_letters(documents, settings)
-    ids = {*known.taken, *(one["_id"] for one in found)}
+    ids = {*known.taken, *(id_key(one["_id"]) for one in found)}
     keys = {(one["queue"], one["dedupe_key"]) for one in found if "dedupe_key" in one}
     return {
-        document["_id"]
+        key
         for document in documents
-        if document["_id"] not in ids
+        if (key := id_key(document["_id"])) not in ids
         and (document["queue"], document.get("dedupe_key")) not in keys
     }
 
@@ -93,7 +98,7 @@ def held(document: Document, load: str) -> Document:
     later = {"by": [load], "next_retry_at": document["next_retry_at"]}
     if "expires_at" in document:
         later["expires_at"] = document.pop("expires_at")
-    return {**document, "next_retry_at": FAR, "held": later}
+    return {**document, "next_retry_at": FAR, "deadline_at": FAR, "held": later}
 
 
 def release(queues: Sequence[str] | None, load: str, now: datetime) -> Operation[int]:
@@ -104,6 +109,7 @@ def release(queues: Sequence[str] | None, load: str, now: datetime) -> Operation
     restored = {
         "next_retry_at": "$held.next_retry_at",
         "expires_at": {"$ifNull": ["$held.expires_at", "$$REMOVE"]},
+        "deadline_at": {"$min": ["$held.next_retry_at", "$held.expires_at"]},
         "updated_at": now,
     }
     update = [{"$set": restored}, {"$unset": "held"}]
@@ -124,7 +130,7 @@ def abandon(queues: Sequence[str] | None, load: str) -> Operation[int]:
 
 
 def _held_by(queues: Sequence[str] | None, load: str) -> Document:
-    # The index of delayed tasks has those of a queue side by side, at the far end.
+    # The index of deadlines has those of a queue side by side, at the far end.
     names = {"$gt": ""} if queues is None else {"$in": list(queues)}
     return {"queue": names, **HELD, "held.by": load}
 

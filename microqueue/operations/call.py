@@ -7,9 +7,12 @@ mongomock, and can be tested as the list of calls that it makes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from enum import IntEnum, StrEnum, auto
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import quote
+
+from microqueue.dead_letter_models import DeadLetter
 
 T = TypeVar("T")
 Document: TypeAlias = dict[str, Any]
@@ -17,25 +20,43 @@ Each: TypeAlias = Callable[[], Callable[[Document], Any]]
 
 
 class Target(StrEnum):
-    """Where a call goes."""
+    """Where a call goes: the name of an attribute of a queue's collections."""
 
     TASKS = "tasks"
+    CLAIMS = "claims"
+    """The tasks, for a read whose dates may be without a timezone, see ``microqueue.clock``."""
+    COMMITTED = "committed"
+    """The tasks as a majority has them: what a failover cannot undo."""
     DEAD_LETTERS = "dead_letters"
+    COMMITTED_DEAD_LETTERS = "committed_dead_letters"
     LOCKS = "locks"
     WORKERS = "workers"
     AUDIT = "audit"
     PAUSES = "pauses"
     LOADS = "loads"
+    TOPIC = "topic"
+    BINDINGS = "bindings"
+    BROKER = "broker"
+    SCHEDULES = "schedules"
+    DEDUPE_KEYS = "dedupe_keys"
     DATABASE = "database"
 
 
 PAUSES_COLLECTION = "microqueue_pauses"
-"""Defined here because a pipeline of an operation reads it together with the tasks."""
+SCHEDULES_COLLECTION = "microqueue_schedules"
+DEDUPE_KEYS_COLLECTION = "microqueue_dedupe_keys"
+"""Defined here because operations name them: in a pipeline, and in errors about indexes."""
 
 
 def dlq_collection_name(tasks: str) -> str:
     """Return the name of the dead-letter collection of a collection of tasks."""
     return f"{tasks}_dlq"
+
+
+def topic_collection_name(tasks: str, topic: str) -> str:
+    """Return the name of the collection of a topic, beside a collection of tasks."""
+    quoted = quote(topic, safe=" ").replace("..", ".%2E")
+    return f"{tasks}_topic_{quoted[:-1] + '%2E' if quoted.endswith('.') else quoted}"
 
 
 class Span(IntEnum):
@@ -98,6 +119,8 @@ class Call:
         recheck: It is repeatable only after the operation has checked something, so the driver
             throws :class:`RepeatDue` instead of repeating it.
         after: The :class:`RepeatDue` that this call is the repeat for.
+        atomic: Perform it in its own transaction where the server has transactions, so that all of
+            it is done or nothing. A repeat after a lost reply may find that it is done.
         session: The caller's session, for a transaction.
         each: Returns a function that is called with each document of a cursor as it arrives, so
             that few documents are in memory at a time. The reply is the list of its results.
@@ -108,8 +131,8 @@ class Call:
     """
 
     __slots__ = (
-        "after", "arguments", "each", "method", "options", "recheck", "repeatable", "span",
-        "target", "timed",
+        "after", "arguments", "atomic", "each", "method", "options", "recheck", "repeatable",
+        "span", "target", "timed",
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +143,7 @@ class Call:
         repeatable: bool = True,
         recheck: bool = False,
         after: RepeatDue | None = None,
+        atomic: bool = False,
         session: Any = None,
         each: Each | None = None,
         timed: bool = False,
@@ -135,6 +159,7 @@ class Call:
         self.repeatable = repeatable and session is None
         self.recheck = recheck
         self.after = after
+        self.atomic = atomic and session is None
         self.options = options if session is None else {**options, "session": session}
 
     @property
@@ -154,7 +179,64 @@ class Call:
         return f"{self.target}.{self.method}({', '.join(shown)})"
 
 
+class Buried(Call):
+    """A note for hooks instead of a call: these tasks became dead letters. A driver ignores it."""
+
+    __slots__ = ("letters",)
+
+    def __init__(self, letters: Sequence[DeadLetter]) -> None:
+        super().__init__("buried")
+        self.letters = letters
+
+    def __repr__(self) -> str:
+        return f"Buried({self.letters!r})"
+
+
 Operation: TypeAlias = Generator[Call, Any, T]
+
+Report: TypeAlias = Callable[[Sequence[DeadLetter]], None]
+"""Reports new dead letters."""
+
+
+def reporting(operation: Operation[T], report: Report | None) -> Operation[T]:
+    """Return the same operation; ``report`` gets the dead letters that it makes."""
+    return operation if report is None else _reporting(operation, report)
+
+
+def _reporting(operation: Operation[T], report: Report) -> Operation[T]:
+    reply: Any = None
+    error: Exception | None = None
+    while True:
+        try:
+            call = operation.send(reply) if error is None else operation.throw(error)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        reply, error = None, None
+        if isinstance(call, Buried):
+            report(call.letters)
+            continue
+        try:
+            reply = yield call
+        except Exception as exc:  # noqa: BLE001 (the operation decides)
+            error = exc
+
+
+def resume(operation: Operation[T], call: Call) -> Operation[T]:
+    """Return the rest of an operation that has begun; ``call`` is what it yielded last."""
+    while True:
+        reply: Any = None
+        error: Exception | None = None
+        try:
+            reply = yield call
+        except Exception as exc:  # noqa: BLE001 (the operation decides)
+            error = exc
+        try:
+            call = operation.send(reply) if error is None else operation.throw(error)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
 
 ENOUGH = object()
 """A result of ``each`` that ends the reading of a cursor; it is the last of the reply."""

@@ -55,7 +55,7 @@ class ChangeQuery:
     query: Document
 
 
-def between(query: ChangeQuery, changes: ChangeRange) -> Document:
+def changed_between(query: ChangeQuery, changes: ChangeRange) -> Document:
     """Match tasks whose last change is in a range."""
     start, end = changes.start, changes.end
     bounds = {"$gte": start.at, "$lte": end.at}
@@ -73,9 +73,10 @@ def between(query: ChangeQuery, changes: ChangeRange) -> Document:
 
 
 def _changed(status: str, bounds: Document) -> Document:
-    # A done task no longer changes, so ``finished_at`` is the same, and has an index.
-    field = "finished_at" if status == filters.DONE else "updated_at"
-    return {"status": status, field: bounds}
+    # A done task no longer changes, so its deadline is the same instant, and has an index.
+    if status == filters.DONE:
+        return {"status": status, "deadline_at": {**filters.IS_DATE, **bounds}}
+    return {"status": status, "updated_at": bounds}
 
 
 def find_end(
@@ -84,7 +85,7 @@ def find_end(
     """Return the cursor of the last task up to the horizon, at most ``rows`` further."""
     if horizon < start.at:
         return None
-    reachable = between(query, ChangeRange(start, ChangeCursor.behind(horizon)))
+    reachable = changed_between(query, ChangeRange(start, ChangeCursor.behind(horizon)))
     found = []
     if rows is not None:
         found = yield Call(
@@ -102,7 +103,7 @@ def split(query: ChangeQuery, changes: ChangeRange, parts: int) -> Operation[lis
         return [changes]
     pipeline: list[Document] = [
         {"$sample": {"size": size}},
-        {"$match": between(query, changes)},
+        {"$match": changed_between(query, changes)},
         {"$project": FIELDS},
         {"$sort": dict(CHANGE_ORDER)},
     ]
@@ -118,8 +119,8 @@ def read_changes(
     query: ChangeQuery, fields: Iterable[str], changes: ChangeRange, *, batch_rows: int
 ) -> Operation[Any]:
     """Open a MongoDB cursor over the tasks of a range; it returns batches of raw BSON."""
-    matching = between(query, changes)
-    wanted = dict.fromkeys(fields, 1)
+    matching = changed_between(query, changes)
+    wanted = export.projection(fields)
     return (yield Call("find_raw_batches", matching, wanted, batch_size=batch_rows))
 
 

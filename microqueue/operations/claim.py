@@ -1,4 +1,4 @@
-"""Claim: promote due tasks, then claim the head of the line under a lease.
+"""Claim: promote due tasks, then claim the head of the queue under a lease.
 
 A claim is one guarded write that sets the lease and counts the attempt. It is never repeated
 blindly. After a lost reply, the lease token shows which tasks the claim holds.
@@ -6,6 +6,7 @@ blindly. After a lost reply, the lease token shows which tasks the claim holds.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
@@ -15,14 +16,18 @@ from bson import Int64
 from pymongo import ReturnDocument
 from pymongo.errors import OperationFailure, PyMongoError
 
-from microqueue.clock import LARGEST_SKEW, round_up
-from microqueue.operations import confirm, filters, mongo_errors
-from microqueue.operations.call import Call, Document, Operation
-from microqueue.operations.settle import INVALID_TASK
-from microqueue.task import Lease
+from microqueue import error_codes
+from microqueue.clock import LARGEST_SKEW, add_zones, as_utc, round_up
+from microqueue.durations import to_positive_timedelta
+from microqueue.model import shorten
+from microqueue.operations import burials, confirm, deadlines, filters, mongo_errors, settle
+from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.settle import Settlement
+from microqueue.task import Lease, TaskError, read_task
+from microqueue.task_ids import id_key
 
 WINDOWS = 16
-DUE_ORDER = [("next_retry_at", 1)]
+DEADLINE_ORDER = [("deadline_at", 1)]
 GOOD_IDS = "give an ObjectId, a string, an integer or a UUID"
 MALFORMED: dict[str, Document] = {
     # A list of numbers has the type of a number, too.
@@ -35,23 +40,14 @@ _random = random.Random()  # noqa: S311 (it only spreads workers)
 
 
 def promote_due(queue: str, now: datetime, *, limit: int) -> Operation[int]:
-    """Make due tasks ready. Safe to repeat: the write matches only tasks that are still due.
+    """Make due tasks ready, and fail those that expired; return how many are ready.
 
-    The ids are read first because an update of many cannot be limited.
+    Safe to repeat: a write matches only tasks that are still due. The ids are read first because
+    an update of many cannot be limited.
     """
     selection = {"queue": queue, **filters.due(now)}
-    found = yield Call("find", selection, {"_id": 1}, sort=DUE_ORDER, limit=limit)
-    return (yield from promote(found, selection, now)) if found else 0
-
-
-def promote(found: Iterable[Document], selection: Document, now: datetime) -> Operation[int]:
-    """Make these tasks ready if they still match; return how many did."""
-    result = yield Call(
-        "update_many",
-        {**filters.any_of(document["_id"] for document in found), **selection},
-        {"$set": {"next_retry_at": None, "updated_at": now}},
-    )
-    return int(result.modified_count)
+    found = yield Call("find", selection, deadlines.FIELDS, sort=DEADLINE_ORDER, limit=limit)
+    return (yield from deadlines.process(found, now)).promoted if found else 0
 
 
 def pop(queue: str, lease: Lease) -> Operation[Document | None]:
@@ -88,9 +84,9 @@ def _claim_one(selection: Document, lease: Lease) -> Operation[Document | None]:
 
 
 class Spread:
-    """Keeps workers apart that claim from the same line.
+    """Keeps workers apart that claim from the same queue.
 
-    Each worker reads a random window of the line. The number of windows grows after a window from
+    Each worker reads a random window of the queue. The number of windows grows after a window from
     which other workers had claimed, and shrinks after several without a collision. The start of a
     window is estimated from the positions read last, and found by the index: a skip would read
     everything before it.
@@ -104,14 +100,14 @@ class Spread:
         self._last: tuple[Any, int, int] | None = None
 
     def start(self) -> Document:
-        """Return a filter for the next window, empty for the head of the line."""
+        """Return a filter for the next window, empty for the head of the queue."""
         window = _random.randrange(self._windows)
         if window == 0 or self._last is None:
             return {}
         priority, position, span = self._last
         return {"priority": priority, "position": {"$gt": position + (window - 1) * span}}
 
-    def read(self, window: list[Document], claimed: int) -> None:
+    def adapt(self, window: list[Document], claimed: int) -> None:
         """Adapt to a window, and to how many of its tasks could be claimed."""
         first, last = window[0].get("position"), window[-1].get("position")
         if isinstance(first, int) and isinstance(last, int):
@@ -133,15 +129,19 @@ def pop_many(
     limit: int,
     spread: Spread | None = None,
     one_reply: bool = False,
+    before_write: Callable[[], object] | None = None,
 ) -> Operation[list[Document]]:
     """Claim up to ``limit`` ready tasks under one token, with two or three round trips.
 
-    Reads a window of the line, then claims it by a guarded update. If other workers claimed all
+    Reads a window of the queue, then claims it by a guarded update. If other workers claimed all
     of it, the next window starts further back. A single task is claimed with one write, without
     a read before it. ``one_reply`` claims no more than fits into one reply of MongoDB: 16 MB.
-    Never repeated blindly: after a lost reply, the token shows what was claimed.
+    Never repeated blindly: after a lost reply, the token shows what was claimed. ``before_write``
+    is called before each write that claims.
     """
     if limit == 1:
+        if before_write is not None:
+            before_write()
         document = yield from pop(queue, lease)
         return [] if document is None else [document]
     spread = spread or Spread()
@@ -153,15 +153,18 @@ def pop_many(
             sort=filters.READY_ORDER,
             limit=-limit if one_reply else limit,  # Below zero, nothing is fetched later.
             batch_size=limit,  # One round trip, where the default takes one per hundred.
+            target=Target.CLAIMS,
         )
         if not window:
             if not start:
                 return []
-            start = {}  # The line is shorter than that.
+            start = {}  # The queue is shorter than that.
             continue
         if any(isinstance(document["_id"], dict) for document in window):
             yield from _bury_malformed(_these(window), lease.started_at)
             continue
+        if before_write is not None:
+            before_write()
         try:
             claimed = yield from _claim_window(window, lease)
         except OperationFailure as exc:
@@ -170,7 +173,7 @@ def pop_many(
             yield from _bury_malformed(_these(window), lease.started_at)
             claimed = yield from _read_back(window, lease)
         else:
-            spread.read(window, len(claimed))
+            spread.adapt(window, len(claimed))
             start = start if claimed else spread.start()
         if claimed:
             return claimed
@@ -204,6 +207,9 @@ def _claim_window(window: list[Document], lease: Lease) -> Operation[list[Docume
     ours = window if all_ours else (yield from _won(window, lease, read))
     fields = _claim_fields(lease)
     for document in ours:
+        # Handlers see the payload. The other dates get their zone when the task is built.
+        if type(payload := document.get("payload")) in {dict, list}:
+            add_zones(payload)
         document.update(fields)
         document["attempts"] += 1
     return ours
@@ -216,7 +222,7 @@ def _newest_stamp(window: list[Document]) -> datetime | None:
     if {*map(type, stamps)} != {datetime} or not {*map(type, counts)} <= {int, Int64}:
         return None
     newest: datetime = max(stamps)
-    return newest
+    return as_utc(newest)
 
 
 Read: TypeAlias = Callable[..., Operation[list[Document]]]
@@ -232,18 +238,19 @@ def _won(window: list[Document], lease: Lease, read: Read) -> Operation[list[Doc
     """Return the tasks of a window that this lease holds, by their ids."""
     held = {**_these(window), **claimed_under(lease)}
     found = yield from read(held, {"_id": 1}, batch_size=len(window) + 1)
-    ids = {document["_id"] for document in found}
-    return [document for document in window if document["_id"] in ids]
+    ids = {id_key(document["_id"]) for document in found}
+    return [document for document in window if id_key(document["_id"]) in ids]
 
 
 def _read_back(
     window: list[Document], lease: Lease, read: Read = confirm.some
 ) -> Operation[list[Document]]:
-    """Read the tasks of a window that this lease holds, in the order of the line."""
+    """Read the tasks of a window that this lease holds, in the order of the queue."""
     held = {**_these(window), **claimed_under(lease)}
     found = yield from read(held, batch_size=len(window) + 1)
-    stored = {document["_id"]: document for document in found}
-    return [stored[one["_id"]] for one in window if one["_id"] in stored]
+    stored = {id_key(document["_id"]): document for document in found}
+    keys = (id_key(document["_id"]) for document in window)
+    return [stored[key] for key in keys if key in stored]
 
 
 def _these(window: list[Document]) -> Document:
@@ -251,15 +258,20 @@ def _these(window: list[Document]) -> Document:
 
 
 def _bury_malformed(selection: Document, now: datetime) -> Operation[None]:
-    """Fail ready tasks that cannot be claimed: they would block the line. Safe to repeat."""
+    """Fail ready tasks that cannot be claimed: they would block the queue. Safe to repeat."""
     for message, fault in MALFORMED.items():
-        error = {"message": message, "code": INVALID_TASK, "at": now}
+        error = {"message": message, "code": error_codes.INVALID_TASK, "at": now}
         changes = {"status": filters.FAILED, "attempts": 0, "error": error}
-        yield Call(
-            "update_many",
-            {**filters.READY, "$and": [selection, fault]},
-            {"$set": {**changes, "updated_at": now, "finished_at": now}},
-        )
+        faulty = {**filters.READY, "$and": [selection, fault]}
+        found = yield Call("find", faulty, burials.FIELDS)
+        if found:
+            result = yield Call(
+                "update_many",
+                {**faulty, **filters.any_of(one["_id"] for one in found)},
+                {"$set": {**changes, "updated_at": now, "finished_at": now, "deadline_at": None}},
+            )
+            reset = [{**one, "attempts": 0} for one in found]
+            yield from burials.report_documents(reset, error, int(result.modified_count))
 
 
 def claim_update(lease: Lease) -> Document:
@@ -274,15 +286,15 @@ def _claim_fields(lease: Lease) -> Document:
         "started_at": lease.started_at,
         "worker_id": lease.worker_id,
         "lease_token": lease.token,
-        "lease_expires_at": lease.expires_at,
+        "deadline_at": lease.expires_at,
     }
 
 
 def claimed_under(lease: Lease) -> Document:
-    """Match the tasks of a claim; the expiry makes that one key of the index ``lease``."""
+    """Match the tasks of a claim; the expiry makes that one key of the index ``deadline``."""
     return {
         "status": filters.PROCESSING,
-        "lease_expires_at": lease.expires_at,
+        "deadline_at": {**filters.IS_DATE, "$eq": lease.expires_at},
         "lease_token": lease.token,
     }
 
@@ -293,7 +305,7 @@ def recover_claim(token: str, expires_at: datetime) -> Operation[list[Document]]
     Safe to repeat: it sets the same instant again.
     """
     held = {**filters.LEASED, "lease_token": token}
-    yield Call("update_many", held, {"$set": {"lease_expires_at": expires_at}})
+    yield Call("update_many", held, {"$set": {"deadline_at": expires_at}})
     found: list[Document] = yield Call("find", held, sort=filters.READY_ORDER)
     return found
 
@@ -314,6 +326,54 @@ def apply_own_timeouts(
         expires_at = round_up(granted_at + timedelta(seconds=seconds))
         ids = filters.any_of(document["_id"] for document in group)
         fence = {**ids, "status": filters.PROCESSING, "lease_token": lease.token}
-        yield Call("update_many", fence, {"$set": {"lease_expires_at": expires_at}})
+        yield Call("update_many", fence, {"$set": {"deadline_at": expires_at}})
         for document in group:
-            document["lease_expires_at"] = expires_at
+            document["deadline_at"] = expires_at
+
+
+def settlement_if_undeliverable(document: Document, now: datetime) -> Settlement | None:
+    """Return how to settle a claimed task that must not run; ``None`` if it may run."""
+    if _clearly_deliverable(document):
+        return None
+    add_zones(document)
+    if reason := _malformed(document):
+        return settle.failed(now, settle.invalid_task(reason, now), delivered=False)
+    task = read_task(document)
+    if task.expires_at is not None and task.expires_at <= now:
+        message, code = "not delivered before it expired", error_codes.EXPIRED
+    elif task.attempts > task.max_attempts:
+        message, code = f"all {task.max_attempts} attempts are used up", error_codes.MAX_ATTEMPTS
+    else:
+        return None
+    return settle.failed(now, TaskError(message=message, code=code, at=now), delivered=False)
+
+
+def _clearly_deliverable(document: Document) -> bool:
+    """Return whether a task is certainly deliverable: a quick check that most tasks pass."""
+    get, attempts, most = document.get, document["attempts"], document.get("max_attempts")
+    return (
+        type(attempts) is int
+        and type(most) is int
+        and attempts <= most
+        and get("expires_at") is None
+        and get("visibility_timeout_sec") is None
+        and type(document["_id"]) is not dict
+    )
+
+
+def _malformed(document: Document) -> str | None:
+    """Return which field of a claimed task is malformed and why; ``None`` if none is."""
+    attempts, expires_at = document["attempts"], document.get("expires_at")
+    own_sec = document.get("visibility_timeout_sec")
+    if isinstance(document["_id"], dict):
+        return f"_id={shorten(document['_id'])} is not valid: {GOOD_IDS}"
+    if not isinstance(attempts, int | float) or not math.isfinite(attempts):
+        return f"attempts={shorten(attempts)} is not valid: give a number"
+    if expires_at is not None and not isinstance(expires_at, datetime):
+        return f"expires_at={shorten(expires_at)} is not valid: give a date up to the year 9999"
+    if own_sec is not None:
+        try:
+            to_positive_timedelta(own_sec)
+        except ValueError as exc:
+            return f"visibility_timeout_sec={shorten(own_sec)} is not valid: {exc}"
+    return None

@@ -19,8 +19,9 @@ from typing import Any
 from pymongo import ReturnDocument, UpdateOne
 
 from microqueue.errors import ServerUnavailable
-from microqueue.operations import filters, id_order
+from microqueue.operations import filters
 from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.task_ids import id_key
 
 NOTHING: Document = {"$setOnInsert": {"confirmed": True}}
 """An update that changes nothing, as it is never an upsert."""
@@ -68,63 +69,68 @@ def some(
     raise keeps_changing()
 
 
-def all_hold(fences: Sequence[Document], *, target: Target = Target.TASKS) -> Operation[bool]:
-    """Return whether every fence matches a document that a majority has, with one write.
+def all_hold(proofs: Sequence[Document], *, target: Target = Target.TASKS) -> Operation[bool]:
+    """Return whether every proof matches a document that a majority has, with one write.
 
-    A fence has its id as ``{"_id": {"$eq": ...}}``.
+    A proof is a condition on one document, with its id as ``{"_id": {"$eq": ...}}``.
     """
-    return (yield from _count(fences, target)) == len(fences)
+    return (yield from _count(proofs, target)) == len(proofs)
 
 
-def which(fences: Sequence[Document], *, target: Target = Target.TASKS) -> Operation[list[bool]]:
-    """Return for each fence whether it matches; a majority has either answer.
+def which(proofs: Sequence[Document], *, target: Target = Target.TASKS) -> Operation[list[bool]]:
+    """Return for each proof whether it matches; a majority has either answer.
 
     A read predicts the answers. One write confirms those that match, and one those that do not.
-    Where the prediction was wrong, the fences are split in halves and confirmed again.
+    Where the prediction was wrong, the proofs are split in halves and confirmed again.
     """
-    found = yield Call("find", {"$or": list(fences)}, {"_id": 1}, target=target)
-    seen = {id_order.key(document["_id"]) for document in found}
-    expected = [id_order.key(fence["_id"]["$eq"]) in seen for fence in fences]
-    answers = [False] * len(fences)
+    found = yield Call("find", {"$or": list(proofs)}, {"_id": 1}, target=target)
+    seen = {id_key(document["_id"]) for document in found}
+    expected = [id_key(proof["_id"]["$eq"]) in seen for proof in proofs]
+    matching: set[int] = set()
     for guess in (True, False):
         places = [place for place, one in enumerate(expected) if one is guess]
-        yield from _divide(fences, places, answers, target)
-    return answers
+        matching |= yield from _find_matching(proofs, places, target)
+    return [place in matching for place in range(len(proofs))]
 
 
-def _divide(
-    fences: Sequence[Document], places: Sequence[int], answers: list[bool], target: Target
-) -> Operation[None]:
-    matched = yield from _count([fences[place] for place in places], target)
-    if matched in {0, len(places)}:
-        for place in places:
-            answers[place] = bool(matched)
-        return
+def _find_matching(
+    proofs: Sequence[Document], places: Sequence[int], target: Target
+) -> Operation[set[int]]:
+    """Return those of these places whose proofs match."""
+    matched = yield from _count([proofs[place] for place in places], target)
+    if not matched:
+        return set()
+    if matched == len(places):
+        return set(places)
     half = len(places) // 2
-    yield from _divide(fences, places[:half], answers, target)
-    yield from _divide(fences, places[half:], answers, target)
+    first = yield from _find_matching(proofs, places[:half], target)
+    return first | (yield from _find_matching(proofs, places[half:], target))
 
 
-def _count(fences: Sequence[Document], target: Target) -> Operation[int]:
-    """Count the fences that match, with one write."""
-    if not fences:
+def _count(proofs: Sequence[Document], target: Target) -> Operation[int]:
+    """Count the proofs that match, with one write."""
+    if not proofs:
         return 0
-    ids = {id_order.key(fence["_id"]["$eq"]): fence["_id"]["$eq"] for fence in fences}
-    if len(ids) == len(fences) > 1 and all(
-        {**one, "_id": 0} == {**fences[0], "_id": 0} for one in fences
+    ids = {id_key(proof["_id"]["$eq"]): proof["_id"]["$eq"] for proof in proofs}
+    if len(ids) == len(proofs) > 1 and all(
+        {**one, "_id": 0} == {**proofs[0], "_id": 0} for one in proofs
     ):
         # All have the same condition, as the rows of a load do: this is a third of the work.
         result = yield Call(
-            "update_many", {**fences[0], **filters.any_of(ids.values())}, NOTHING, target=target
+            "update_many", {**proofs[0], **filters.any_of(ids.values())}, NOTHING, target=target
         )
         return int(result.matched_count)
-    updates = [UpdateOne(fence, NOTHING) for fence in fences]
+    updates = [UpdateOne(proof, NOTHING) for proof in proofs]
     result = yield Call("bulk_write", updates, ordered=False, target=target)
     return int(result.matched_count)
 
 
-def keeps_changing() -> ServerUnavailable:
+class KeepsChanging(ServerUnavailable):
+    """Documents changed each time before they were confirmed."""
+
+
+def keeps_changing() -> KeepsChanging:
     """Return the error for documents that changed each time before they were confirmed."""
-    return ServerUnavailable(
+    return KeepsChanging(
         f"the stored tasks changed {ROUNDS} times while they were confirmed; try again"
     )

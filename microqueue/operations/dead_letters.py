@@ -9,22 +9,29 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pymongo.errors import ExecutionTimeout
 
-from microqueue.dlq import DeadLetterFilter, DeadLetterGroup, DeadLetterGroups, DeadLetterStats
-from microqueue.operations import filters, id_order, paging, search
+from microqueue.dead_letter_models import (
+    DeadLetterFilter,
+    DeadLetterGroup,
+    DeadLetterGroups,
+    DeadLetterStats,
+)
+from microqueue.model import trusted
+from microqueue.operations import filters, paging, search
+from microqueue.operations.batches import not_after
 from microqueue.operations.call import Call, Document, Operation, Span
 from microqueue.operations.matching import DeadLetterMatcher, literal_prefix, normalise
 from microqueue.operations.paging import (
     BY_FAILURE,
     Cursor,
     dead_letter_targets,
-    failure_key,
 )
 from microqueue.settings import QueueSettings
+from microqueue.task_ids import id_key
 
 IDS_AT_ONCE = 5000
 MOST_GROUPED = 50_000
@@ -52,8 +59,7 @@ def selection(queue: filters.Queues, which: DeadLetterFilter | Sequence[Any]) ->
     query: Document = {**filters.of(queue), **filters.DEAD}
     if not isinstance(which, DeadLetterFilter):
         return {**query, **filters.any_of(which)}
-    if which.code is not None:
-        query["error.code"] = which.code or None
+    query |= filters.with_code(which.code) | filters.named(which.name)
     messages = []
     if which.text is not None and which.shown is None:
         messages.append({"error.message": {"$regex": re.escape(which.text), "$options": "i"}})
@@ -70,13 +76,9 @@ def _query_page(
     query: Document, *, limit: int, cursor: str | None, settings: QueueSettings
 ) -> Operation[tuple[list[Document], str | None]]:
     """Return one page of what the server finds, newest first, and the cursor of the next."""
-    if cursor is not None:
-        query = {"$and": [query, {"$or": BY_FAILURE.after(Cursor.parse(cursor))}]}
-    replies = []
-    for target in dead_letter_targets(settings):
-        options: Document = {"sort": BY_FAILURE.order, "limit": limit + 1, "span": Span.LONG}
-        replies.append((yield Call("find", query, target=target, **options)))
-    documents, _ = paging.merge_replies(replies, failure_key)
+    start = None if cursor is None else Cursor.parse(cursor)
+    reader = paging.Reader(BY_FAILURE, dead_letter_targets(settings))
+    documents, _ = yield from reader.read(query, start, limit + 1)
     shown = documents[:limit]
     return shown, str(BY_FAILURE.cursor(shown[-1])) if len(documents) > limit else None
 
@@ -140,7 +142,7 @@ def each_once(
     for target in dead_letter_targets(settings):
         options: Document = {"target": target, "span": Span.LONG, "limit": limit}
         for document in (yield Call("find", query, fields, **options)):
-            documents[id_order.key(document["_id"])] = document
+            documents[id_key(document["_id"])] = document
     return documents
 
 
@@ -167,7 +169,7 @@ def page(
             limit=limit + 1 - len(found),
             cursor=cursor,
             settings=settings,
-            shown=which.shown or str,
+            mask=which.shown or str,
         )
         found += part.documents
         cursor = part.next_cursor
@@ -199,11 +201,10 @@ def _must_scan(which: DeadLetterFilter) -> bool:
 
 def _those(documents: list[Document]) -> Document:
     """Match these dead letters, but none that was replayed and failed again since."""
-    first, last = documents[0].get("updated_at"), documents[-1].get("updated_at")
-    # A manually inserted dead letter may lack the instant; those sort as the oldest.
-    since = {} if first is None else {"$gte": first}
-    until = {} if last is None else {"$lte": last}
-    seen = {"updated_at": {**since, **until}} if since or until else {}
+    times = (dead_letter.get("updated_at") for dead_letter in documents)
+    # A manually inserted dead letter may lack the instant.
+    last = max((at for at in times if isinstance(at, datetime)), default=None)
+    seen = {} if last is None else not_after("updated_at", last, skew=timedelta(0))
     return {**filters.any_of(dead_letter["_id"] for dead_letter in documents), **seen}
 
 
@@ -235,18 +236,18 @@ def _equal_messages(
 ) -> Operation[tuple[list[Document], bool]]:
     """Count the newest dead letters by code and message; also return whether those were all.
 
-    No index has the code. If the server does not find the newest dead letters with a code in
-    time, those with it among the newest of all are counted.
+    No index has the code or the name. If the server does not find the newest dead letters with
+    them in time, those with them among the newest of all are counted.
     """
-    here = selection(queue, which.model_copy(update={"code": None, "text": None, "group": None}))
-    code = {} if which.code is None else {"error.code": which.code or None}
-    pipeline = [{"$match": {**here, **code}}, *NEWEST, COUNT]
+    here = selection(queue, DeadLetterFilter(since=which.since, until=which.until))
+    unindexed = filters.with_code(which.code) | filters.named(which.name)
+    pipeline = [{"$match": {**here, **unindexed}}, *NEWEST, COUNT]
     try:
-        found = yield from _aggregate(pipeline, settings, QUICK_MS if code else LONGEST_MS)
+        found = yield from _aggregate(pipeline, settings, QUICK_MS if unindexed else LONGEST_MS)
     except ExecutionTimeout:
-        if not code:
+        if not unindexed:
             raise
-        pipeline = [{"$match": here}, *NEWEST, {"$match": code}, COUNT]
+        pipeline = [{"$match": here}, *NEWEST, {"$match": unindexed}, COUNT]
         return (yield from _aggregate(pipeline, settings, LONGEST_MS)), False
     return found, sum(one["count"] for one in found) < MOST_GROUPED
 
@@ -284,7 +285,7 @@ def _joined(found: Sequence[Document], shown: Callable[[str], str]) -> list[Dead
         group.setdefault("latest_id", one["latest_id"])
     ordered = sorted(joined.items(), key=lambda item: -item[1]["count"])
     return [
-        DeadLetterGroup.trusted(code=code, message=message, **values)
+        trusted(DeadLetterGroup, code=code, message=message, **values)
         for (code, message), values in ordered
     ]
 

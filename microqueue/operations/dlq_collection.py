@@ -12,6 +12,10 @@ failover between two writes could undo both:
    finishes what a killed process began.
 4. Versions only grow, and tombstones are kept for a day: a process that stalled with an old dead
    letter can neither bring it back nor delete a newer one.
+
+A dead letter of a schedule's run stays in ``tasks`` for an hour: it proves there that the run was
+added, for a process that read the schedule before and stalled. A discard takes that proof away, and
+so does a replay until the task is back, as a discard and a purge do without this collection.
 """
 
 from __future__ import annotations
@@ -22,8 +26,9 @@ from typing import Any
 from pymongo.errors import DuplicateKeyError
 
 from microqueue.operations import confirm, filters
-from microqueue.operations.batches import Batches, Progress, not_after
+from microqueue.operations.batches import Batches, SweepProgress, not_after
 from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.run_ids import PROOF_KEPT, is_run_id
 
 ABANDONED_AFTER = timedelta(minutes=1)
 STEP = 50
@@ -77,29 +82,41 @@ def move_out(document: Document) -> Operation[bool]:
 
 
 def move_out_by_id(task_id: Any) -> Operation[None]:
-    """Move one task, if it is a dead letter that is not being replayed."""
-    document = yield Call("find_one", {"_id": task_id, **UNTOUCHED})
+    """Move one task, if it is a dead letter that is not being replayed, and not of a schedule."""
+    if is_run_id(task_id):
+        return  # A sweep moves it later.
+    document = yield Call("find_one", {"_id": filters.equal(task_id), **UNTOUCHED})
     if document:
         yield from move_out(document)
 
 
 def move_all_out(
-    now: datetime, queues: list[str] | None = None, progress: Progress | None = None
+    now: datetime, queues: list[str] | None = None, progress: SweepProgress | None = None
 ) -> Operation[None]:
-    """Move every failed task that is still in ``tasks``. Safe to repeat."""
-    progress = progress or Progress()
-    # Tasks that fail from now on are moved by the next sweep.
-    selection = {**_dead_letters(queues), "replaying": None, **not_after("updated_at", now)}
-    batches = Batches.of(selection, progress=progress)
-    while batch := (yield from batches.next(STEP)):
-        moved = 0
-        for document in batch:
-            if not (yield from progress.proceed()):
-                return
-            went = yield from move_out(document)
-            moved += went
-            progress.counts["moved"] += went
-        batches.wrote(moved)
+    """Move every failed task that is still in ``tasks``, of a schedule an hour later.
+
+    Safe to repeat.
+    """
+    progress = progress or SweepProgress()
+    selection = {
+        **_dead_letters(queues),
+        "replaying": None,
+        # Tasks that fail from now on are moved by the next sweep.
+        "$nor": [*not_after("updated_at", now)["$nor"], filters.proof_of_run(now)],
+    }
+    # The index has the newest first. Without a range, each batch would read the runs that stay.
+    settled = {**selection, "updated_at": {"$lte": now - PROOF_KEPT}}
+    for chosen in (settled, selection):
+        batches = Batches.of(chosen, progress=progress)
+        while batch := (yield from batches.next(STEP)):
+            moved = 0
+            for document in batch:
+                if not (yield from progress.proceed()):
+                    return
+                went = yield from move_out(document)
+                moved += went
+                progress.counts["moved"] += went
+            batches.wrote(moved)
 
 
 def move_back(document: Document, changes: Document, now: datetime) -> Operation[bool]:
@@ -141,7 +158,7 @@ def discard(document: Document, now: datetime) -> Operation[bool]:
 
 
 def finish_abandoned(
-    now: datetime, queues: list[str] | None = None, progress: Progress | None = None
+    now: datetime, queues: list[str] | None = None, progress: SweepProgress | None = None
 ) -> Operation[int]:
     """Finish replays whose process died half way; return how many. Safe to repeat."""
     abandoned = {**_dead_letters(queues), "replaying.at": {"$lte": now - ABANDONED_AFTER}}
@@ -195,7 +212,8 @@ def _finish_returned(task: Document, now: datetime) -> Operation[bool]:
             yield Call("delete_one", here)
             return False
     over = {"$unset": {"replaying": ""}}
-    back = {**over, "$set": replaying["changes"], "$inc": {"moves": 1, "replays": 1}}
+    changes = {"deadline_at": replaying["changes"].get("next_retry_at"), **replaying["changes"]}
+    back = {**over, "$set": changes, "$inc": {"moves": 1, "replays": 1}}
     try:
         result = yield Call("update_one", here, back, repeatable=False)
     except DuplicateKeyError:

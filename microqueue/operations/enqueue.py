@@ -8,9 +8,10 @@ with the id or the dedupe key is a duplicate.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 from bson import ObjectId
 from pymongo.errors import BulkWriteError, DuplicateKeyError
@@ -19,15 +20,22 @@ from microqueue.backoff import BackoffPolicy
 from microqueue.clock import later, round_up
 from microqueue.errors import DuplicateTask
 from microqueue.new_task import NewTask
-from microqueue.operations import confirm, filters, id_order
+from microqueue.operations import confirm, dedupe_keys, filters
 from microqueue.operations.call import Call, Document, Operation, RepeatDue, Target
-from microqueue.operations.mongo_errors import DUPLICATE_KEY
+from microqueue.operations.mongo_errors import only_duplicates
 from microqueue.settings import QueueSettings
+from microqueue.task import is_name, name_in
+from microqueue.task_ids import id_key
+
+V = TypeVar("V")
 
 DEFAULT_POLICY = BackoffPolicy()
 _OURS: Document = {"ours": True}
 """Stands for the very task that was to be inserted: it is stored."""
-IDENTITY = dict.fromkeys(["insert_token", "queue", "dedupe_key", "finished_at"], 1)
+IDENTITY = {
+    **dict.fromkeys(["insert_token", "queue", "dedupe_key", "finished_at"], 1),
+    **dedupe_keys.RESERVED_FIELDS,
+}
 
 
 def new_document(
@@ -44,6 +52,7 @@ def new_document(
 
     ``insert_token`` is given by a caller that must recognise an insert of another process.
     """
+    next_retry_at = not_before(new, now)
     document: Document = {
         "_id": ObjectId() if new.task_id is None else new.task_id,
         "queue": queue,
@@ -55,11 +64,11 @@ def new_document(
         "updated_at": now,
         "attempts": 0,
         "max_attempts": new.max_attempts or settings.max_attempts,
-        "next_retry_at": not_before(new, now),
+        "next_retry_at": next_retry_at,
         "finished_at": None,
         "history": [],
     }
-    if new.task_id is not None:
+    if new.task_id is not None or new.dedupe_for is not None:
         # An id that the caller chose does not identify our insert; the token does.
         document["insert_token"] = insert_token or secrets.token_hex(8)
     policy = settings.backoff if new.backoff is None else new.backoff
@@ -70,14 +79,22 @@ def new_document(
         document["visibility_timeout_sec"] = new.visibility_timeout.total_seconds()
     if new.dedupe_key is not None:
         document["dedupe_key"] = new.dedupe_key
+    if new.dedupe_for is not None:
+        document["dedupe_until"] = later(now, new.dedupe_for)
     if new.expires_in is not None:
         document["expires_at"] = later(now, new.expires_in)
+    deadline = filters.waiting_deadline(next_retry_at, document.get("expires_at"))
+    if deadline is not None:
+        document["deadline_at"] = deadline
     if new.headers:
         document["headers"] = new.headers
+    name = name_in(new.headers) if new.name is None else new.name
+    if is_name(name):
+        document["name"] = name
     return document
 
 
-def like(document: Document, *, payload: Document, position: int) -> Document:
+def another_document(document: Document, *, payload: Document, position: int) -> Document:
     """Return the document of another new task with the same options and a new id."""
     return {**document, "_id": ObjectId(), "payload": payload, "position": position}
 
@@ -90,9 +107,9 @@ def not_before(new: NewTask[Any], now: datetime) -> datetime | None:
 
 
 def enqueue(
-    document: Document, *, stored: Any, settings: QueueSettings, session: Any = None
+    document: Document, *, encoded: Any, settings: QueueSettings, session: Any = None
 ) -> Operation[None]:
-    """Insert one task, or raise :class:`DuplicateTask`. ``stored`` is the encoded document.
+    """Insert one task, or raise :class:`DuplicateTask`. ``encoded`` is the document in BSON.
 
     Safe to repeat: the id and the insert token identify our own insert. With a separate DLQ
     collection the task may fail and move there before a repeat, so both collections are checked
@@ -106,11 +123,12 @@ def enqueue(
         known = yield from _find_known([document], settings, session, untried=untried)
         if known.is_ours(document):
             return
-        if document["_id"] in known.taken:
-            raise _duplicate(document, existing_id=document["_id"])
+        if id_key(document["_id"]) in known.taken:
+            queue = known.dead_letters.get(id_key(document["_id"]))
+            raise _duplicate(document, existing_id=document["_id"], existing_queue=queue)
         try:
             yield Call(
-                "insert_one", stored, session=session, recheck=settings.separate_dlq, after=repeat
+                "insert_one", encoded, session=session, recheck=settings.separate_dlq, after=repeat
             )
         except RepeatDue as exc:
             repeat = exc
@@ -118,14 +136,18 @@ def enqueue(
             # A duplicate aborts the caller's transaction, so nothing more can be read in it.
             if session is not None:
                 raise _duplicate(document, dedupe_key=document.get("dedupe_key")) from exc
-            (found,) = yield from _find_blocking([document])
+            (found,) = yield from _find_blocking([document], settings)
             if found is _OURS:
                 return
             if found is not None:
-                by_id = found["_id"] == document["_id"]
+                by_id = id_key(found["_id"]) == id_key(document["_id"])
                 dedupe_key = None if by_id else document.get("dedupe_key")
-                existing_id = found["_id"]
-                raise _duplicate(document, existing_id=existing_id, dedupe_key=dedupe_key) from exc
+                raise _duplicate(
+                    document,
+                    existing_id=found["_id"],
+                    existing_queue=found.get("queue"),
+                    dedupe_key=dedupe_key,
+                ) from exc
             rounds, repeat = rounds - 1, None
             if not rounds:
                 raise
@@ -136,95 +158,114 @@ def enqueue(
 def enqueue_many(
     documents: Sequence[Document],
     *,
-    stored: Sequence[Any],
+    encoded: Sequence[Any],
     settings: QueueSettings,
     session: Any = None,
+    atomic: bool = False,
 ) -> Operation[set[int]]:
-    """Insert one chunk; return the places of the duplicates, which are left out.
+    """Insert one chunk; return the indexes of the duplicates, which are left out.
 
-    ``stored`` are the encoded documents. Safe to repeat for the same reasons as :func:`enqueue`.
-    Inside a transaction a duplicate raises, because it aborts the transaction.
+    ``encoded`` are the documents in BSON. Safe to repeat for the same reasons as :func:`enqueue`.
+    Inside a transaction a duplicate raises, because it aborts the transaction. With ``atomic``,
+    all that are no duplicates are inserted, or none, where the server has transactions.
     """
-    places: Sequence[int] = range(len(documents))
-    left_out: set[int] = set()
+    left: Sequence[int] = range(len(documents))
+    duplicates: set[int] = set()
     repeat: RepeatDue | None = None
     rounds = confirm.ROUNDS
     while True:
-        whole = len(places) == len(documents)
-        left = documents if whole else [documents[place] for place in places]
         untried = repeat is None and rounds == confirm.ROUNDS
-        known = yield from _find_known(left, settings, session, untried=untried)
-        if known.ours or known.letters:
-            places = [place for place in places if not known.is_ours(documents[place])]
-            taken = known.taken
-            left_out |= {place for place in places if documents[place]["_id"] in taken}
-            places = [place for place in places if place not in left_out]
-        if session is not None and left_out:
-            first = documents[min(left_out)]
+        known = yield from _find_known(_chosen(documents, left), settings, session, untried=untried)
+        left, taken = _without_known(documents, left, known)
+        duplicates |= taken
+        if session is not None and duplicates:
+            first = documents[min(duplicates)]
             raise _duplicate(first, existing_id=first["_id"])
-        if not places:
-            break
-        whole = len(places) == len(documents)
-        chunk = stored if whole else [stored[place] for place in places]
+        if not left:
+            return duplicates
         try:
             yield Call(
                 "insert_many",
-                chunk,
+                _chosen(encoded, left),
                 ordered=False,
                 session=session,
+                atomic=atomic and len(left) > 1,
                 recheck=settings.separate_dlq,
                 after=repeat,
             )
-            break
         except RepeatDue as exc:
             repeat = exc
         except BulkWriteError as exc:
-            rejected = [places[place] for place in only_duplicates(exc)]
+            rejected = [left[position] for position in only_duplicates(exc)]
             if session is not None:
                 first = documents[rejected[0]]
                 raise _duplicate(first, dedupe_key=first.get("dedupe_key")) from exc
-            found = yield from _find_blocking([documents[place] for place in rejected])
-            blocked_by = dict(zip(rejected, found, strict=True))
-            left_out |= {place for place, one in blocked_by.items() if one is not _OURS and one}
-            places = [place for place, one in blocked_by.items() if one is None]
+            if atomic:  # One duplicate aborts the transaction, so none was inserted.
+                rejected = list(left)
+            left, blocked = yield from _find_blocked(documents, rejected, settings)
+            duplicates |= blocked
             rounds, repeat = rounds - 1, None
-            if places and not rounds:
+            if left and not rounds:
                 raise
-    return left_out
+        else:
+            return duplicates
 
 
-def only_duplicates(error: BulkWriteError) -> list[int]:
-    """Return the places of the duplicates; raise the error if it has any other cause.
+def _chosen(values: Sequence[V], indexes: Sequence[int]) -> Sequence[V]:
+    """Return the values with these indexes. A sequence that makes each on demand stays whole."""
+    return values if len(indexes) == len(values) else [values[index] for index in indexes]
 
-    A failed write concern concerns the whole chunk: no insert of it is certain.
+
+def _without_known(
+    documents: Sequence[Document], indexes: Sequence[int], known: Known
+) -> tuple[Sequence[int], set[int]]:
+    """Return the indexes of the tasks to insert, and of those whose ids are taken."""
+    if not known.ours and not known.dead_letters:
+        return indexes, set()
+    new = [index for index in indexes if not known.is_ours(documents[index])]
+    ids = known.taken
+    taken = {index for index in new if id_key(documents[index]["_id"]) in ids}
+    return [index for index in new if index not in taken], taken
+
+
+def _find_blocked(
+    documents: Sequence[Document], rejected: Sequence[int], settings: QueueSettings
+) -> Operation[tuple[Sequence[int], set[int]]]:
+    """Return the indexes of rejected tasks that nothing blocks any more, and of duplicates.
+
+    The others are stored: our own insert was repeated.
     """
-    details: Any = error.details or {}
-    errors = details.get("writeErrors") or []
-    foreign = any(one["code"] != DUPLICATE_KEY for one in errors)
-    if not errors or foreign or details.get("writeConcernErrors"):
-        raise error
-    return [one["index"] for one in errors]
+    found = yield from _find_blocking([documents[index] for index in rejected], settings)
+    blocked_by = dict(zip(rejected, found, strict=True))
+    duplicates = {
+        index for index, one in blocked_by.items() if one is not None and one is not _OURS
+    }
+    return [index for index, one in blocked_by.items() if one is None], duplicates
 
 
-def _find_blocking(documents: Sequence[Document]) -> Operation[list[Document | None]]:
+def _find_blocking(
+    documents: Sequence[Document], settings: QueueSettings
+) -> Operation[list[Document | None]]:
     """Return what blocks each of these tasks, as a majority has it.
 
     ``_OURS`` is the task itself, inserted just before the connection was lost. None means that
-    nothing blocks it any more.
+    nothing blocks it any more. A reserved task that blocks one is completed: its producer may have
+    died.
     """
     selection = blocking(documents)
+    new = frozenset(map(_identity, documents))
     for _ in range(confirm.ROUNDS):
         found = yield Call("find", selection, IDENTITY)
-        by_id = {id_order.key(one["_id"]): one for one in found}
+        by_id = {id_key(one["_id"]): one for one in found}
         by_key = {
             (one.get("queue"), one["dedupe_key"]): one
             for one in found
             if "dedupe_key" in one and one.get("finished_at") is None
         }
         blocked_by: list[Document | None] = []
-        fences: list[Document] = []
+        proofs: list[Document] = []
         for document in documents:
-            same_id = by_id.get(id_order.key(document["_id"]))
+            same_id = by_id.get(id_key(document["_id"]))
             key = document.get("dedupe_key")
             holder = by_key.get((document["queue"], key)) if key is not None else None
             one = same_id or holder
@@ -232,9 +273,19 @@ def _find_blocking(documents: Sequence[Document]) -> Operation[list[Document | N
                 _OURS if same_id and _identity(same_id) == _identity(document) else one
             )
             if one is not None:
-                fence = _fence(one)
-                fences.append(fence if same_id else {**fence, **_live_with_key(document)})
-        if (yield from confirm.all_hold(fences)):
+                proof = _same_insert(one)
+                proofs.append(proof if same_id else {**proof, **_live_with_key(document)})
+        waiting = [
+            one
+            for one in found
+            if dedupe_keys.is_reserved(one)
+            and one.get("status") == filters.PENDING
+            and _identity(one) not in new
+        ]
+        if waiting:
+            now = documents[0]["created_at"]
+            yield from dedupe_keys.complete(waiting, now=now, settings=settings)
+        if (yield from confirm.all_hold(proofs)):
             return blocked_by
     raise confirm.keeps_changing()
 
@@ -247,18 +298,19 @@ def key_is_taken(queue: Any, dedupe_key: Any) -> Operation[bool]:
 class Known(NamedTuple):
     """Which new tasks are stored already: by our own insert, or under an id of a dead letter."""
 
-    ours: frozenset[tuple[Any, Any]] = frozenset()
-    """The id and the insert token of each: one call may have an id twice."""
-    letters: frozenset[Any] = frozenset()
+    ours: frozenset[tuple[Hashable, Any]] = frozenset()
+    """The key of the id, and the insert token of each: one call may have an id twice."""
+    dead_letters: Mapping[Hashable, Any] = MappingProxyType({})
+    """Their queues, by the keys of the ids."""
 
     def is_ours(self, document: Document) -> bool:
         """Return whether our own insert stored this task."""
         return _identity(document) in self.ours
 
     @property
-    def taken(self) -> frozenset[Any]:
-        """The ids under which no other task may be inserted."""
-        return self.letters.union(task_id for task_id, _ in self.ours)
+    def taken(self) -> frozenset[Hashable]:
+        """The keys of the ids under which no other task may be inserted."""
+        return frozenset(self.dead_letters).union(key for key, _ in self.ours)
 
 
 def _find_known(
@@ -275,7 +327,7 @@ def _find_known(
         return Known()
     stored = Known()
     if not untried:
-        stored = yield from _find_stored(documents, Target.TASKS)
+        stored = yield from find_stored(documents, Target.TASKS)
     known = yield from find_dead_letters(documents, settings, session, every_id=not untried)
     return known._replace(ours=known.ours | stored.ours)
 
@@ -294,10 +346,10 @@ def find_dead_letters(
     own = [document for document in documents if every_id or "insert_token" in document]
     if not own or not settings.separate_dlq:
         return Known()
-    return (yield from _find_stored(own, Target.DEAD_LETTERS, session))
+    return (yield from find_stored(own, Target.DEAD_LETTERS, session))
 
 
-def _find_stored(
+def find_stored(
     documents: Sequence[Document], target: Target, session: Any = None
 ) -> Operation[Known]:
     """Return which of these tasks a collection has, as a majority has them.
@@ -309,46 +361,55 @@ def _find_stored(
     new = frozenset(map(_identity, documents))
     for _ in range(confirm.ROUNDS):
         found = yield Call(
-            "find", selection, {"insert_token": 1, "status": 1}, session=session, target=target
+            "find",
+            selection,
+            {"insert_token": 1, "status": 1, "queue": 1},
+            session=session,
+            target=target,
         )
-        ours, letters, fences = set(), set(), []
+        ours, dead_letters, proofs = set(), {}, []
         for one in found:
             is_ours = _identity(one) in new
             # The tombstone of another task, which had this id, does not take it.
-            is_letter = target is Target.DEAD_LETTERS and one.get("status") == filters.FAILED
+            is_dead_letter = target is Target.DEAD_LETTERS and one.get("status") == filters.FAILED
             if is_ours:
                 ours.add(_identity(one))
-            if is_letter:
-                letters.add(one["_id"])
-            if is_ours or is_letter:
-                fences.append({**_fence(one), **(filters.DEAD if is_letter else {})})
-        if session is not None or (yield from confirm.all_hold(fences, target=target)):
-            return Known(frozenset(ours), frozenset(letters))
+            if is_dead_letter:
+                dead_letters[id_key(one["_id"])] = one.get("queue")
+            if is_ours or is_dead_letter:
+                proofs.append({**_same_insert(one), **(filters.DEAD if is_dead_letter else {})})
+        if session is not None or (yield from confirm.all_hold(proofs, target=target)):
+            return Known(frozenset(ours), dead_letters)
     raise confirm.keeps_changing()
 
 
-def _fence(stored: Document) -> Document:
+def _same_insert(stored: Document) -> Document:
     """Match a stored task only while it is the same insert."""
     return {"_id": {"$eq": stored["_id"]}, "insert_token": stored.get("insert_token")}
 
 
 def _duplicate(
-    document: Document, *, existing_id: Any = None, dedupe_key: str | None = None
+    document: Document,
+    *,
+    existing_id: Any = None,
+    existing_queue: Any = None,
+    dedupe_key: str | None = None,
 ) -> DuplicateTask:
     return DuplicateTask(
         queue=document["queue"],
         task_id=document["_id"],
         dedupe_key=dedupe_key,
         existing_id=existing_id,
+        existing_queue=existing_queue,
     )
 
 
-def _identity(document: Document) -> tuple[Any, Any]:
+def _identity(document: Document) -> tuple[Hashable, Any]:
     """Return what identifies one insert: the id, and the token if the caller chose the id.
 
     A stored task with the identity of a new one is that very insert, whose reply was lost.
     """
-    return document["_id"], document.get("insert_token")
+    return id_key(document["_id"]), document.get("insert_token")
 
 
 def _live_with_key(document: Document) -> Document:

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from microqueue.operations import filters, id_order
+from microqueue import error_codes
+from microqueue.operations import filters, schedules
 from microqueue.operations.call import Call, Document, Operation, Target
+from microqueue.operations.stats import by_deadline
 from microqueue.task import Outcome
+from microqueue.task_ids import id_key
 
 CHANGED = "updateDescription.updatedFields"
 STATUS_TYPES = {
@@ -20,7 +23,7 @@ STATUS_TYPES = {
     filters.DONE: "task.done",
     filters.FAILED: "task.failed",
 }
-RECLAIMS = frozenset({"lease_expired", "worker_gone"})
+RECLAIMS = frozenset({error_codes.LEASE_EXPIRED, error_codes.WORKER_GONE})
 MOST_NEW = 200
 LATEST_WRITE = timedelta(seconds=2)
 MOST_RUNNING = 1000
@@ -29,8 +32,10 @@ REFRESH = "refresh"
 
 
 @dataclass(frozen=True)
-class Change:
+class Event:
     """One event. ``type`` is for example ``task.done``, ``id`` that of a task or worker.
+
+    The id of a schedule is its name.
 
     ``report`` is the report of a sweep: the next sweep may overwrite the stored one.
     """
@@ -44,7 +49,7 @@ class Change:
 def pipeline(collections: Sequence[str]) -> list[Document]:
     """Return the pipeline of a change stream: some collections, with the fields needed here."""
     fields = (
-        *("status", "error.code", "finished_at", "next_retry_at", "lease_expires_at"),
+        *("status", "error.code", "finished_at", "next_retry_at", "deadline_at"),
         *("gone_at", "last"),
     )
     return [
@@ -64,7 +69,7 @@ def pipeline(collections: Sequence[str]) -> list[Document]:
     ]
 
 
-def task_change(change: Mapping[str, Any]) -> Change:
+def task_event(change: Mapping[str, Any]) -> Event:
     """Return the event for a change of ``tasks``."""
     task_id = change.get("documentKey", {}).get("_id")
     operation = change["operationType"]
@@ -73,13 +78,13 @@ def task_change(change: Mapping[str, Any]) -> Change:
         # A replay from ``tasks_dlq`` inserts the task as failed first.
         returned = inserted.get("status") == filters.FAILED
         kind = "task.changed" if returned else "task.enqueued"
-        return Change(kind, task_id, inserted.get("queue"))
+        return Event(kind, task_id, inserted.get("queue"))
     if operation == "delete":
-        return Change("task.removed", task_id)
+        return Event("task.removed", task_id)
     if task_id is None:
-        return Change(REFRESH)  # The whole collection is gone, or has another name.
+        return Event(REFRESH)  # The whole collection is gone, or has another name.
     changed: Mapping[str, Any] = change.get("updateDescription", {}).get("updatedFields", {})
-    return Change(_update_type(changed), task_id)
+    return Event(_update_type(changed), task_id)
 
 
 def is_new_dead_letter(change: Mapping[str, Any]) -> bool:
@@ -92,6 +97,33 @@ def sweep_report_in(change: Mapping[str, Any]) -> Document | None:
     stored = change.get("fullDocument") or change.get("updateDescription", {}).get("updatedFields")
     report: Document | None = (stored or {}).get("last")
     return report
+
+
+def schedule_event(change: Mapping[str, Any], collection: str) -> Event | None:
+    """Return the event for a change of ``microqueue_schedules``; its id is the name."""
+    names = schedules.names_in(change.get("documentKey", {}).get("_id"))
+    if names is None or names[0] != collection:
+        return None
+    _, queue, name = names
+    if change["operationType"] == "delete":
+        return Event("schedule.removed", name, queue)
+    changed = change.get("updateDescription", {}).get("updatedFields", {})
+    return Event("schedule.fired" if "last" in changed else "schedule.changed", name, queue)
+
+
+def compare_schedules(
+    before: Mapping[tuple[str, str], tuple[Any, Any]],
+    after: Mapping[tuple[str, str], tuple[Any, Any]],
+) -> list[Event]:
+    """Return the events between two readings of the versions of schedules."""
+    found = [Event("schedule.removed", name, queue) for queue, name in before.keys() - after.keys()]
+    for (queue, name), (changed, fired) in after.items():
+        known = before.get((queue, name))
+        if known is None or known[0] != changed:
+            found.append(Event("schedule.changed", name, queue))
+        elif known[1] != fired:
+            found.append(Event("schedule.fired", name, queue))
+    return found
 
 
 def _update_type(changed: Mapping[str, Any]) -> str:
@@ -119,10 +151,8 @@ class Snapshot:
 
 def snapshot(since: datetime, now: datetime, queues: Sequence[str]) -> Operation[Snapshot]:
     """Return what runs, and what was created or finished since an instant, by indexes."""
-    fields = {"queue": 1, "lease_expires_at": 1, "attempts": 1}
-    running = yield Call(
-        "find", filters.LEASED, fields, sort=[("lease_expires_at", 1)], limit=MOST_RUNNING
-    )
+    fields = {"queue": 1, "deadline_at": 1, "attempts": 1}
+    running = yield from by_deadline(filters.LEASED, queues, fields, limit=MOST_RUNNING)
     here = {"queue": {"$in": list(queues)}}
     # A task carries the instant at which its write began, and may appear a little later.
     new = {"$gt": since - LATEST_WRITE}
@@ -133,12 +163,12 @@ def snapshot(since: datetime, now: datetime, queues: Sequence[str]) -> Operation
         sort=[("created_at", -1), ("_id", -1)],
         limit=MOST_NEW,
     )
-    done = yield Call(
-        "find",
-        {**filters.FINISHED, "finished_at": new},
-        {"queue": 1, "status": 1, "finished_at": 1},
-        sort=[("finished_at", -1)],
+    done = yield from by_deadline(
+        {**filters.SUCCEEDED, "deadline_at": {**filters.IS_DATE, **new}},
+        queues,
+        {"queue": 1, "status": 1, "finished_at": 1, "deadline_at": 1},
         limit=MOST_NEW,
+        newest=True,
     )
     failed = yield Call(
         "find",
@@ -147,38 +177,38 @@ def snapshot(since: datetime, now: datetime, queues: Sequence[str]) -> Operation
         sort=[("updated_at", -1), ("_id", 1)],
         limit=MOST_NEW,
     )
-    held = {id_order.key(one["_id"]): one for one in running}
+    held = {id_key(one["_id"]): one for one in running}
     return Snapshot(now, held, created, [*done, *failed])
 
 
-def compare(before: Snapshot, after: Snapshot, back: Sequence[Document]) -> list[Change]:
+def compare(before: Snapshot, after: Snapshot, back: Sequence[Document]) -> list[Event]:
     """Return the events between two snapshots; ``back`` are tasks that no longer run."""
     known_created = {_key(one) for one in before.created}
     known_finished = {_finish(one) for one in before.finished}
     changes = [
-        Change("task.enqueued", one["_id"], one.get("queue"))
+        Event("task.enqueued", one["_id"], one.get("queue"))
         for one in after.created
         if _key(one) not in known_created
     ]
     changes += [
-        Change(f"task.{one['status']}", one["_id"], one.get("queue"))
+        Event(f"task.{one['status']}", one["_id"], one.get("queue"))
         for one in after.finished
         if _finish(one) not in known_finished
     ]
     for key, held in after.running.items():
         known = before.running.get(key)
         if known is None or known.get("attempts") != held.get("attempts"):
-            changes.append(Change("task.started", held["_id"], held.get("queue")))
-        elif known.get("lease_expires_at") != held.get("lease_expires_at"):
-            changes.append(Change("task.changed", held["_id"], held.get("queue")))
+            changes.append(Event("task.started", held["_id"], held.get("queue")))
+        elif known.get("deadline_at") != held.get("deadline_at"):
+            changes.append(Event("task.changed", held["_id"], held.get("queue")))
     changes += [
-        Change(_return_type(one), one["_id"], one.get("queue"))
+        Event(_return_type(one), one["_id"], one.get("queue"))
         for one in back
         if one.get("status") == filters.PENDING
     ]
     finished = {_key(one) for one in after.finished}
     changes += [
-        Change("task.failed", one["_id"], one.get("queue"))
+        Event("task.failed", one["_id"], one.get("queue"))
         for one in back
         if one.get("status") == filters.FAILED and _key(one) not in finished
     ]
@@ -191,14 +221,14 @@ def _finish(document: Document) -> tuple[Any, Any]:
 
 
 def _key(document: Document) -> Hashable:
-    return id_order.key(document["_id"])
+    return id_key(document["_id"])
 
 
 def _return_type(document: Document) -> str:
     history = document.get("history")
     last = history[-1] if isinstance(history, list) and history else None
     outcome = last.get("outcome") if isinstance(last, dict) else None
-    if outcome in (Outcome.LEASE_EXPIRED, Outcome.CRASHED):
+    if any(outcome == one for one in Outcome if one.is_reclaimed):
         return "task.reclaimed"
     return "task.released" if outcome == Outcome.RELEASED else "task.retried"
 
@@ -207,10 +237,10 @@ def read_current(ids: Sequence[Any]) -> Operation[list[Document]]:
     """Return the current state of tasks, also of those that moved to the dead letters."""
     if not ids:
         return []
-    fields = {"queue": 1, "status": 1, "history": {"$slice": -1}, "headers.task": 1}
+    fields = {"queue": 1, "status": 1, "history": {"$slice": -1}, "name": 1, "headers": 1}
     found: list[Document] = yield Call("find", filters.any_of(ids), fields)
     present = {_key(one) for one in found}
-    if missing := [task_id for task_id in ids if id_order.key(task_id) not in present]:
+    if missing := [task_id for task_id in ids if id_key(task_id) not in present]:
         here = filters.any_of(missing)
         found += yield Call("find", here, fields, target=Target.DEAD_LETTERS)
     return found

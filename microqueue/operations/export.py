@@ -23,6 +23,42 @@ LARGEST_SAMPLED_SHARE = 0.04
 COUNTING_MS = 2_000
 
 
+def _history() -> Document:
+    """Return the history with the successful attempt, as ``microqueue.task.last_attempt`` does.
+
+    A history of another type is returned as it is stored.
+    """
+    last: Document = {
+        "attempt": "$attempts",
+        "worker_id": "$worker_id",
+        "started_at": "$started_at",
+        "ended_at": "$finished_at",
+        "outcome": {"$literal": filters.DONE},
+    }
+    stored: Document = {"$ifNull": ["$history", []]}
+    outcomes: Document = {"$ifNull": ["$history.outcome", []]}
+    is_done = {
+        "$and": [
+            {"$eq": ["$status", filters.DONE]},
+            {"$eq": [{"$type": "$started_at"}, "date"]},
+            {"$isArray": [stored]},
+        ]
+    }
+    is_stored = {"$eq": [{"$arrayElemAt": [outcomes, -1]}, filters.DONE]}
+    whole = {"$cond": [is_stored, "$history", {"$concatArrays": [stored, [last]]}]}
+    return {"$cond": [is_done, whole, "$history"]}
+
+
+DERIVED: Document = {
+    "name": filters.NAME,
+    "history": _history(),
+    "lease_expires_at": {
+        "$cond": [{"$eq": ["$status", filters.PROCESSING]}, "$deadline_at", "$$REMOVE"]
+    },
+}
+"""Columns that are not stored under their name, as MongoDB computes them."""
+
+
 @dataclass(frozen=True)
 class IdRange:
     """A part of a collection: from the first id, up to the last one, which is excluded.
@@ -45,16 +81,19 @@ WHOLE = IdRange()
 def selection(
     *,
     queues: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
     statuses: Sequence[str] | None = None,
     time: str = "created_at",
     since: datetime | None = None,
     until: datetime | None = None,
     query: Document | None = None,
 ) -> Document:
-    """Match tasks by queue, status and time, and by an additional query."""
+    """Match tasks by queue, name, status and time, and by an additional query."""
     matching: Document = {}
     if queues is not None:
         matching["queue"] = _one_of(queues)
+    if names is not None:
+        matching |= filters.named(names)
     if statuses is not None:
         matching["status"] = _one_of(statuses)
     if window := filters.between(since, until):
@@ -84,12 +123,17 @@ def read_part(
         options["min"] = {"_id": part.first}
     if part.last is not None:
         options["max"] = {"_id": part.last}
-    return (yield Call("find_raw_batches", selection, dict.fromkeys(fields, 1), **options))
+    return (yield Call("find_raw_batches", selection, projection(fields), **options))
+
+
+def projection(fields: Iterable[str]) -> Document:
+    """Return the projection of fields, of which some are derived."""
+    return {name: DERIVED.get(name, 1) for name in fields}
 
 
 def count_up_to(selection: Document, limit: int) -> Operation[int]:
     """Count the tasks that match, up to a limit; return the limit if that takes too long."""
-    total = yield from count_all()
+    total = yield from estimate_count()
     if total <= limit or not selection:
         return min(total, limit)
     try:
@@ -99,14 +143,14 @@ def count_up_to(selection: Document, limit: int) -> Operation[int]:
     return int(found)
 
 
-def count_all() -> Operation[int]:
+def estimate_count() -> Operation[int]:
     """Return how many tasks there are, from the collection's metadata."""
     return int((yield Call("estimated_document_count")))
 
 
 def sample_size(parts: int) -> Operation[int]:
     """Return how many tasks to sample for a split."""
-    total = yield from count_all()
+    total = yield from estimate_count()
     return min(SAMPLES_PER_PART * parts, int(total * LARGEST_SAMPLED_SHARE))
 
 

@@ -7,11 +7,13 @@ the filters here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from microqueue.operations.call import Document
-from microqueue.task import Claim, TaskStatus
+from microqueue.run_ids import PROOF_KEPT, RUN_ID
+from microqueue.task import NAME_HEADER, Claim, TaskStatus
+from microqueue.task_ids import id_key
 
 PENDING = TaskStatus.PENDING.value
 PROCESSING = TaskStatus.PROCESSING.value
@@ -20,19 +22,29 @@ FAILED = TaskStatus.FAILED.value
 
 IS_DATE = {"$type": "date"}
 
+# "Greater than empty" means any string; mongomock takes "$type" to include what is missing.
+IS_TEXT = {"$gt": ""}
+NO_TEXT = {"$not": IS_TEXT}
+
+NAME: Document = {"$ifNull": ["$name", f"$headers.{NAME_HEADER}"]}
+"""The expression of a task's name; a document that was edited manually may have another value."""
+
 Queues: TypeAlias = str | Sequence[str]
 """One queue by its name, or several."""
 
 READY: Document = {"status": PENDING, "next_retry_at": None}
-DELAYED: Document = {"status": PENDING, "next_retry_at": IS_DATE}
-EXPIRING: Document = {"status": PENDING, "expires_at": IS_DATE}
-RETRIED: Document = {"status": PENDING, "attempts": {"$gt": 0}}
-# The date is in no partial filter; it lets a count of the leased run on the lease index.
-LEASED: Document = {"status": PROCESSING, "lease_expires_at": IS_DATE}
-FINISHED: Document = {"status": DONE}
+# The instant at which a claim or a sweep has to look at a task: the end of a delay, of its time to
+# be delivered, or of a lease. Of a done task, its end, from which the retention counts.
+TIMED: Document = {"deadline_at": IS_DATE}
+WAITING: Document = {"status": PENDING, **TIMED}
+DELAYED: Document = {**WAITING, "next_retry_at": IS_DATE}
+LEASED: Document = {"status": PROCESSING, **TIMED}
+SUCCEEDED: Document = {"status": DONE, **TIMED}
 DEAD: Document = {"status": FAILED}
-# "Greater than empty" means any string; mongomock takes "$type" to include what is missing.
-DEDUPED: Document = {"finished_at": None, "dedupe_key": {"$gt": ""}}
+DEDUPED: Document = {"finished_at": None, "dedupe_key": IS_TEXT}
+
+FAR = datetime(9999, 1, 1, tzinfo=UTC)
+"""The ``next_retry_at`` of a task that is held: it would come due by itself then."""
 
 READY_ORDER = [("priority", -1), ("position", 1), ("_id", 1)]
 
@@ -42,6 +54,30 @@ def of(queues: Queues) -> Document:
     return {"queue": queues if isinstance(queues, str) else {"$in": list(queues)}}
 
 
+def equal(value: Any) -> Document:
+    """Match this very value: alone, a document or a pattern would be a condition."""
+    return {"$eq": value}
+
+
+def named(name: str | Sequence[str] | None) -> Document:
+    """Match the tasks with one of some names, the empty string those without; all for ``None``.
+
+    As in :func:`microqueue.task.name_of`: the header counts only if there is no ``name``.
+    """
+    if name is None:
+        return {}
+    header = f"headers.{NAME_HEADER}"
+    if name == "":
+        return {"name": NO_TEXT, header: NO_TEXT}
+    wanted = equal(name) if isinstance(name, str) else {"$in": list(name)}
+    return {"$or": [{"name": wanted}, {"name": NO_TEXT, header: wanted}]}
+
+
+def with_code(code: str | None) -> Document:
+    """Match an error code, the empty string what has none; all for ``None``."""
+    return {} if code is None else {"error.code": equal(code or None)}
+
+
 def between(since: datetime | None, until: datetime | None) -> Document:
     """Match instants from ``since`` on and before ``until``; empty if neither is given."""
     bounds = {"$gte": since, "$lt": until}
@@ -49,36 +85,52 @@ def between(since: datetime | None, until: datetime | None) -> Document:
 
 
 def due(now: datetime) -> Document:
-    """Match delayed tasks that are due."""
-    return {"status": PENDING, "next_retry_at": {**IS_DATE, "$lte": now}}
+    """Match waiting tasks whose delay is over, or whose time to be delivered."""
+    return {"status": PENDING, "deadline_at": {**IS_DATE, "$lte": now}}
 
 
 def lease_expired(now: datetime) -> Document:
     """Match claimed tasks whose worker did not settle or renew in time."""
-    return {"status": PROCESSING, "lease_expires_at": {**IS_DATE, "$lte": now}}
+    return {"status": PROCESSING, "deadline_at": {**IS_DATE, "$lte": now}}
 
 
-def undelivered(now: datetime) -> Document:
-    """Match waiting tasks whose ``expires_at`` has passed."""
-    return {"status": PENDING, "expires_at": {**IS_DATE, "$lte": now}}
+def expired(now: datetime) -> Document:
+    """Match waiting tasks whose ``expires_at`` has passed: their deadline is not later."""
+    return {**due(now), "expires_at": {**IS_DATE, "$lte": now}}
+
+
+def finished_by(instant: datetime) -> Document:
+    """Match tasks that were done by an instant."""
+    return {"status": DONE, "deadline_at": {**IS_DATE, "$lte": instant}}
+
+
+def waiting_deadline(next_retry_at: Any, expires_at: Any) -> datetime | None:
+    """Return the ``deadline_at`` of a waiting task: when it is due or expires, if it does."""
+    instants = [one for one in (next_retry_at, expires_at) if isinstance(one, datetime)]
+    return min(instants, default=None)
+
+
+def proof_of_run(now: datetime) -> Document:
+    """Match finished tasks that prove that a run of a schedule was added."""
+    return {"_id": {"$regex": RUN_ID}, "finished_at": {"$gt": now - PROOF_KEPT}}
 
 
 def claimed(task: Claim) -> Document:
     """Match the task only while this claim holds it: the fence of every settlement."""
     token = task.lease.token if task.lease else None
-    return {"_id": task.id, "status": PROCESSING, "lease_token": token}
+    return {"_id": equal(task.id), "status": PROCESSING, "lease_token": equal(token)}
 
 
 def claimed_together(tasks: Sequence[Claim]) -> Document:
     """Match the tasks that these claims still hold: no two claims share a token."""
-    tokens = {task.lease.token for task in tasks if task.lease}
-    fence = {"status": PROCESSING, "lease_token": {"$in": sorted(tokens)}}
-    return {**any_of(task.id for task in tasks), **fence}
+    tokens = sorted({task.lease.token for task in tasks if task.lease})
+    token = equal(tokens[0]) if len(tokens) == 1 else {"$in": tokens}
+    return {**any_of(task.id for task in tasks), "status": PROCESSING, "lease_token": token}
 
 
 def claim_of(task: Claim) -> tuple[Any, str | None]:
     """Return what identifies one claim of a task."""
-    return task.id, task.lease.token if task.lease else None
+    return id_key(task.id), task.lease.token if task.lease else None
 
 
 def any_of(ids: Iterable[Any]) -> Document:

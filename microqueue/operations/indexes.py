@@ -1,13 +1,14 @@
-"""Indexes: one small partial index per query of the queue.
+"""Indexes: as few as possible, because an update of a task visits each of them.
 
 A claim examines at most one key whatever the backlog of ready, delayed and done tasks, because
-``ready`` has ready tasks only. Finished tasks are in no index that a claim or a sweep reads.
+``ready`` has ready tasks only. Everything that happens at an instant is found by ``deadline``: it
+has the tasks of a status and queue in the order of their deadlines. A query over all queues skips
+from one queue to the next, and examines one key of a queue that has nothing to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from pymongo import IndexModel
@@ -25,31 +26,29 @@ TOMBSTONE_SEC = 86_400
 CONFLICTS = {85, 86}  # IndexOptionsConflict, IndexKeySpecsConflict
 
 
-def task_indexes(retention: timedelta | None) -> list[IndexModel]:
-    """Return the indexes of ``tasks``."""
-    keep_sec = NEVER_SEC if retention is None else min(int(retention.total_seconds()), NEVER_SEC)
-    return [
+def task_indexes(*, dedupe: bool = True) -> list[IndexModel]:
+    """Return the indexes of ``tasks``; without ``dedupe``, those that every collection needs.
+
+    The first write creates these, and the first task with a dedupe key the index of the keys.
+    """
+    wanted = [
         _partial("ready", {"queue": 1, "priority": -1, "position": 1, "_id": 1}, filters.READY),
-        _partial("due", {"queue": 1, "next_retry_at": 1}, filters.DELAYED),
-        _partial("lease", {"lease_expires_at": 1}, {"status": filters.PROCESSING}),
-        _partial("dedupe", {"queue": 1, "dedupe_key": 1}, filters.DEDUPED, unique=True),
+        _partial("deadline", {"status": 1, "queue": 1, "deadline_at": 1}, filters.TIMED),
         _partial("failed", {"queue": 1, "updated_at": -1, "_id": 1}, filters.DEAD),
-        _partial("finished", {"finished_at": 1}, filters.FINISHED, expireAfterSeconds=keep_sec),
-        _partial("expiring", {"expires_at": 1}, filters.EXPIRING),
-        _partial("exhausted", {"max_attempts": 1, "attempts": -1}, filters.RETRIED),
         # Its keys never change, so it costs time at the insert only.
         _index("browse", {"queue": 1, "created_at": -1, "_id": -1}),
     ]
+    return [*wanted, dedupe_index()] if dedupe else wanted
 
 
-def retention_of(
-    existing: Mapping[str, Mapping[str, Any]], otherwise: timedelta | None
-) -> timedelta | None:
-    """Return how long done tasks are kept, from the expiry of the index ``finished``."""
-    seconds = existing.get("finished", {}).get("expireAfterSeconds")
-    if seconds is None:
-        return otherwise
-    return None if seconds >= NEVER_SEC else timedelta(seconds=seconds)
+def dedupe_index() -> IndexModel:
+    """Return the index of dedupe keys: each live task of a queue has another one."""
+    return _partial("dedupe", {"queue": 1, "dedupe_key": 1}, filters.DEDUPED, unique=True)
+
+
+def dedupe_key_index() -> IndexModel:
+    """Return the index of ``microqueue_dedupe_keys``, which deletes keys after their period."""
+    return _index("until", {"until": 1}, expireAfterSeconds=0)
 
 
 def dead_letter_indexes() -> list[IndexModel]:
@@ -67,7 +66,7 @@ def ensure_indexes(
     target: Target = Target.TASKS,
     adjust: bool = True,
 ) -> Operation[list[str]]:
-    """Create missing indexes, and adjust the retention with ``adjust``.
+    """Create missing indexes, and adjust the expiry of others with ``adjust``.
 
     Returns the names of the created indexes. Safe to repeat: existing indexes are left alone.
     """
@@ -88,17 +87,40 @@ def ensure_indexes(
             command = {"collMod": collection, "index": change}
             yield Call("command", command, target=Target.DATABASE, span=Span.LONGEST)
     if missing:
-        try:
-            yield Call("create_indexes", missing, target=target)
-        except OperationFailure as exc:
-            if exc.code == DUPLICATE_KEY:
-                raise DuplicatesStored(
-                    collection=collection, key=(exc.details or {}).get("keyValue")
-                ) from exc
-            if exc.code not in CONFLICTS:
-                raise
-            raise _find_conflict(missing, existing, collection) from exc
+        yield from _create(missing, existing, collection, target)
     return [model.document["name"] for model in missing]
+
+
+def ensure_dedupe(collection: str) -> Operation[None]:
+    """Create the index of dedupe keys, or wait until another process has built it.
+
+    An index that is being built is listed, and does not reject a second task with a key yet. So
+    the index is created whether it is listed or not. Safe to repeat.
+    """
+    wanted = dedupe_index()
+    existing: dict[str, Document] = (yield Call("index_information")) or {}
+    found = existing.get(wanted.document["name"])
+    if found is not None and _shape(found) != _shape(wanted.document):
+        raise _conflict(wanted.document, found, collection)
+    yield from _create([wanted], existing, collection, Target.TASKS)
+
+
+def _create(
+    missing: Sequence[IndexModel],
+    existing: Mapping[str, Document],
+    collection: str,
+    target: Target,
+) -> Operation[None]:
+    try:
+        yield Call("create_indexes", missing, target=target)
+    except OperationFailure as exc:
+        if exc.code == DUPLICATE_KEY:
+            raise DuplicatesStored(
+                collection=collection, key=(exc.details or {}).get("keyValue")
+            ) from exc
+        if exc.code not in CONFLICTS:
+            raise
+        raise _find_conflict(missing, existing, collection) from exc
 
 
 def missing_indexes(wanted: Sequence[IndexModel]) -> Operation[set[str]]:

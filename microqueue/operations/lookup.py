@@ -6,18 +6,19 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from microqueue.operations import filters, id_order, paging
+from microqueue.operations import filters, paging
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.settings import QueueSettings
 from microqueue.task import DEFAULT_QUEUE, TaskStatus
+from microqueue.task_ids import id_key, id_sort_key
 
 
-def get(task_id: Any, settings: QueueSettings) -> Operation[Document | None]:
+def get(task_id: Any, settings: QueueSettings, session: Any = None) -> Operation[Document | None]:
     """Return one task by its id, also from the DLQ collection."""
-    document: Document | None = yield Call("find_one", {"_id": {"$eq": task_id}})
+    document: Document | None = yield Call("find_one", {"_id": {"$eq": task_id}}, session=session)
     if document is None and settings.separate_dlq:
-        alive = {"_id": {"$eq": task_id}, "status": filters.FAILED}
-        document = yield Call("find_one", alive, target=Target.DEAD_LETTERS)
+        dead = {"_id": {"$eq": task_id}, "status": filters.FAILED}  # Not a tombstone.
+        document = yield Call("find_one", dead, target=Target.DEAD_LETTERS, session=session)
     return document
 
 
@@ -54,23 +55,23 @@ def queues_of(ids: Iterable[Any], settings: QueueSettings) -> Operation[dict[Any
     versions: dict[Any, Any] | None = None
     while left:
         documents = yield Call("find", filters.any_of(left), {"queue": 1})
-        found |= {id_order.key(one["_id"]): _queue_of(one) for one in documents}
-        left = [one for one in left if id_order.key(one) not in found]
+        found |= {id_key(one["_id"]): _queue_of(one) for one in documents}
+        left = [one for one in left if id_key(one) not in found]
         if not left or not settings.separate_dlq:
             break
         fields = {"queue": 1, "status": 1, "version": 1}
         copies = yield Call("find", filters.any_of(left), fields, target=Target.DEAD_LETTERS)
         # A tombstone has no status.
         dead = [one for one in copies if one.get("status") == filters.FAILED]
-        found |= {id_order.key(one["_id"]): _queue_of(one) for one in dead}
+        found |= {id_key(one["_id"]): _queue_of(one) for one in dead}
         before, versions = (
             versions,
-            {id_order.key(one["_id"]): one.get("version") for one in copies},
+            {id_key(one["_id"]): one.get("version") for one in copies},
         )
         left = [
             one
             for one in left
-            if (key := id_order.key(one)) not in found
+            if (key := id_key(one)) not in found
             and (before is None or before.get(key) != versions.get(key))
         ]
     return found
@@ -81,10 +82,15 @@ def _queue_of(document: Document) -> str:
 
 
 def peek(
-    queue: filters.Queues, *, status: TaskStatus | None, limit: int, settings: QueueSettings
+    queue: filters.Queues,
+    *,
+    status: TaskStatus | None,
+    name: str | None,
+    limit: int,
+    settings: QueueSettings,
 ) -> Operation[list[Document]]:
     """Return the newest tasks of some queues, also from the DLQ collection."""
-    selection: Document = filters.of(queue)
+    selection: Document = filters.of(queue) | filters.named(name)
     if status is TaskStatus.PROCESSING:
         selection |= filters.LEASED  # Few at any time, and they have their own index.
     elif status is not None:
@@ -97,24 +103,12 @@ def peek(
     for target in targets:
         # A tombstone in ``tasks_dlq`` has no queue, so it does not match.
         for document in (yield Call("find", selection, sort=order, limit=limit, target=target)):
-            found[id_order.key(document["_id"])] = document
+            found[id_key(document["_id"])] = document
     if len(targets) == 1:
         return list(found.values())
 
     def age(document: Document) -> tuple[Any, ...]:
         created_at = document.get("created_at") or datetime.fromtimestamp(0, UTC)
-        return created_at, *id_order.place(document["_id"])
+        return created_at, *id_sort_key(document["_id"])
 
     return sorted(found.values(), key=age, reverse=True)[:limit]
-
-
-def next_due(queue: str) -> Operation[datetime | None]:
-    """Return when the next delayed task of a queue is due."""
-    found = yield Call(
-        "find",
-        {"queue": queue, **filters.DELAYED},
-        {"next_retry_at": 1},
-        sort=[("next_retry_at", 1)],
-        limit=1,
-    )
-    return found[0]["next_retry_at"] if found else None

@@ -10,28 +10,33 @@ is asked before each batch whether to continue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
-from bson import Decimal128
 from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
+from microqueue import error_codes
 from microqueue.clock import later
-from microqueue.operations import claim, filters, indexes, settle
-from microqueue.operations.batches import Batches, Progress
+from microqueue.model import trusted
+from microqueue.operations import deadlines, filters, schema, settle
+from microqueue.operations.batches import Batches, SweepProgress
 from microqueue.operations.call import Call, Document, Operation, Span, Target
+from microqueue.operations.deadlines import Verdict
 from microqueue.operations.settle import FencedSettlement, Settlement
+from microqueue.run_ids import PROOF_KEPT
 from microqueue.settings import QueueSettings
-from microqueue.task import Outcome, Task, TaskError
+from microqueue.task import Outcome, Task, TaskError, read_task
 
 WITHOUT_PAYLOAD = {"payload": 0, "result": 0}
 """A thousand documents of 15 MB each would not fit into memory."""
 
 ID = {"_id": 1}
+BURIED_AS = {error_codes.EXPIRED: "expired", error_codes.MAX_ATTEMPTS: "buried"}
+"""The counter of a report for each code."""
 
-Queues: TypeAlias = Sequence[str] | None
+QueueNames: TypeAlias = Sequence[str] | None
 
 
 # Jobs
@@ -40,23 +45,22 @@ Queues: TypeAlias = Sequence[str] | None
 def reclaim_stuck(
     now: datetime,
     settings: QueueSettings,
-    queues: Queues = None,
-    progress: Progress | None = None,
+    queues: QueueNames = None,
+    progress: SweepProgress | None = None,
 ) -> Operation[None]:
     """Reclaim tasks whose lease has expired: they wait again, or become dead letters.
 
     Fenced by the token and the expiry that were read: a lease renewed in between is kept.
     """
-    progress = progress or Progress()
+    progress = progress or SweepProgress()
     selection = {**within(queues), **filters.lease_expired(now)}
-    order = [("lease_expires_at", 1)]
-    batches = Batches.of(selection, WITHOUT_PAYLOAD, sort=order, progress=progress)
+    batches = Batches.of(selection, WITHOUT_PAYLOAD, progress=progress)
     while stuck := (yield from batches.next(settings.batch_size)):
         ended: list[FencedSettlement] = []
         for document in stuck:
-            task: Task[Any] = Task.from_document(document)
-            fence = {**filters.claimed(task), "lease_expires_at": document["lease_expires_at"]}
-            ended.append(FencedSettlement(task, _reclaim(task, now, settings), fence))
+            task = read_task(document)
+            fence = {**filters.claimed(task), "deadline_at": document["deadline_at"]}
+            ended.append(FencedSettlement(task, _reclaimed(task, now, settings), fence))
         count = yield from settle.settle_reclaimed(
             ended, now=now, settings=settings, progress=progress
         )
@@ -64,133 +68,110 @@ def reclaim_stuck(
     progress.raise_rejection()
 
 
-def _reclaim(task: Task[Any], now: datetime, settings: QueueSettings) -> Settlement:
+def _reclaimed(task: Task[Any], now: datetime, settings: QueueSettings) -> Settlement:
     worker_id = task.lease.worker_id if task.lease else None
-    error = TaskError.trusted(
+    error = trusted(
+        TaskError,
         message=f"the lease of {worker_id} expired before the task was settled",
-        code="lease_expired",
+        code=error_codes.LEASE_EXPIRED,
         at=now,
+        traceback=None,
     )
-    policy = task.backoff or settings.backoff
-    delay_sec = policy.delay_seconds(task.attempts, previous=task.backoff_sec)
+    delay_sec = settle.backoff_sec(task, settings)
     settlement = settle.retried(
         task, now, error, delay_sec=delay_sec, outcome=Outcome.LEASE_EXPIRED
     )
     return settlement.after_lost_worker()
 
 
-def promote_due(
+def promote_all_due(
     now: datetime,
     settings: QueueSettings,
-    queues: Queues = None,
-    progress: Progress | None = None,
+    queues: QueueNames = None,
+    progress: SweepProgress | None = None,
 ) -> Operation[None]:
-    """Make every due task ready, queue by queue.
+    """Make every due task ready, and fail those that expired or have no attempt left.
 
-    Each step reads the earliest task of the next queue in the index, so that a queue with nothing
-    due costs one key, however many delayed tasks it has. Safe to repeat: a write matches only
-    tasks that are still due.
+    A queue with nothing due costs one key of the index, however many delayed tasks it has. Safe to
+    repeat: a write matches only tasks that are still due.
     """
-    progress = progress or Progress()
-    after = ""
-    while (yield from progress.proceed()):
-        names = {"$gt": after} if queues is None else {"$gt": after, "$in": list(queues)}
-        found = yield Call(
-            "find",
-            {"queue": names, **filters.DELAYED},
-            {"queue": 1, "next_retry_at": 1},
-            sort=[("queue", 1), ("next_retry_at", 1)],
-            limit=1,
-        )
-        if not found:
-            return
-        after = found[0]["queue"]
-        if found[0]["next_retry_at"] <= now:
-            yield from _promote_queue(after, now, settings, progress)
-
-
-def _promote_queue(
-    queue: str, now: datetime, settings: QueueSettings, progress: Progress
-) -> Operation[None]:
-    selection = {"queue": queue, **filters.due(now)}
-    batches = Batches.of(selection, ID, sort=claim.DUE_ORDER, progress=progress)
-    while batch := (yield from batches.next(settings.batch_size)):
-        count = yield from claim.promote(batch, selection, now)
-        progress.counts["promoted"] += count
-        batches.wrote(count)
+    selection = {**within(queues), **filters.due(now)}
+    yield from _process_deadlines(selection, tuple(Verdict), now, settings, progress)
 
 
 def bury_exhausted(
     now: datetime,
     settings: QueueSettings,
-    queues: Queues = None,
-    progress: Progress | None = None,
+    queues: QueueNames = None,
+    progress: SweepProgress | None = None,
 ) -> Operation[None]:
-    """Fail waiting tasks that have no attempt left: a backstop, which never touches a lease.
+    """Fail due tasks that have no attempt left: a backstop, which never touches a lease.
 
-    Steps through the few distinct ``max_attempts`` in the index, and reads the highest count of
-    each. Safe to repeat: a write matches only waiting tasks that are used up.
+    A ready task without an attempt left fails when it is claimed. Safe to repeat: a write matches
+    only waiting tasks that are used up.
     """
-    progress = progress or Progress()
-    max_attempts: Any = -1
-    while (yield from progress.proceed()):
-        found = yield Call(
-            "find",
-            {**filters.RETRIED, "max_attempts": {"$gt": max_attempts}},
-            {"attempts": 1, "max_attempts": 1},
-            sort=[("max_attempts", 1), ("attempts", -1)],
-            limit=1,
-        )
-        if not found:
-            return
-        max_attempts = found[0]["max_attempts"]
-        if _number(found[0]["attempts"]) >= _number(max_attempts):
-            used_up = {"attempts": {"$gte": max_attempts, "$gt": 0}, "max_attempts": max_attempts}
-            selection = {"status": filters.PENDING, **used_up, **within(queues)}
-            message = f"all {max_attempts} attempts are used up"
-            error = {"message": message, "code": "max_attempts", "at": now}
-            count = yield from _bury(selection, error, now, settings, progress)
-            progress.counts["buried"] += count
+    used_up = {"$expr": {"$gte": ["$attempts", "$max_attempts"]}}
+    selection = {**within(queues), **filters.due(now), **used_up}
+    yield from _process_deadlines(selection, (Verdict.EXHAUSTED,), now, settings, progress)
 
 
 def expire_undelivered(
     now: datetime,
     settings: QueueSettings,
-    queues: Queues = None,
-    progress: Progress | None = None,
+    queues: QueueNames = None,
+    progress: SweepProgress | None = None,
 ) -> Operation[None]:
     """Fail waiting tasks whose ``expires_at`` has passed.
 
     Safe to repeat: a write matches only tasks that still wait.
     """
-    progress = progress or Progress()
-    selection = {**filters.undelivered(now), **within(queues)}
-    error = {"message": "not delivered before it expired", "code": "expired", "at": now}
-    progress.counts["expired"] += yield from _bury(selection, error, now, settings, progress)
+    selection = {**within(queues), **filters.expired(now)}
+    yield from _process_deadlines(selection, (Verdict.EXPIRED,), now, settings, progress)
+
+
+def _process_deadlines(
+    selection: Document,
+    verdicts: Collection[Verdict],
+    now: datetime,
+    settings: QueueSettings,
+    progress: SweepProgress | None,
+) -> Operation[None]:
+    """Look at the waiting tasks whose deadline has passed, in batches, queue by queue."""
+    progress = progress or SweepProgress()
+    batches = Batches.of(selection, deadlines.FIELDS, progress=progress)
+    while batch := (yield from batches.next(settings.batch_size)):
+        processed = yield from deadlines.process(batch, now, verdicts)
+        progress.counts["promoted"] += processed.promoted
+        for one in processed.burials:
+            progress.counts[BURIED_AS[one.code]] += one.count
+            progress.bury(one.code, one.ids, one.count)
+        batches.wrote(processed.changed)
 
 
 def purge_finished(
+    collection: str,
     now: datetime,
     settings: QueueSettings,
-    queues: Queues = None,
-    progress: Progress | None = None,
+    queues: QueueNames = None,
+    progress: SweepProgress | None = None,
 ) -> Operation[None]:
-    """Delete done tasks older than the retention, as the server's TTL monitor also does.
+    """Delete done tasks older than the retention.
 
-    The retention is that of the index: a sweeper with other settings must not delete what another
-    service keeps.
+    The retention is that of the collection: a sweeper with other settings must not delete what
+    another service keeps.
     """
-    progress = progress or Progress()
-    existing = yield Call("index_information")
-    retention = indexes.retention_of(existing, settings.retention)
+    progress = progress or SweepProgress()
+    retention = yield from schema.read_retention(collection, settings.retention)
     if retention is None:
         return
-    finished = {**filters.FINISHED, "finished_at": {"$lte": now - retention}, **within(queues)}
+    finished = {**within(queues), **filters.finished_by(now - retention)}
+    if retention < PROOF_KEPT:
+        finished["$nor"] = [filters.proof_of_run(now)]
     progress.counts["purged"] += yield from delete_all(finished, settings.batch_size, progress)
 
 
 def delete_all(
-    selection: Document, batch_size: int, progress: Progress | None = None
+    selection: Document, batch_size: int, progress: SweepProgress | None = None
 ) -> Operation[int]:
     """Delete what matches, in batches, so that no single write runs for long.
 
@@ -206,37 +187,7 @@ def delete_all(
     return deleted
 
 
-def _bury(
-    selection: Document, error: Document, now: datetime, settings: QueueSettings, progress: Progress
-) -> Operation[int]:
-    """Fail what matches, in batches, and note the ids in ``progress``."""
-    buried = 0
-    changes = {
-        "status": filters.FAILED,
-        "updated_at": now,
-        "finished_at": now,
-        "error": error,
-    }
-    batches = Batches.of(selection, ID, progress=progress)
-    while batch := (yield from batches.next(settings.batch_size)):
-        ids = [document["_id"] for document in batch]
-        these = {"$and": [filters.any_of(ids), selection]}
-        result = yield Call("update_many", these, {"$set": changes})
-        count = int(result.modified_count)
-        if count < len(ids) and progress.wants_names(error["code"]):
-            ids = yield from settle.find_buried(ids, now, code=error["code"])
-        progress.bury(error["code"], ids, count)
-        buried += count
-        batches.wrote(count)
-    return buried
-
-
-def _number(value: Any) -> Any:
-    """Return a stored number as one that Python can compare."""
-    return value.to_decimal() if isinstance(value, Decimal128) else value
-
-
-def within(queues: Queues) -> Document:
+def within(queues: QueueNames) -> Document:
     """Match the tasks of some queues, or of all queues."""
     return {} if queues is None else {"queue": {"$in": list(queues)}}
 

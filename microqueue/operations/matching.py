@@ -7,14 +7,18 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from microqueue.dlq import DeadLetterFilter
+from microqueue.dead_letter_models import DeadLetterFilter
 from microqueue.operations import filters
 from microqueue.operations.call import Document
+from microqueue.task import name_of
 from microqueue.task_filter import TaskFilter
 
 LONGEST_MESSAGE = 300
 """A longer message is cut; its group has all messages with the same beginning."""
 
+
+NAME_FIELDS = ("name", "headers")
+"""The fields that a task's name is in."""
 
 KINDS = {
     "<uuid>": r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b",
@@ -63,7 +67,7 @@ def state_of(document: Mapping[str, Any], now: datetime) -> str:
     if status == filters.PENDING:
         return "ready" if document.get("next_retry_at") is None else "delayed"
     if status == filters.PROCESSING:
-        expires_at = document.get("lease_expires_at")
+        expires_at = document.get("deadline_at")
         late = isinstance(expires_at, datetime) and expires_at <= now
         return "overdue" if late else "processing"
     return str(status)
@@ -80,10 +84,12 @@ class TaskMatcher:
         self._text = which.text.lower() if which.text else None
         self._shown = shown or (lambda value: value)
         # Whole fields: the server projects them three times as fast as parts of them.
-        names = ["status", "next_retry_at", "lease_expires_at", "error"]
+        names = ["status", "next_retry_at", "deadline_at", "error"]
         names += ["created_at", "updated_at"]  # The cursors of both views.
         if self._text:
             names.append("payload")
+        if which.name is not None:
+            names += NAME_FIELDS
         self._plain = bool(self._text and PLAIN.fullmatch(self._text))
         self.fields: Document = dict.fromkeys(names, 1)
 
@@ -92,17 +98,21 @@ class TaskMatcher:
         which = self._which
         if which.status is not None and not self._is_in(which.status, document):
             return False
+        if not _has_name(document, which.name):
+            return False
         error = _error_of(document)
         if which.code is not None and error.get("code") != (which.code or None):
             return False
-        if self._text is None:
-            return True
+        return self._text is None or self._has_text(document, error)
+
+    def _has_text(self, document: Document, error: Mapping[str, Any]) -> bool:
         # The stored text first, because that is fast: most documents do not match at all.
         stored = f"{error.get('message')}\n{error.get('code')}"
-        if self._text in stored.lower() and self._contains(self._shown(stored)):
+        text = self._text or ""
+        if text in stored.lower() and self._contains(self._shown(stored)):
             return True
         payload = document.get("payload")
-        if self._plain and self._text not in repr(payload).lower():
+        if self._plain and text not in repr(payload).lower():
             return False
         return self._contains(self._shown(payload))
 
@@ -123,19 +133,21 @@ class TaskMatcher:
 class DeadLetterMatcher:
     """Matches dead letters; ``shown`` masks messages before they are compared."""
 
-    fields: Document = dict.fromkeys(("error", "updated_at"), 1)
-
     def __init__(self, which: DeadLetterFilter, shown: Callable[[str], str] = str) -> None:
         self._which = which
         self._text = which.text.lower() if which.text else None
         self._shown = shown
         self.needed = self._text is not None or which.group is not None
+        names = ["error", "updated_at", *(() if which.name is None else NAME_FIELDS)]
+        self.fields: Document = dict.fromkeys(names, 1)
 
     def accepts(self, document: Document) -> bool:
         """Return whether a dead letter matches."""
         error = _error_of(document)
         code = self._which.code
         if code is not None and error.get("code") != (code or None):
+            return False
+        if not _has_name(document, self._which.name):
             return False
         return not self.needed or self.accepts_message(str(error.get("message") or ""))
 
@@ -146,6 +158,11 @@ class DeadLetterMatcher:
         if self._text is not None and self._text not in shown.lower():
             return False
         return self._which.group is None or normalise(shown) == self._which.group
+
+
+def _has_name(document: Mapping[str, Any], name: str | None) -> bool:
+    """Return whether a task has this name, for the empty string none; as ``filters.named``."""
+    return name is None or name_of(document) == (name or None)
 
 
 def _error_of(document: Mapping[str, Any]) -> Mapping[str, Any]:

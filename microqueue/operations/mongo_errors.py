@@ -12,6 +12,7 @@ from typing import Any
 from pymongo.errors import AutoReconnect, BulkWriteError, OperationFailure, WriteConcernError
 
 BAD_VALUE = 2
+UNAUTHORIZED = 13
 TYPE_MISMATCH = 14
 MAX_TIME_EXPIRED = 50
 DUPLICATE_KEY = 11000
@@ -48,3 +49,16 @@ def is_uncertain(error: BaseException) -> bool:
         interrupted = error.code in INTERRUPTED | KILLED or error.timeout
         return bool(write_concern_codes(error)) or interrupted
     return isinstance(error, AutoReconnect)
+
+
+def only_duplicates(error: BulkWriteError) -> list[int]:
+    """Return the places of the duplicates; raise the error if it has any other cause.
+
+    A failed write concern concerns the whole chunk: no insert of it is certain.
+    """
+    details: Any = error.details or {}
+    errors = details.get("writeErrors") or []
+    foreign = any(one["code"] != DUPLICATE_KEY for one in errors)
+    if not errors or foreign or details.get("writeConcernErrors"):
+        raise error
+    return [one["index"] for one in errors]

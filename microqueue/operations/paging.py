@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from bson import json_util
 from bson.errors import BSONError
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 from microqueue.extended_json import CANONICAL
-from microqueue.operations import filters, id_order
+from microqueue.operations import filters
 from microqueue.operations.call import ENOUGH, Call, Document, Each, Operation, Span, Target
 from microqueue.operations.matching import DeadLetterMatcher, TaskMatcher
 from microqueue.positions import microseconds
 from microqueue.settings import QueueSettings
+from microqueue.task_ids import ID_TYPES, id_key, id_rank, id_sort_key
 
 KEPT = ("_id", "created_at", "updated_at")
 """The fields that are kept of a document that was mapped: those of all views."""
@@ -83,8 +84,25 @@ def merge_replies(
     for document in heapq.merge(*documents, key=key):
         if several and edges and key(document) > min(edges):
             break
-        found.setdefault(id_order.key(document["_id"]), document)
+        found.setdefault(id_key(document["_id"]), document)
     return list(found.values()), bool(ended)
+
+
+def ids_beyond(last_id: Any, *, ascending: bool) -> list[Document]:
+    """Return filters for the ids that sort after one, or before it.
+
+    MongoDB compares ids of one type only, so each type behind it has its own filter.
+
+    Raises:
+        ValueError: It is no id.
+    """
+    rank = id_rank(last_id)
+    operators = isinstance(last_id, Mapping) and any(name.startswith("$") for name in last_id)
+    if rank == len(ID_TYPES) or operators:
+        raise ValueError(f"{last_id!r} is not an id")
+    behind = ID_TYPES[rank + 1 :] if ascending else ID_TYPES[:rank][::-1]
+    nearest = {"_id": {"$gt" if ascending else "$lt": last_id}}
+    return [nearest, *({"_id": {"$type": name}} for _, name in behind)]
 
 
 class Cursor(NamedTuple):
@@ -104,10 +122,16 @@ class Cursor(NamedTuple):
         try:
             found = json_util.loads(text, json_options=CANONICAL)
             at, last_id = found["at"].astimezone(UTC), found["id"]
-            id_order.beyond(last_id, ascending=True)  # It raises for what is no id.
+            ids_beyond(last_id, ascending=True)  # It raises for what is no id.
         except (ValueError, TypeError, KeyError, AttributeError, BSONError) as exc:
-            raise refused("cursor", text, "give the next_cursor of a page") from exc
+            raise invalid_argument("cursor", text, "give the next_cursor of a page") from exc
         return cls(at, last_id)
+
+
+def check_cursor(cursor: Any) -> None:
+    """Reject anything but the cursor of a page, or ``None``."""
+    if cursor is not None:
+        Cursor.parse(cursor)
 
 
 @dataclass(frozen=True)
@@ -132,7 +156,7 @@ class View:
         Each is one range of the index. Joined in one query, they would make the server pass all
         keys of that instant, and one call may add thousands in an instant.
         """
-        beyond = id_order.beyond(cursor.id, ascending=self.id_order > 0)
+        beyond = ids_beyond(cursor.id, ascending=self.id_order > 0)
         same_instant = [{self.field: cursor.at, **one} for one in beyond]
         return [*same_instant, {self.field: {"$lt": cursor.at}}]
 
@@ -152,7 +176,7 @@ def failure_key(document: Document) -> tuple[Any, ...]:
     """Return a sort key that orders dead letters as MongoDB does, ids of all types included."""
     failed_at = document.get("updated_at")
     newest_first = -microseconds(failed_at) if isinstance(failed_at, datetime) else 0
-    return newest_first, *id_order.place(document["_id"])
+    return newest_first, *id_sort_key(document["_id"])
 
 
 @dataclass(frozen=True)
@@ -170,12 +194,15 @@ class Reader:
         selection: Document,
         cursor: Cursor | None,
         limit: int,
-        each: Each,
+        each: Each | None = None,
         *,
         fields: Document | None = None,
         max_time_ms: int | None = None,
     ) -> Operation[tuple[list[Document], bool]]:
-        """Read up to ``limit`` documents; also return whether ``each`` ended it before that."""
+        """Read up to ``limit`` documents; also return whether ``each`` ended it before that.
+
+        Without ``each``, the documents are read whole.
+        """
         options: Document = {} if max_time_ms is None else {"max_time_ms": max_time_ms}
         stages = [{}] if cursor is None else self.view.after(cursor)
         documents: list[Document] = []
@@ -207,8 +234,8 @@ class Reader:
         for target in self.targets if ids else ():
             each = mapping_each(made)
             for one in (yield Call("find", filters.any_of(ids), target=target, each=each)):
-                found[id_order.key(one["_id"])] = one[MAPPED]
-        return [found[one] for one in map(id_order.key, ids) if one in found]
+                found[id_key(one["_id"])] = one[MAPPED]
+        return [found[one] for one in map(id_key, ids) if one in found]
 
 
 class Scan:

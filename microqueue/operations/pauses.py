@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from microqueue.model import trusted
 from microqueue.operations.call import Call, Document, Operation, Target
 from microqueue.reports import Pause
 
@@ -46,11 +47,19 @@ def list_paused(collection: str) -> Operation[list[Pause]]:
     return [_read(document) for document in found]
 
 
+def key_prefix(collection: str) -> str:
+    """Return what the ids of the pauses of a collection begin with."""
+    return f"{collection}/"
+
+
 def _key(collection: str, queue: str) -> str:
-    return f"{collection}/{queue}"
+    return f"{key_prefix(collection)}{queue}"
 
 
 def _read(document: Document) -> Pause:
-    return Pause.trusted(
-        queue=document["queue"], paused_at=document["paused_at"], reason=document.get("reason")
+    return trusted(
+        Pause,
+        queue=document["queue"],
+        paused_at=document["paused_at"],
+        reason=document.get("reason"),
     )

@@ -14,28 +14,45 @@ from typing import Any
 from bson import Timestamp
 
 from microqueue.operations import filters, pauses
-from microqueue.operations.call import PAUSES_COLLECTION, Call, Document, Operation, Span
+from microqueue.operations.call import (
+    PAUSES_COLLECTION,
+    SCHEDULES_COLLECTION,
+    Call,
+    Document,
+    Operation,
+    Span,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """Whether a task is ready, in how long the next delayed one is due, and the paused queues."""
+    """Whether a task is ready, when the next one is due or expires, and the paused queues.
+
+    ``scheduled_sec`` is when the next schedule of the collection is due, for whatever queue.
+    """
 
     ready: bool
     due_sec: float | None
     paused: frozenset[str]
+    scheduled_sec: float | None = None
 
 
 def poll(collection: str, queues: Sequence[str], *, now: datetime) -> Operation[PollResult]:
     """Read the head of each line with a single command, each part by its index."""
     here = {"queue": {"$in": list(queues)}}
     delayed = [
-        {"$match": {**here, **filters.DELAYED}},
-        {"$sort": {"next_retry_at": 1}},
+        {"$match": {**here, **filters.WAITING}},
+        {"$sort": {"deadline_at": 1}},
         {"$limit": 1},
-        {"$project": {"_id": 0, "due_at": "$next_retry_at"}},
+        {"$project": {"_id": 0, "due_at": "$deadline_at"}},
     ]
     paused = [{"$match": {"collection": collection}}, {"$project": {"_id": 0, "paused": "$queue"}}]
+    scheduled = [
+        {"$match": {"collection": collection, "next_at": filters.IS_DATE}},
+        {"$sort": {"next_at": 1}},
+        {"$limit": 1},
+        {"$project": {"_id": 0, "next_at": 1}},
+    ]
     found: list[Document] = yield Call(
         "aggregate",
         [
@@ -44,6 +61,7 @@ def poll(collection: str, queues: Sequence[str], *, now: datetime) -> Operation[
             {"$project": {"_id": 0, "ready": {"$literal": True}}},
             {"$unionWith": {"coll": collection, "pipeline": delayed}},
             {"$unionWith": {"coll": PAUSES_COLLECTION, "pipeline": paused}},
+            {"$unionWith": {"coll": SCHEDULES_COLLECTION, "pipeline": scheduled}},
         ],
         span=Span.BRIEF,  # Each part is one key of an index.
     )
@@ -51,6 +69,9 @@ def poll(collection: str, queues: Sequence[str], *, now: datetime) -> Operation[
         ready=any("ready" in one for one in found),
         due_sec=_seconds(next((one["due_at"] for one in found if "due_at" in one), None), now),
         paused=frozenset(one["paused"] for one in found if "paused" in one),
+        scheduled_sec=_seconds(
+            next((one["next_at"] for one in found if "next_at" in one), None), now
+        ),
     )
 
 
@@ -58,14 +79,18 @@ def poll_in_memory(
     collection: str, queues: Sequence[str], *, now: datetime
 ) -> Operation[PollResult]:
     """Poll with several calls, for mongomock, which has no ``$unionWith``."""
+    from microqueue.operations import schedules  # noqa: PLC0415 (producers need none)
+
     here = {"queue": {"$in": list(queues)}}
     ready = yield Call("find_one", {**here, **filters.READY}, {"_id": 1})
-    delayed = yield Call("find", {**here, **filters.DELAYED}, sort=[("next_retry_at", 1)], limit=1)
+    delayed = yield Call("find", {**here, **filters.WAITING}, sort=[("deadline_at", 1)], limit=1)
     paused = yield from pauses.list_paused(collection)
+    scheduled = yield from schedules.next_due(collection)
     return PollResult(
         ready=ready is not None,
-        due_sec=_seconds(delayed[0]["next_retry_at"] if delayed else None, now),
+        due_sec=_seconds(delayed[0]["deadline_at"] if delayed else None, now),
         paused=frozenset(one.queue for one in paused),
+        scheduled_sec=_seconds(scheduled, now),
     )
 
 
@@ -101,3 +126,15 @@ def from_now_on(hello: Mapping[str, Any]) -> Timestamp | None:
     """
     last = hello.get("operationTime")
     return Timestamp(last.time, last.inc + 1) if isinstance(last, Timestamp) else None
+
+
+def next_due(queue: str) -> Operation[datetime | None]:
+    """Return when the next waiting task of a queue is due, or expires."""
+    found = yield Call(
+        "find",
+        {"queue": queue, **filters.WAITING},
+        {"deadline_at": 1},
+        sort=[("deadline_at", 1)],
+        limit=1,
+    )
+    return found[0]["deadline_at"] if found else None

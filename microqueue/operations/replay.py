@@ -16,21 +16,15 @@ from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from microqueue.clock import later, round_up
-from microqueue.dlq import ReplayReport
-from microqueue.operations import (
-    confirm,
-    dead_letters,
-    dlq_collection,
-    enqueue,
-    filters,
-    id_order,
-    paging,
-)
+from microqueue.dead_letter_models import ReplayReport
+from microqueue.operations import confirm, dead_letters, dlq_collection, enqueue, filters, paging
 from microqueue.operations.batches import Batches, not_after, without
 from microqueue.operations.call import Call, Document, Operation, Span
 from microqueue.operations.maintenance import WITHOUT_PAYLOAD
+from microqueue.operations.mongo_errors import only_duplicates
 from microqueue.settings import QueueSettings
-from microqueue.task import DEFAULT_QUEUE, Task
+from microqueue.task import DEFAULT_QUEUE, read_task
+from microqueue.task_ids import id_key
 
 SPREAD_STEPS = 200
 """Into how many instants a ``spread`` is divided, so that one write replays many."""
@@ -56,7 +50,7 @@ def replay(
     Args:
         queries: What to replay, one query after the other.
         now: The server's time.
-        position: The place in line of all replayed tasks.
+        position: The place in the queue of all replayed tasks.
         reset_attempts: Start to count attempts at zero.
         delay: How long they wait before they are ready.
         limit: How many to replay at most.
@@ -67,9 +61,9 @@ def replay(
     matched = replayed = 0
     skipped: list[Any] = []
     back = {**_pending(now, position), **(edits or {})}
-    # What fails again while this runs is not replayed again. Clocks may differ a little.
-    begun = later(now, timedelta(0))
-    left = [{"$and": [query, {"updated_at": {"$lte": begun}}]} for query in queries]
+    # What fails again while this runs is not replayed again.
+    begun = not_after("updated_at", now, skew=timedelta(0))
+    left = [{"$and": [query, begun]} for query in queries]
     step = _step(settings)
     expected = (yield from dead_letters.count_all(left, settings)) if spread else 1
     expected = expected if limit is None else min(expected, limit)
@@ -146,7 +140,7 @@ def _oldest(query: Document, limit: int, settings: QueueSettings) -> Operation[l
             "find", query, fields, sort=order, limit=limit, target=target, span=Span.LONG
         )
         for document in found:
-            batch.setdefault(id_order.key(document["_id"]), document)
+            batch.setdefault(id_key(document["_id"]), document)
     return sorted(batch.values(), key=paging.failure_key, reverse=True)[:limit]
 
 
@@ -173,17 +167,15 @@ def _grouped(
     """Group dead letters that one write can replay: with equal changes and no dedupe key."""
     groups: dict[Any, tuple[list[Document], Document]] = {}
     for document, eta in batch:
-        changes = {**back, "next_retry_at": eta}
+        changes = {**back, "next_retry_at": eta, "deadline_at": eta}
         if reset_attempts:
             changes["attempts"] = 0
         else:
             # The count continues, and there is always room for one more attempt.
-            task: Task[Any] = Task.from_document(document)
+            task = read_task(document)
             changes["max_attempts"] = max(task.max_attempts, task.attempts + 1)
         alone = settings.separate_dlq or "dedupe_key" in document
-        key = (
-            id_order.key(document["_id"]) if alone else ("group", changes.get("max_attempts"), eta)
-        )
+        key = id_key(document["_id"]) if alone else ("group", changes.get("max_attempts"), eta)
         groups.setdefault(key, ([], changes))[0].append(document)
     yield from groups.values()
 
@@ -204,8 +196,20 @@ def _replay_group(
             if (yield from _key_is_taken(group[0], changes)):
                 return 0, ids
         else:
-            return int(result.modified_count), []
+            count = int(result.modified_count)
+            if count < len(ids):
+                count = yield from _count_replayed(ids, {"position": changes["position"]})
+            return count, []
     return 0, ids
+
+
+def _count_replayed(ids: Sequence[Any], ours: Document) -> Operation[int]:
+    """Count the tasks that this call has replayed, also by a write whose reply was lost.
+
+    A replay writes its own position, which a task keeps while it is delivered and retried.
+    """
+    result = yield Call("update_many", {**filters.any_of(ids), **ours}, confirm.NOTHING)
+    return int(result.matched_count)
 
 
 def _key_is_taken(dead_letter: Document, changes: Document) -> Operation[bool]:
@@ -243,31 +247,34 @@ def requeue(
             changes = _changes(one, run, queue, position, now)
             done += yield from dlq_collection.move_back(one.dead_letter, changes, now)
         return done
+    left = fresh
     for _ in range(confirm.ROUNDS):
-        if not fresh:
+        if not left:
             break
         updates = [
             UpdateOne(
                 _unchanged(one.dead_letter, run),
                 {"$set": _changes(one, run, queue, position, now), "$inc": {"replays": 1}},
             )
-            for one in fresh
+            for one in left
         ]
         try:
             result = yield Call("bulk_write", updates, ordered=False)
         except BulkWriteError as exc:
-            duplicates = enqueue.only_duplicates(exc)
+            blocked = [left[place] for place in only_duplicates(exc)]
             done += int((exc.details or {})["nModified"])
             left = []
-            for place in duplicates:
-                one = fresh[place]
+            for one in blocked:
                 name = _changes(one, run, queue, position, now)["queue"]
                 # If no majority has the task that blocks it, it is tried again.
                 if not (yield from enqueue.key_is_taken(name, one.dead_letter.get("dedupe_key"))):
                     left.append(one)
-            fresh = left
         else:
-            return done + int(result.modified_count)
+            done += int(result.modified_count)
+            break
+    if done < len(fresh):
+        ids = [one.dead_letter["_id"] for one in fresh]
+        done = yield from _count_replayed(ids, {"position": position, "replay_run": run})
     return done
 
 
@@ -279,11 +286,13 @@ def _unchanged(dead_letter: Document, run: str) -> Document:
 def _changes(
     one: PlannedReplay, run: str, queue: str | None, position: int, now: datetime
 ) -> Document:
+    eta = round_up(one.eta) if one.eta > now else None
     return {
         **_pending(now, position),
         "queue": queue or one.dead_letter.get("queue") or DEFAULT_QUEUE,
         "attempts": 0,
-        "next_retry_at": round_up(one.eta) if one.eta > now else None,
+        "next_retry_at": eta,
+        "deadline_at": eta,
         "replay_run": run,
     }
 

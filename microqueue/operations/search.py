@@ -1,4 +1,4 @@
-"""Search: find tasks and dead letters by queue, status, code, text and time, newest first.
+"""Search: find tasks and dead letters by queue, name, status, code, text and time, newest first.
 
 The server finds a page by its index if it can do so quickly. Otherwise the index is scanned, and
 each document is matched here. A scan has a time limit: a page may be incomplete, and its cursor
@@ -14,7 +14,7 @@ from typing import Any
 
 from pymongo.errors import ExecutionTimeout
 
-from microqueue.dlq import DeadLetterFilter
+from microqueue.dead_letter_models import DeadLetterFilter
 from microqueue.operations import filters, paging
 from microqueue.operations.call import Document, Operation, Target
 from microqueue.operations.matching import DeadLetterMatcher, TaskMatcher
@@ -59,8 +59,8 @@ def page(
     limit: int,
     cursor: str | None,
     settings: QueueSettings,
-    shown: Callable[[Any], Any] | None = None,
-    made: Callable[[Document], Any] = as_stored,
+    mask: Callable[[Any], Any] | None = None,
+    convert: Callable[[Document], Any] = as_stored,
 ) -> Operation[SearchPage]:
     """Return one page of tasks.
 
@@ -71,8 +71,8 @@ def page(
         limit: How many tasks a page has at most.
         cursor: The ``next_cursor`` of the page before.
         settings: The settings of the queue.
-        shown: Masks payloads and errors, so that a search does not find what is masked.
-        made: Maps each document of the page.
+        mask: Masks payloads and errors, so that a search does not find what is masked.
+        convert: Maps each document of the page.
     """
     view = BY_FAILURE if which.status == "failed" else BY_CREATION
     names = list(queues) if which.queue is None else [which.queue]
@@ -81,11 +81,11 @@ def page(
             Reader(view, dead_letter_targets(settings) if view is BY_FAILURE else [Target.TASKS]),
             indexed=_indexed(view, names, which),
             unindexed=_unindexed(which, now),
-            matcher=TaskMatcher(which, now, shown),
+            matcher=TaskMatcher(which, now, mask),
             scan=bool(which.text),
             limit=limit,
             cursor=cursor,
-            made=made,
+            convert=convert,
         )
     )
 
@@ -97,27 +97,27 @@ def dead_letter_page(
     limit: int,
     cursor: str | None,
     settings: QueueSettings,
-    shown: Callable[[str], str] = str,
-    made: Callable[[Document], Any] = as_stored,
+    mask: Callable[[str], str] = str,
+    convert: Callable[[Document], Any] = as_stored,
     enough: Callable[[], bool] = paging.never_enough,
 ) -> Operation[SearchPage]:
     """Return one page of the dead letters of some queues.
 
-    ``shown`` masks what must not be found, ``made`` maps each document, and ``enough`` may end the
+    ``mask`` hides what must not be found, ``convert`` maps each document, ``enough`` may end the
     page after any of them.
     """
-    matcher = DeadLetterMatcher(which, shown)
+    matcher = DeadLetterMatcher(which, mask)
     queues = [queue] if isinstance(queue, str) else queue
     return (
         yield from _page(
             Reader(BY_FAILURE, dead_letter_targets(settings)),
             indexed=_indexed(BY_FAILURE, queues, which),
-            unindexed={} if which.code is None else {"error.code": which.code or None},
+            unindexed=filters.with_code(which.code) | filters.named(which.name),
             matcher=matcher,
             scan=matcher.needed,
             limit=limit,
             cursor=cursor,
-            made=made,
+            convert=convert,
             enough=enough,
         )
     )
@@ -152,7 +152,7 @@ def _page(
     scan: bool,
     limit: int,
     cursor: str | None,
-    made: Callable[[Document], Any],
+    convert: Callable[[Document], Any],
     enough: Callable[[], bool] = paging.never_enough,
 ) -> Operation[SearchPage]:
     """Let the server find a page if it can do so quickly; otherwise scan the index."""
@@ -163,7 +163,7 @@ def _page(
                 {**indexed, **unindexed},
                 start,
                 limit + 1,
-                paging.mapping_each(made, enough),
+                paging.mapping_each(convert, enough),
                 max_time_ms=QUICK_MS if unindexed else None,
             )
         except ExecutionTimeout:
@@ -180,7 +180,7 @@ def _page(
             following = reader.view.cursor(matches[first - 1])
             return SearchPage(documents, _text(following), complete=True)
         ids = [document["_id"] for document in matches[first : first + PORTION]]
-        documents += yield from reader.of(ids, made)
+        documents += yield from reader.of(ids, convert)
     return SearchPage(documents, _text(following), complete)
 
 
@@ -203,18 +203,17 @@ def _unindexed(which: TaskFilter, now: datetime) -> Document:
     unindexed: Document = {}
     if which.status is not None:
         unindexed |= _in_state(which.status, now)
-    if which.code is not None:
-        unindexed["error.code"] = which.code or None
-    return unindexed if which.status != "failed" or which.code is not None else {}
+    described = filters.with_code(which.code) | filters.named(which.name)
+    return unindexed | described if which.status != "failed" or described else {}
 
 
 def _in_state(state: str, now: datetime) -> Document:
     return {
         "pending": {"status": filters.PENDING},
         "ready": filters.READY,
-        "delayed": filters.DELAYED,
+        "delayed": {"status": filters.PENDING, "next_retry_at": filters.IS_DATE},
         "processing": filters.LEASED,
         "overdue": filters.lease_expired(now),
-        "done": filters.FINISHED,
+        "done": {"status": filters.DONE},
         "failed": filters.DEAD,
     }[state]

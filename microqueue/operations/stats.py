@@ -21,17 +21,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
-from microqueue.dlq import DeadLetterStats
+from microqueue.dead_letter_models import DeadLetterStats
+from microqueue.model import trusted
 from microqueue.operations import dead_letters, diagnostics, filters, paging
 from microqueue.operations.call import Call, Document, Operation, Target, dlq_collection_name
 from microqueue.reports import Latency, QueueStats, RunningTask
 from microqueue.settings import QueueSettings
-from microqueue.task import DEFAULT_QUEUE, Task, name_in
+from microqueue.task import DEFAULT_QUEUE, name_of, read_task
 
 MINUTE = timedelta(minutes=1)
 MINUTES = 60
@@ -42,18 +43,21 @@ LEAST_PER_SAMPLE = 25
 """MongoDB samples at random only if asked for less than a 20th of the documents."""
 MOST_PIPELINES = 100
 """How many counts one command makes. MongoDB allows 1,000 stages."""
+MOST_MERGED = 100
 HEADS = 20
-"""How many tasks of each priority are read to find the oldest one of a long line."""
+"""How many tasks of each priority are read to find the oldest one of a long queue."""
+BEFORE_ALL = datetime(1, 1, 1, tzinfo=UTC)
+EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
 LARGEST_POWER = 4.0
 STEPS = 40
 SIZE_CLASSES = 8
 
-DONE: Document = {**filters.FINISHED, "finished_at": filters.IS_DATE}
 SELECTIONS: Mapping[str, Document] = {
     "ready": filters.READY,
-    "delayed": filters.DELAYED,
+    # Ready tasks that may expire are beside them in the index, and are left out after the limit.
+    "delayed": filters.WAITING,
     "processing": filters.LEASED,
-    "done": DONE,
+    "done": filters.SUCCEEDED,
     "failed": filters.DEAD,
 }
 KINDS = tuple(SELECTIONS)
@@ -61,18 +65,20 @@ SINCE: Mapping[str, str] = {"ready": "updated_at", "delayed": "next_retry_at"}
 """The field of which the smallest value is read along with the count."""
 ORDERS: Mapping[str, Document] = {
     "ready": dict(filters.READY_ORDER),
-    "delayed": {"next_retry_at": 1},
+    "delayed": {"deadline_at": 1},
+    "processing": {"deadline_at": 1},
+    "done": {"deadline_at": 1},
     "failed": dict(paging.BY_FAILURE.order),
 }
 """The order of each status's index after the queue."""
 Place: TypeAlias = tuple[Target, str, str]
 """A collection, a queue, a status."""
-Minutes: TypeAlias = dict[tuple[str, datetime], int]
+TasksByMinute: TypeAlias = dict[tuple[str, datetime], int]
 """Tasks by queue and minute."""
 RUNNING_FIELDS = dict.fromkeys(
     (
-        "queue", "headers", "worker_id", "attempts", "max_attempts", "started_at",
-        "lease_expires_at",
+        "queue", "name", "headers", "worker_id", "attempts", "max_attempts", "started_at",
+        "deadline_at",
         "progress",
     ),
     1,
@@ -125,7 +131,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Sample:
+class CollectionSample:
     """How many documents a collection has, and a sample of them."""
 
     total: int
@@ -137,20 +143,21 @@ class Sample:
 
 
 class KnownSamples:
-    """The last samples of a queue's collections, by target, and when they were taken."""
+    """The last samples of a queue's collections, by what they are of, and when they were taken."""
 
     def __init__(self) -> None:
         # Each is replaced whole, so that threads never see half of a new one.
-        self._known: dict[Target, tuple[datetime, Sequence[Sampled]]] = {}
+        self._known: dict[Hashable, tuple[datetime, Sequence[Any]]] = {}
 
-    def get(self, target: Target, now: datetime) -> Sequence[Sampled] | None:
+    def get(self, key: Hashable, now: datetime) -> Sequence[Any] | None:
         """Return a sample that is not too old, if there is one."""
-        taken_at, items = self._known.get(target, (datetime.min.replace(tzinfo=UTC), ()))
+        taken_at, items = self._known.get(key, (datetime.min.replace(tzinfo=UTC), ()))
         return items if abs(now - taken_at) < SAMPLE_AGE else None
 
-    def put(self, target: Target, now: datetime, items: Sequence[Sampled]) -> None:
-        """Keep a sample."""
-        self._known[target] = (now, items)
+    def put(self, key: Hashable, now: datetime, items: Sequence[Any]) -> None:
+        """Keep a sample, and drop those that are too old."""
+        known = {one: kept for one, kept in self._known.items() if now - kept[0] < SAMPLE_AGE}
+        self._known = {**known, key: (now, items)}
 
 
 class Sampler:
@@ -168,62 +175,84 @@ class Sampler:
             self._totals[target] = int(sum(one.get("count", 0) for one in found))
         return self._totals[target]
 
-    def read(self, target: Target) -> Operation[Sample]:
+    def read(self, target: Target) -> Operation[CollectionSample]:
         """Return a sample of a collection."""
         total = yield from self.total(target)
         items = self._bounds.samples.get(target, self._now)
         if items is None:
             items = yield from self._read(target, total)
             self._bounds.samples.put(target, self._now, items)
-        return Sample(total, items)
+        return CollectionSample(total, items)
 
     def _read(self, target: Target, total: int) -> Operation[Sequence[Sampled]]:
-        wanted = min(MOST_SAMPLED, total // LEAST_PER_SAMPLE)
-        if wanted < 1:
-            return ()
-        found = yield Call("aggregate", [{"$collStats": {"storageStats": {}}}], target=target)
-        shards = [one.get("storageStats", {}) for one in found]
-        count = sum(one.get("count", 0) for one in shards)
-        mean_size = sum(one.get("size", 0) for one in shards) / max(count, 1)
-        groups = yield Call(
-            "aggregate",
-            [{"$sample": {"size": wanted}}, {"$group": self._group()}],
-            target=target,
-        )
-        return _weighted(groups, mean_size, first_minute(self._now)) if groups else ()
-
-    def _group(self) -> Document:
-        """Return the group stage: by all that an estimate needs, and by size."""
-
-        def by_status(otherwise: Any, **values: Any) -> Document:
-            branches = [
-                {"case": {"$eq": ["$status", name]}, "then": value}
-                for name, value in values.items()
-            ]
-            return {"$switch": {"branches": branches, "default": otherwise}}
-
-        dated = by_status(
-            None, pending="$next_retry_at", processing="$lease_expires_at", done="$finished_at"
-        )
-        late = {"$lte": ["$lease_expires_at", self._now]}
-        ended = by_status(None, done="$finished_at", failed="$updated_at")
-        size = {"$bsonSize": "$$ROOT"}
-        return {
-            "_id": {
-                "queue": "$queue",
-                "status": "$status",
-                "dated": {"$eq": [{"$type": dated}, "date"]},
-                "late": by_status(False, processing=late),  # noqa: FBT003 (a value of MongoDB)
-                # One group for all that ended earlier, or has not ended.
-                "minute": {"$max": [-1, _minute_of(ended, first_minute(self._now))]},
-                "size": {"$floor": {"$multiply": [SIZE_CLASSES, {"$ln": size}]}},
-            },
-            "count": {"$sum": 1},
-            "bytes": {"$sum": size},
+        key = {
+            "queue": "$queue",
+            "status": "$status",
+            "dated": DATED,
+            "late": by_status(False, processing={"$lte": ["$deadline_at", self._now]}),  # noqa: FBT003 (a value of MongoDB)
+            # One group for all that ended earlier, or has not ended.
+            "minute": {"$max": [-1, _minute_of(ENDED_AT, first_minute(self._now))]},
         }
+        return [
+            Sampled(
+                queue=str(one.get("queue")),
+                kind=kind_of(one.get("status"), dated=bool(one.get("dated"))),
+                overdue=bool(one.get("late")),
+                minute=_instant(one.get("minute"), first_minute(self._now)),
+                weight=weight,
+            )
+            for one, weight in (yield from sample_groups(target, total, key))
+        ]
 
 
-def _weighted(groups: Sequence[Document], mean_size: float, first: datetime) -> list[Sampled]:
+def by_status(otherwise: Any, **values: Any) -> Document:
+    """Return an expression: the value for the task's status, or otherwise another one."""
+    branches = [
+        {"case": {"$eq": ["$status", name]}, "then": value} for name, value in values.items()
+    ]
+    return {"$switch": {"branches": branches, "default": otherwise}}
+
+
+DATED: Document = {
+    "$eq": [
+        {
+            "$type": by_status(
+                None, pending="$next_retry_at", processing="$deadline_at", done="$deadline_at"
+            )
+        },
+        "date",
+    ]
+}
+"""Whether a task has the instant by which its status is counted; see :func:`kind_of`."""
+ENDED_AT: Document = by_status(None, done="$finished_at", failed="$updated_at")
+
+
+def sample_groups(
+    target: Target, total: int, key: Document
+) -> Operation[Sequence[tuple[Document, float]]]:
+    """Group a random sample of a collection; return each group's key and its weight.
+
+    ``total`` is the number of documents of the collection.
+    """
+    wanted = min(MOST_SAMPLED, total // LEAST_PER_SAMPLE)
+    if wanted < 1:
+        return ()
+    found = yield Call("aggregate", [{"$collStats": {"storageStats": {}}}], target=target)
+    shards = [one.get("storageStats", {}) for one in found]
+    count = sum(one.get("count", 0) for one in shards)
+    mean_size = sum(one.get("size", 0) for one in shards) / max(count, 1)
+    size = {"$bsonSize": "$$ROOT"}
+    group = {
+        "_id": {**key, "size": {"$floor": {"$multiply": [SIZE_CLASSES, {"$ln": size}]}}},
+        "count": {"$sum": 1},
+        "bytes": {"$sum": size},
+    }
+    pipeline = [{"$sample": {"size": wanted}}, {"$group": group}]
+    groups = yield Call("aggregate", pipeline, target=target)
+    return _weighted(groups, mean_size) if groups else ()
+
+
+def _weighted(groups: Sequence[Document], mean_size: float) -> list[tuple[Document, float]]:
     """Weight the documents of a sample so that their mean size is that of the collection."""
     sizes = [one["bytes"] / one["count"] for one in groups]
 
@@ -239,19 +268,11 @@ def _weighted(groups: Sequence[Document], mean_size: float, first: datetime) -> 
         tried = weights(power)
         mean = sum(map(math.prod, zip(tried, sizes, strict=True))) / sum(tried)
         low, high = (power, high) if mean > mean_size else (low, power)
-    return [
-        Sampled(
-            queue=str(one["_id"].get("queue")),
-            kind=_kind(one["_id"].get("status"), dated=bool(one["_id"].get("dated"))),
-            overdue=bool(one["_id"].get("late")),
-            minute=_instant(one["_id"].get("minute"), first),
-            weight=weight,
-        )
-        for one, weight in zip(groups, weights((low + high) / 2), strict=True)
-    ]
+    found = zip(groups, weights((low + high) / 2), strict=True)
+    return [(one["_id"], weight) for one, weight in found]
 
 
-def _kind(status: Any, *, dated: bool) -> str:
+def kind_of(status: Any, *, dated: bool) -> str:
     """Return in which count a document is, or an empty text if in none."""
     match status, dated:
         case filters.PENDING, _:
@@ -277,7 +298,8 @@ class Counted:
     exact: dict[Place, int] = field(default_factory=dict)
     more: dict[Place, int] = field(default_factory=dict)
     overdue: Counter[str] = field(default_factory=Counter)
-    overdue_exact: bool = True
+    overdue_more: set[str] = field(default_factory=set)
+    """The queues that have more overdue tasks than were counted."""
     since: dict[str, dict[str, datetime]] = field(
         default_factory=lambda: {kind: {} for kind in SINCE}
     )
@@ -314,16 +336,9 @@ class QueueCounter:
 
     def count(self, kinds: Collection[str] = KINDS) -> Operation[dict[str, Document]]:
         """Count; return by queue the fields of :class:`QueueStats` for these kinds."""
-        for kind in ("ready", "delayed"):
+        for kind in ("ready", "delayed", "processing", "done"):
             if kind in kinds:
                 yield from self._count_by_queue(kind)
-        unclear = []
-        if "processing" in kinds and not (yield from self._count_leased()):
-            unclear.append("processing")
-        if "done" in kinds and not (yield from self._count_done()):
-            unclear.append("done")
-        if unclear:
-            yield from self._count_whole_queues(unclear)
         if "failed" in kinds:
             yield from self._count_failed()
         if "ready" in kinds:
@@ -360,8 +375,6 @@ class QueueCounter:
             fields["next_due_at"] = self._found.since["delayed"].get(name)
         return {**fields, "estimated": tuple(estimated)}
 
-    # Statuses whose index begins with the queue
-
     def _count_by_queue(
         self, kind: str, target: Target = Target.TASKS, only: Document | None = None
     ) -> Operation[None]:
@@ -371,10 +384,10 @@ class QueueCounter:
         pipeline = [
             {"$match": {**self._here, **selection}},
             *self._bounds.stages(ORDERS[kind] if alone else None),
-            {"$group": _group("$queue", kind)},
+            {"$group": self._group("$queue", kind)},
         ]
         groups = yield Call("aggregate", pipeline, target=target)
-        if not self._bounds.exceeded(sum(one["count"] for one in groups)):
+        if not self._bounds.exceeded(sum(one["examined"] for one in groups)):
             self._note(target, kind, groups, most=None)
             return
         if alone:
@@ -386,11 +399,25 @@ class QueueCounter:
                 {"$match": {"queue": name, **selection}},
                 {"$sort": ORDERS[kind]},
                 {"$limit": share + 1},
-                {"$group": _group({"$literal": name}, kind)},
+                {"$group": self._group({"$literal": name}, kind)},
             ],
             target,
         )
         self._note(target, kind, groups, most=share)
+
+    def _group(self, key: Any, kind: str) -> Document:
+        group: Document = {"_id": key, "count": {"$sum": 1}, "examined": {"$sum": 1}}
+        if kind in SINCE:
+            group["since"] = {"$min": f"${SINCE[kind]}"}
+        if kind == "delayed":
+            # Dates are greater than anything else that may be there; mongomock has no "$type".
+            is_delayed = {"$gte": [{"$ifNull": ["$next_retry_at", BEFORE_ALL]}, EARLIEST]}
+            group["count"] = {"$sum": {"$cond": [is_delayed, 1, 0]}}
+        if kind == "processing":
+            is_late = {"$lte": ["$deadline_at", self._now]}
+            group["overdue"] = {"$sum": {"$cond": [is_late, 1, 0]}}
+            group["last"] = {"$max": "$deadline_at"}
+        return group
 
     def _note(
         self, target: Target, kind: str, groups: Iterable[Document], most: int | None
@@ -399,11 +426,15 @@ class QueueCounter:
             self._found.put(target, name, kind, 0, exact=True)
         for one in groups:
             name, number = str(one["_id"]), int(one["count"])
-            if most is not None and number > most:
+            whole = most is None or one["examined"] <= most
+            if not whole:
                 del self._found.exact[target, name, kind]
-                self._found.put(target, name, kind, number, exact=False)
-            else:
-                self._found.put(target, name, kind, number, exact=True)
+            self._found.put(target, name, kind, number, exact=whole)
+            if kind == "processing":
+                self._found.overdue[name] = one["overdue"]
+                # They are sorted by the end of their lease: after one that is not overdue, none is.
+                if not whole and one["last"] <= self._now:
+                    self._found.overdue_more.add(name)
             if isinstance(one.get("since"), datetime):
                 self._found.since[kind][name] = one["since"]
 
@@ -417,7 +448,7 @@ class QueueCounter:
         return (yield from _together(pipelines, self._bounds.name(target), target))
 
     def _find_older(self) -> Operation[None]:
-        """Find the oldest ready task of a long line among the heads of its priorities."""
+        """Find the oldest ready task of a long queue among the heads of its priorities."""
         found = self._found.since["ready"]
         places = [place for place in self._found.more if place[2] == "ready"]
         below: dict[str, Any] = {name: math.inf for _, name, _ in places}
@@ -435,7 +466,7 @@ class QueueCounter:
                     {"$limit": HEADS},
                     {
                         "$group": {
-                            **_group({"$literal": name}, "ready"),
+                            **self._group({"$literal": name}, "ready"),
                             "lowest": {"$min": "$priority"},
                         }
                     },
@@ -447,74 +478,6 @@ class QueueCounter:
                 name, since = str(one["_id"]), one["since"]
                 if isinstance(since, datetime):
                     found[name] = min(since, found.get(name, since))
-
-    # Statuses whose index is one of all queues
-
-    def _count_leased(self) -> Operation[bool]:
-        late = {"$sum": {"$cond": [{"$lte": ["$lease_expires_at", self._now]}, 1, 0]}}
-        group = {"overdue": late, "last": {"$max": "$lease_expires_at"}}
-        groups, whole = yield from self._count_all_queues(
-            "processing", {"lease_expires_at": 1}, group
-        )
-        for one in groups:
-            self._found.overdue[str(one["_id"])] = one["overdue"]
-        # They are sorted by the end of their lease: after one that is not overdue, none is.
-        self._found.overdue_exact = whole or any(one["last"] > self._now for one in groups)
-        return whole
-
-    def _count_done(self) -> Operation[bool]:
-        _, whole = yield from self._count_all_queues("done", {"finished_at": 1}, {})
-        return whole
-
-    def _count_all_queues(
-        self, kind: str, order: Document, more: Document
-    ) -> Operation[tuple[list[Document], bool]]:
-        """Count a status in all queues of the collection: these indexes do not have the queue.
-
-        A filter by queue would read any number of tasks of other queues.
-        """
-        here = self._here if self._bounds.limit is None else {}
-        groups: list[Document] = yield Call(
-            "aggregate",
-            [
-                {"$match": {**here, **SELECTIONS[kind]}},
-                *self._bounds.stages(order),
-                {"$group": {"_id": "$queue", "count": {"$sum": 1}, **more}},
-            ],
-        )
-        whole = not self._bounds.exceeded(sum(one["count"] for one in groups))
-        counted = {str(one["_id"]): one["count"] for one in groups}
-        for name in self._names:
-            self._found.put(Target.TASKS, name, kind, counted.get(name, 0), exact=whole)
-        return groups, whole
-
-    def _count_whole_queues(self, kinds: Sequence[str]) -> Operation[None]:
-        """Count all tasks of each queue: a small queue is counted exactly."""
-        share = self._bounds.share(len(self._names))
-        is_leased = _is_dated(filters.PROCESSING, "$lease_expires_at")
-        late = {"$lte": ["$lease_expires_at", self._now]}
-        cases = {
-            "processing": is_leased,
-            "done": _is_dated(filters.DONE, "$finished_at"),
-            "overdue": {"$and": [is_leased, late]},
-        }
-        sums = {name: {"$sum": {"$cond": [case, 1, 0]}} for name, case in cases.items()}
-        groups = yield from self._each_queue(
-            lambda name: [
-                {"$match": {"queue": name}},
-                {"$sort": {"created_at": -1}},
-                {"$limit": share + 1},
-                {"$group": {"_id": {"$literal": name}, "count": {"$sum": 1}, **sums}},
-            ]
-        )
-        counted = {str(one["_id"]): one for one in groups}
-        for name in self._names:
-            one = counted.get(name, {})
-            exact = one.get("count", 0) <= share
-            for kind in kinds:
-                self._found.put(Target.TASKS, name, kind, one.get(kind, 0), exact=exact)
-            if exact and "processing" in kinds:
-                self._found.overdue[name] = one.get("overdue", 0)
 
     # Dead letters
 
@@ -563,7 +526,7 @@ class QueueCounter:
                 _, name, kind = place
                 share = sample.weight(lambda one: (one.queue, one.kind) == (name, kind))  # noqa: B023 (as above)
                 estimates[place] = max(counted, round(rest * share / weight) if weight else 0)
-                if kind == "processing" and not self._found.overdue_exact:
+                if kind == "processing" and name in self._found.overdue_more:
                     late = sample.weight(
                         lambda one: one.overdue and (one.queue, one.kind) == (name, kind)  # noqa: B023 (as above)
                     )
@@ -577,15 +540,6 @@ class QueueCounter:
         if others or target is not Target.TASKS or kind == "processing" or set(kinds) < set(KINDS):
             return False
         return set((yield from diagnostics.queue_names())) <= set(self._names)
-
-
-def _group(key: Any, kind: str) -> Document:
-    group: Document = {"_id": key, "count": {"$sum": 1}}
-    return {**group, "since": {"$min": f"${SINCE[kind]}"}} if kind in SINCE else group
-
-
-def _is_dated(status: str, path: str) -> Document:
-    return {"$and": [{"$eq": ["$status", status]}, {"$eq": [{"$type": path}, "date"]}]}
 
 
 def _together(
@@ -672,7 +626,7 @@ def dead_letter_stats(
 class Finished:
     """Tasks done and failed by queue and minute, and the minutes that are estimates."""
 
-    counts: Mapping[str, Minutes]
+    counts: Mapping[str, TasksByMinute]
     estimated: Mapping[str, frozenset[datetime]]
 
 
@@ -685,7 +639,7 @@ def finished_by_minute(
     since: datetime, now: datetime, settings: QueueSettings, *, bounds: Bounds, sampler: Sampler
 ) -> Operation[Finished]:
     """Count tasks done and failed since the start of a minute, by queue and minute."""
-    counts: dict[str, Minutes] = {"done": {}, "failed": {}}
+    counts: dict[str, TasksByMinute] = {"done": {}, "failed": {}}
     estimated: dict[str, set[datetime]] = {"done": set(), "failed": set()}
     places = [("done", Target.TASKS)]
     places += [("failed", target) for target in dict.fromkeys(paging.dead_letter_targets(settings))]
@@ -708,9 +662,11 @@ class _MinuteCounter:
         self._kind = kind
         self._target = target
         self._bounds = bounds
-        self._field = "finished_at" if kind == "done" else "updated_at"
+        self._field = "deadline_at" if kind == "done" else "updated_at"
 
-    def count(self, since: datetime, now: datetime) -> Operation[tuple[Minutes, set[datetime]]]:
+    def count(
+        self, since: datetime, now: datetime
+    ) -> Operation[tuple[TasksByMinute, set[datetime]]]:
         """Count all minutes at once, or each with its share of the limit.
 
         Also returns the minutes that have more tasks than were counted.
@@ -751,7 +707,9 @@ class _MinuteCounter:
             {"$group": {"_id": group, "count": {"$sum": 1}}},
         ]
 
-    def estimated(self, counted: Minutes, unclear: Collection[datetime], sample: Sample) -> Minutes:
+    def estimated(
+        self, counted: TasksByMinute, unclear: Collection[datetime], sample: CollectionSample
+    ) -> TasksByMinute:
         """Estimate the minutes that have more tasks than were counted.
 
         A minute that is newer than the sample stays as counted.
@@ -769,13 +727,13 @@ class _MinuteCounter:
 
     def _selection(self, window: Document) -> Document:
         if self._kind == "done":
-            return {**filters.FINISHED, "finished_at": window}
+            return {**filters.SUCCEEDED, "deadline_at": {**filters.IS_DATE, **window}}
         # A range on the first key of an index lets a query over all queues use that index.
         return {"queue": {"$gt": ""}, **filters.DEAD, "updated_at": window}
 
     @staticmethod
-    def _read(groups: Iterable[Document], since: datetime) -> Minutes:
-        found: Minutes = {}
+    def _read(groups: Iterable[Document], since: datetime) -> TasksByMinute:
+        found: TasksByMinute = {}
         for one in groups:
             key = str(one["_id"]["queue"]), since + int(one["_id"]["minute"]) * MINUTE
             found[key] = found.get(key, 0) + one["count"]
@@ -791,21 +749,39 @@ def _minute_of(instant: Any, since: datetime) -> Document:
 
 def running(queue: str | None, now: datetime, *, limit: int) -> Operation[list[RunningTask]]:
     """Return the tasks that workers hold, sorted by the end of their lease."""
-    here = {} if queue is None else {"queue": queue}
-    found = yield Call(
-        "find",
-        {**here, **filters.LEASED},
-        RUNNING_FIELDS,
-        sort=[("lease_expires_at", 1)],
-        limit=limit,
-    )
+    names = [queue] if queue is not None else (yield from diagnostics.queue_names())
+    found = yield from by_deadline(filters.LEASED, names, RUNNING_FIELDS, limit=limit)
     return [_running_task(document, now) for document in found]
+
+
+def by_deadline(
+    selection: Document,
+    queues: Sequence[str],
+    fields: Document,
+    *,
+    limit: int,
+    newest: bool = False,
+) -> Operation[list[Document]]:
+    """Return the first tasks of some queues in the order of their deadlines, or the last ones.
+
+    The index has the tasks of each queue in this order. MongoDB merges up to ``MOST_MERGED``
+    queues without sorting.
+    """
+    found: list[Document] = []
+    for start in range(0, len(queues), MOST_MERGED):
+        here = {"queue": {"$in": list(queues[start : start + MOST_MERGED])}}
+        order = [("deadline_at", -1 if newest else 1)]
+        found += yield Call("find", {**here, **selection}, fields, sort=order, limit=limit)
+    if len(queues) > MOST_MERGED:
+        found.sort(key=lambda one: one["deadline_at"], reverse=newest)
+    return found[:limit]
 
 
 def _running_task(document: Document, now: datetime) -> RunningTask:
     get: Any = document.get
-    expires_at = get("lease_expires_at")
-    return RunningTask.trusted(
+    expires_at = get("deadline_at")
+    return trusted(
+        RunningTask,
         id=document["_id"],
         queue=get("queue", DEFAULT_QUEUE),
         name=name_of(document),
@@ -815,52 +791,28 @@ def _running_task(document: Document, now: datetime) -> RunningTask:
         started_at=get("started_at"),
         lease_expires_at=expires_at,
         overdue=expires_at is not None and expires_at <= now,
-        progress=Task.from_document(document).progress,
+        progress=read_task(document).progress,
     )
-
-
-def name_of(document: Mapping[str, Any]) -> str | None:
-    """Return the name of the function of a task that ``Tasks`` enqueued."""
-    return name_in(document.get("headers"))
 
 
 # Latency
 
 
 def latency(
-    since: datetime, queue: str | None = None, *, limit: int | None = None
+    collection: str, since: datetime, queue: str | None = None, *, limit: int | None = None
 ) -> Operation[list[Latency]]:
     """Return percentiles of wait and run time, for tasks done since an instant.
 
     The wait is from enqueue to the first start; the run time is that of the last attempt. With a
-    limit, only the newest tasks of all queues are measured.
+    limit, only the newest tasks are measured.
     """
-    began = {"$ifNull": [{"$arrayElemAt": ["$history.started_at", 0]}, "$started_at"]}
-    group = {
-        "_id": {
-            "queue": "$queue",
-            "wait": _class_of({"$subtract": [began, "$created_at"]}),
-            "run": _class_of({"$subtract": ["$finished_at", "$started_at"]}),
-        },
-        "count": {"$sum": 1},
-    }
-    selection: Document = {**filters.FINISHED, "finished_at": {"$gte": since}}
-    stages: list[Document] = []
-    if limit is not None:
-        # The index does not have the queue: a filter would read any number of other tasks.
-        stages = [{"$sort": {"finished_at": -1}}, {"$limit": limit + 1}]
-    elif queue is not None:
-        selection["queue"] = queue
-    counted: list[Document] = yield Call(
-        "aggregate", [{"$match": selection}, *stages, {"$group": group}]
-    )
+    names = [queue] if queue is not None else (yield from diagnostics.queue_names())
+    counted = yield from newest_done(collection, names, since, {"queue": "$queue"}, limit=limit)
     more = limit is not None and sum(one["count"] for one in counted) > limit
     waits: dict[str, Counter[int]] = {}
     runs: dict[str, Counter[int]] = {}
     for one in counted:
         name = str(one["_id"]["queue"])
-        if queue not in {None, name}:
-            continue
         waits.setdefault(name, Counter())[int(one["_id"]["wait"] or 0)] += one["count"]
         runs.setdefault(name, Counter())[int(one["_id"]["run"] or 0)] += one["count"]
     return [
@@ -873,6 +825,38 @@ def latency(
         )
         for name in sorted(waits)
     ]
+
+
+def newest_done(
+    collection: str, names: Sequence[str], since: datetime, key: Document, *, limit: int | None
+) -> Operation[list[Document]]:
+    """Count the tasks of some queues done since an instant, by a key and classes of latency.
+
+    With a limit, only the newest are counted, and one more if there is one.
+    """
+    began = {"$ifNull": [{"$arrayElemAt": ["$history.started_at", 0]}, "$started_at"]}
+    group = {
+        "_id": {
+            **key,
+            "wait": _class_of({"$subtract": [began, "$created_at"]}),
+            "run": _class_of({"$subtract": ["$finished_at", "$started_at"]}),
+        },
+        "count": {"$sum": 1},
+    }
+    done = {**filters.SUCCEEDED, "deadline_at": {**filters.IS_DATE, "$gte": since}}
+    newest: Document = {"$sort": {"deadline_at": -1}}
+    parts: list[list[Document]] = []
+    for start in range(0, len(names), MOST_MERGED):
+        here = {"queue": {"$in": names[start : start + MOST_MERGED]}}
+        stages = [] if limit is None else [newest, {"$limit": limit + 1}]
+        parts.append([{"$match": {**here, **done}}, *stages])
+    if not parts:
+        return []
+    first, *others = parts
+    unions = [{"$unionWith": {"coll": collection, "pipeline": one}} for one in others]
+    last = [newest, {"$limit": limit + 1}] if limit is not None and others else []
+    counted: list[Document] = yield Call("aggregate", [*first, *unions, *last, {"$group": group}])
+    return counted
 
 
 def _class_of(milliseconds: Document) -> Document:

@@ -1,4 +1,4 @@
-"""Workers: their registrations, and what becomes of the tasks of a worker that died.
+"""Workers: their registrations, and what happens to the tasks of a worker that died.
 
 **Crash attribution** decides which tasks a crash counts against. A worker starts tasks in the
 order of their claims, and holds a task that has ended until its settlement is written. So of the
@@ -19,15 +19,17 @@ from enum import Enum, IntEnum, auto
 from math import inf
 from typing import Any, NamedTuple
 
+from microqueue import error_codes
 from microqueue.clock import later
+from microqueue.model import trusted
 from microqueue.operations import filters, settle
-from microqueue.operations.batches import Batches, Progress, not_after
+from microqueue.operations.batches import Batches, SweepProgress, not_after
 from microqueue.operations.call import Call, Document, Operation, Target
-from microqueue.operations.maintenance import WITHOUT_PAYLOAD, Queues, within
+from microqueue.operations.maintenance import WITHOUT_PAYLOAD, QueueNames, within
 from microqueue.operations.settle import FencedSettlement, Settlement
 from microqueue.reports import ServedNames, WorkerInfo
 from microqueue.settings import QueueSettings
-from microqueue.task import Outcome, Task, TaskError, read_count
+from microqueue.task import Outcome, Task, TaskError, read_count, read_task
 
 CERTAIN_AFTER = 2
 DEFAULT_MAX_ATTEMPTS = 10
@@ -164,8 +166,8 @@ def reclaim_orphaned(
     collection: str,
     now: datetime,
     settings: QueueSettings,
-    queues: Queues = None,
-    progress: Progress | None = None,
+    queues: QueueNames = None,
+    progress: SweepProgress | None = None,
 ) -> Operation[None]:
     """Reclaim the tasks of workers whose heartbeat stopped: they wait again, or are dead letters.
 
@@ -173,7 +175,7 @@ def reclaim_orphaned(
     reclaimed, so a sweeper that dies half way leaves the rest to the next one, and a sweeper of
     some queues leaves those of the others.
     """
-    progress = progress or Progress()
+    progress = progress or SweepProgress()
     for document in (yield from _dead(collection, now)):
         worker_id, blamed = _worker_id(document), document.get("blamed", 0)
         left = max((document.get("concurrency") or 1) - blamed, 0)
@@ -226,14 +228,14 @@ def reclaim_from(
     settings: QueueSettings,
     *,
     concurrency: int,
-    queues: Queues = None,
-) -> Operation[Progress]:
+    queues: QueueNames = None,
+) -> Operation[SweepProgress]:
     """Reclaim the tasks that one worker holds, in all queues or in some.
 
     They wait again, or become dead letters. A crash counts only against tasks that may have been
     running, and an attempt only for those that may have been started. Fenced by lease tokens.
     """
-    progress = Progress()
+    progress = SweepProgress()
     held = yield from _attribute_held(worker_id, concurrency)
     yield from _reclaim_held(worker_id, held, now, settings, queues=queues, progress=progress)
     progress.raise_rejection()
@@ -262,8 +264,8 @@ def _reclaim_held(
     now: datetime,
     settings: QueueSettings,
     *,
-    queues: Queues,
-    progress: Progress,
+    queues: QueueNames,
+    progress: SweepProgress,
 ) -> Operation[None]:
     # A worker that was only slow may claim again: what it claims from now on is not reclaimed.
     selection = {**_held_by(worker_id), **within(queues), **not_after("started_at", now)}
@@ -275,11 +277,11 @@ def _reclaim_held(
         yield from progress.proceed()
         ended: list[FencedSettlement] = []
         for document in held:
-            task: Task[Any] = Task.from_document(document)
+            task = read_task(document)
             # One that was claimed in between has no known role.
             role = roles.get(repr(task.id), CrashRole.STARTED)
             ended.append(
-                FencedSettlement(task, _crash(task, now, settings, role), filters.claimed(task))
+                FencedSettlement(task, _crashed(task, now, settings, role), filters.claimed(task))
             )
         count = yield from settle.settle_reclaimed(
             ended, now=now, settings=settings, progress=progress
@@ -291,28 +293,31 @@ def _held_by(worker_id: str) -> Document:
     return {**filters.LEASED, "worker_id": worker_id}
 
 
-def _crash(task: Task[Any], now: datetime, settings: QueueSettings, role: CrashRole) -> Settlement:
+def _crashed(
+    task: Task[Any], now: datetime, settings: QueueSettings, role: CrashRole
+) -> Settlement:
     if role is CrashRole.WAITED:
         return settle.released(task, now, front=False)
     suspect = role is CrashRole.SUSPECT
     worker_id = task.lease.worker_id if task.lease else None
     crashes = task.crashes + suspect
     message = f"the worker {worker_id} ended without settling the task"
-    error = TaskError.trusted(message=message, code="worker_gone", at=now)
+    error = trusted(
+        TaskError, message=message, code=error_codes.WORKER_GONE, at=now, traceback=None
+    )
     if suspect and crashes >= settings.max_crashes:
         message = f"{crashes} workers ended while they ran this task; the last was {worker_id}"
-        error = TaskError.trusted(message=message, code="poison", at=now)
+        error = trusted(TaskError, message=message, code=error_codes.POISON, at=now, traceback=None)
         settlement = settle.failed(now, error, outcome=Outcome.CRASHED)
     else:
-        policy = task.backoff or settings.backoff
-        delay_sec = policy.delay_seconds(task.attempts, previous=task.backoff_sec)
+        delay_sec = settle.backoff_sec(task, settings)
         settlement = settle.retried(task, now, error, delay_sec=delay_sec, outcome=Outcome.CRASHED)
     return settlement.after_lost_worker(crashed=suspect)
 
 
 def _read(document: Document) -> WorkerInfo:
     fields = {name: document.get(name) for name in WorkerInfo.model_fields if name != "id"}
-    return WorkerInfo.trusted(id=_worker_id(document), **fields)
+    return trusted(WorkerInfo, id=_worker_id(document), **fields)
 
 
 def _worker_id(document: Document) -> str:

@@ -22,7 +22,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
+from microqueue.spark import error_codes
 
 ERROR = StructType(
     [
@@ -55,6 +56,7 @@ BACKOFF = StructType(
 DEFAULT_COLUMNS: dict[str, DataType] = {
     "id": StringType(),
     "queue": StringType(),
+    "name": StringType(),
     "status": StringType(),
     "priority": IntegerType(),
     "attempts": IntegerType(),
@@ -122,9 +124,19 @@ def select_columns(columns: Sequence[str] | None, payload: str | None) -> list[s
         selected = list(columns)
     unknown = [name for name in selected if name not in ALL_COLUMNS]
     if unknown or not selected:
-        raise refused("columns", ",".join(selected), f"give some of {', '.join(ALL_COLUMNS)}")
+        raise invalid_argument(
+            "columns",
+            ",".join(selected),
+            f"give some of {', '.join(ALL_COLUMNS)}",
+            code=error_codes.UNKNOWN_COLUMN,
+        )
     if len(set(selected)) < len(selected):
-        raise refused("columns", ",".join(selected), "name each column once")
+        raise invalid_argument(
+            "columns",
+            ",".join(selected),
+            "name each column once",
+            code=error_codes.REPEATED_NAME,
+        )
     if payload is None or payload == PAYLOAD_OFF or "payload" in selected:
         return selected
     return [*selected, "payload"]

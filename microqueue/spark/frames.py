@@ -13,16 +13,10 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from microqueue.errors import OperationFailed
 from microqueue.extended_json import to_canonical_json
-from microqueue.model import Model
+from microqueue.model import Model, reject_unknown
 from microqueue.operations import bulk_load
-from microqueue.spark.location import Location
-from microqueue.spark.options import (
-    RowDefaults,
-    SelectionOptions,
-    SinkOptions,
-    TimeField,
-    resolve_uri,
-)
+from microqueue.spark.location import Location, resolve_uri
+from microqueue.spark.options import RowDefaults, SelectionOptions, SinkOptions, TimeField
 
 FORMAT = "microqueue"
 
@@ -45,6 +39,7 @@ def read_tasks(
     database: str | None = None,
     collection: str | None = None,
     queue: str | Iterable[str] | None = None,
+    name: str | Iterable[str] | None = None,
     status: str | Iterable[str] | None = None,
     since: datetime | str | None = None,
     until: datetime | str | None = None,
@@ -66,6 +61,7 @@ def read_tasks(
         database: The database. Default: the one in the URI.
         collection: The collection of tasks. Default: ``tasks``.
         queue: One queue or several. Default: all.
+        name: One task name or several. Default: all tasks, also those without a name.
         status: One status or several. Default: all.
         since: The first instant, inclusive.
         until: The last instant, exclusive.
@@ -90,6 +86,7 @@ def read_tasks(
         "database": database,
         "collection": collection,
         "queue": _join_names(queue),
+        "name": _join_names(name),
         "status": _join_names(status),
         "since": _iso(since),
         "until": _iso(until),
@@ -138,7 +135,7 @@ def write_tasks(
             write fails, not at all.
         model: A pydantic model that validates each payload, as ``module:Class``.
         batch_rows: Rows per insert. Default: 5,000.
-        **task_options: Enqueue options for rows that do not set their own: ``priority``,
+        **task_options: Enqueue options for rows that do not set their own: ``name``, ``priority``,
             ``max_attempts``, ``delay``, ``expires_in``, ``visibility_timeout``.
 
     Returns:
@@ -147,6 +144,7 @@ def write_tasks(
     Raises:
         InvalidArgument: An option is not valid. Checked before any Spark job starts.
     """
+    reject_unknown("write_tasks", task_options, RowDefaults.__annotations__, function=write_tasks)
     load = uuid4().hex
     given: dict[str, Any] = {
         "uri": resolve_uri(uri),

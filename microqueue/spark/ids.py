@@ -9,7 +9,7 @@ from uuid import UUID
 
 from bson import ObjectId
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 
 OBJECT_ID = "objectId"
 STRING = "string"
@@ -29,11 +29,14 @@ def id_type(task_id: Any) -> str | None:
 
 
 def typed_id(text: str, kind: str) -> Any:
-    """Return the ``_id`` for values of the columns ``id`` and ``id_type``.
+    """Convert values of the columns ``id`` and ``id_type`` to an id.
 
     Args:
         text: The column ``id``.
         kind: The column ``id_type``: ``objectId``, ``string``, ``int`` or ``uuid``.
+
+    Returns:
+        The ``_id`` of the task.
 
     Raises:
         InvalidArgument: ``kind`` is none of these.
@@ -47,11 +50,11 @@ def typed_id(text: str, kind: str) -> Any:
             return int(text)
         case "uuid":
             return UUID(text)
-    raise refused("id_type", kind, "give objectId, string, int or uuid")
+    raise invalid_argument("id_type", kind, "give objectId, string, int or uuid")
 
 
 def key_id(queue: str, key: str) -> ObjectId:
-    """Return the id of the task that the sink creates for a key. It is always the same.
+    """Compute the id of the task that the sink creates for a key. It is always the same.
 
     It is a 96-bit hash of queue and key. Among 10^9 tasks, two collide with a probability of
     about 10^-11.
@@ -59,6 +62,9 @@ def key_id(queue: str, key: str) -> ObjectId:
     Args:
         queue: The queue's name.
         key: The key as text; for a key of several columns, their values as a JSON array.
+
+    Returns:
+        The ``_id`` of the task.
     """
     return ObjectId(hashlib.blake2b(_queue_prefix(queue) + key.encode(), digest_size=12).digest())
 

@@ -1,22 +1,77 @@
-"""Connect to a collection of tasks, once per process, and run operations on it."""
+"""Where the tasks are: the options, and one connection per process that runs operations there."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
+from pydantic import field_validator
 from pymongo import MongoClient
 
+from microqueue.arguments import check_collection, check_uri
 from microqueue.clock import ServerClock
 from microqueue.drivers.collections import DEFAULT_COLLECTION, Collections
-from microqueue.drivers.connection import Connection
-from microqueue.drivers.sync import SyncDriver
+from microqueue.drivers.connection import URI_VARIABLE, Connection
+from microqueue.drivers.driver import SyncDriver
+from microqueue.embedded import default_directory, running
+from microqueue.errors import InvalidArgument
+from microqueue.model import Model
+from microqueue.operations import schema
 from microqueue.operations.call import Operation, dlq_collection_name
 from microqueue.operations.server_clock import read_clock
 from microqueue.settings import QueueSettings
-from microqueue.spark.options import LocationOptions, resolve_uri
 
 T = TypeVar("T")
+
+SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
+"""Options that Spark adds itself."""
+
+ReadPreference = Literal[
+    "primary", "primaryPreferred", "secondary", "secondaryPreferred", "nearest"
+]
+
+
+class LocationOptions(Model):
+    """The collection of tasks to read or write."""
+
+    _owner: ClassVar[str | None] = "format('microqueue')"
+
+    uri: str
+    database: str | None = None
+    collection: str = DEFAULT_COLLECTION
+    read_preference: ReadPreference | None = None
+    """Default: that of the URI. A secondary takes load off the primary and may lag behind it."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Self:
+        """Validate Spark's options. An unknown option is an error, because it may be a typo."""
+        values: dict[str, Any] = {
+            name.lower(): value
+            for name, value in given.items()
+            if name.lower() not in SPARK_OPTIONS
+        }
+        return cls(**{**values, "uri": resolve_uri(values.get("uri"))})
+
+    @field_validator("collection")
+    @classmethod
+    def _collection_is_a_name(cls, collection: str) -> str:
+        check_collection(collection)
+        return collection
+
+
+def resolve_uri(uri: str | None) -> str:
+    """Return the URI for all executors: ``uri``, ``MICROQUEUE_URI``, or the embedded server."""
+    check_uri(uri)
+    address = uri or os.environ.get(URI_VARIABLE) or running(default_directory())
+    if not address:
+        raise InvalidArgument(
+            "no MongoDB server is configured: give the option uri, set MICROQUEUE_URI, "
+            "or start a server with `microqueue up`",
+            argument="uri",
+        )
+    return address
 
 
 class ReadCollections(Collections):
@@ -45,9 +100,17 @@ class Location:
         self._client = connection.client
         self.collections = ReadCollections(database[options.collection])
         self._driver = SyncDriver(self.collections, settings=self.settings, on_retry=lambda: None)
+        self._checked = False
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation on this collection."""
+        """Run an operation on this collection.
+
+        Raises:
+            SchemaMismatch: The first call found that this code cannot work with the collection.
+        """
+        if not self._checked:
+            self._driver.run(schema.check(self.collections.name, self.settings.retention))
+            self._checked = True
         return self._driver.run(operation)
 
     def close(self) -> None:

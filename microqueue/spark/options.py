@@ -7,27 +7,20 @@ never change, however often it is used.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self, TypedDict, cast
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from microqueue.arguments import check_collection, check_name, check_status, check_uri
-from microqueue.drivers.collections import DEFAULT_COLLECTION
-from microqueue.drivers.connection import URI_VARIABLE
+from microqueue.arguments import check_name, check_status
 from microqueue.durations import Duration, NonNegativeDuration
-from microqueue.embedded import default_directory, running
 from microqueue.errors import InvalidArgument
 from microqueue.extended_json import from_json
-from microqueue.model import Model
 from microqueue.new_task import EnqueueOptions
+from microqueue.spark import error_codes
 from microqueue.spark.columns import PAYLOAD_OFF, select_columns
-
-SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
-"""Options that Spark adds itself."""
+from microqueue.spark.location import LocationOptions
 
 
 def _names(value: Any) -> Any:
@@ -47,9 +40,14 @@ def _instant(value: Any) -> Any:
     try:
         instant = datetime.fromisoformat(value)
     except ValueError:
-        raise ValueError("give an instant as in 2026-01-31T12:00:00+00:00") from None
+        raise InvalidArgument(
+            "give an instant as in 2026-01-31T12:00:00+00:00", code=error_codes.NOT_AN_INSTANT
+        ) from None
     if instant.utcoffset() is None:
-        raise ValueError("it has no timezone; write for example 2026-01-31T12:00:00+00:00")
+        raise InvalidArgument(
+            "it has no timezone; write for example 2026-01-31T12:00:00+00:00",
+            code=error_codes.NO_TIMEZONE,
+        )
     return instant.astimezone(UTC)
 
 
@@ -60,41 +58,13 @@ def _seconds(value: Any) -> Any:
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 Seconds = Annotated[NonNegativeDuration, BeforeValidator(_seconds)]
-ReadPreference = Literal[
-    "primary", "primaryPreferred", "secondary", "secondaryPreferred", "nearest"
-]
 TimeField = Literal["created_at", "updated_at", "finished_at", "started_at", "next_retry_at"]
-
-
-class LocationOptions(Model):
-    """The collection of tasks to read or write."""
-
-    uri: str
-    database: str | None = None
-    collection: str = DEFAULT_COLLECTION
-    read_preference: ReadPreference | None = None
-    """Default: that of the URI. A secondary takes load off the primary and may lag behind it."""
-
-    @classmethod
-    def of(cls, given: Mapping[str, str]) -> Self:
-        """Validate Spark's options. An unknown option is an error, because it may be a typo."""
-        values: dict[str, Any] = {
-            name.lower(): value
-            for name, value in given.items()
-            if name.lower() not in SPARK_OPTIONS
-        }
-        return cls(**{**values, "uri": resolve_uri(values.get("uri"))})
-
-    @field_validator("collection")
-    @classmethod
-    def _collection_is_a_name(cls, collection: str) -> str:
-        check_collection(collection)
-        return collection
 
 
 class RowDefaults(TypedDict, total=False):
     """The enqueue options of ``write_tasks``, for rows that do not set their own."""
 
+    name: str | None
     priority: int | None
     max_attempts: int | None
     delay: Duration | None
@@ -118,28 +88,42 @@ class SinkOptions(LocationOptions):
     load: str | None = Field(default=None, min_length=1, max_length=200)
     """The name under which the report is stored in ``microqueue_loads``."""
     batch_rows: int = Field(default=5_000, ge=1, le=100_000)
+    name: str | None = None
     priority: int | None = None
     max_attempts: int | None = None
     delay: Seconds | None = None
     expires_in: Seconds | None = None
     visibility_timeout: Seconds | None = None
 
-    @field_validator("queue")
+    @field_validator("queue", "name")
     @classmethod
-    def _queue_is_a_name(cls, queue: str | None) -> str | None:
-        return None if queue is None else check_name(queue)
+    def _is_a_name(cls, name: str | None) -> str | None:
+        return None if name is None else check_name(name)
 
     @model_validator(mode="after")
     def _keyed(self) -> Self:
         if not self.key and not self.keyless:
-            raise ValueError(
+            raise InvalidArgument(
                 "set key to the columns that identify a row, so that a retried row is the same "
-                "task; or set keyless=true, and Spark's retries write rows twice"
+                "task; or set keyless=true, and Spark's retries write rows twice",
+                argument="key",
+                value=self.key,
+                code=error_codes.NO_KEY,
             )
         if self.key and self.keyless:
-            raise ValueError("key and keyless=true exclude each other")
+            raise InvalidArgument(
+                "key and keyless=true exclude each other",
+                argument="keyless",
+                value=self.keyless,
+                code=error_codes.CONFLICTING_OPTIONS,
+            )
         if self.keyless and self.hold:
-            raise ValueError("hold=true needs a key, to recognise rows that were written before")
+            raise InvalidArgument(
+                "hold=true needs a key, to recognise rows that were written before",
+                argument="hold",
+                value=self.hold,
+                code=error_codes.NO_KEY,
+            )
         return self
 
     @property
@@ -154,6 +138,7 @@ class SelectionOptions(LocationOptions):
     """Which tasks are read, and which columns."""
 
     queue: Names | None = None
+    name: Names | None = None
     status: Names | None = None
     since: Instant | None = None
     until: Instant | None = None
@@ -170,10 +155,10 @@ class SelectionOptions(LocationOptions):
     max_rows: int | None = Field(default=None, ge=1)
     """Streams only: the maximum number of tasks per micro-batch."""
 
-    @field_validator("queue")
+    @field_validator("queue", "name")
     @classmethod
-    def _queues_are_names(cls, queue: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        return None if queue is None else tuple(check_name(name) for name in queue)
+    def _are_names(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if names is None else tuple(check_name(name) for name in names)
 
     @field_validator("status")
     @classmethod
@@ -191,7 +176,12 @@ class SelectionOptions(LocationOptions):
     def _columns_exist(self) -> Self:
         select_columns(self.columns, self.payload)
         if self.payload == PAYLOAD_OFF and self.columns and "payload" in self.columns:
-            raise ValueError("payload=off and the column payload exclude each other")
+            raise InvalidArgument(
+                "payload=off and the column payload exclude each other",
+                argument="payload",
+                value=self.payload,
+                code=error_codes.CONFLICTING_OPTIONS,
+            )
         return self
 
     @property
@@ -210,20 +200,11 @@ def parse_query(text: str) -> dict[str, Any]:
     try:
         query = from_json(text)
     except (ValueError, TypeError) as exc:
-        raise ValueError(f"give a MongoDB query as Extended JSON: {exc}") from exc
-    if not isinstance(query, dict):
-        raise ValueError("give a MongoDB query as Extended JSON: an object")  # noqa: TRY004 (pydantic expects it)
-    return query
-
-
-def resolve_uri(uri: str | None) -> str:
-    """Return the URI for all executors: ``uri``, ``MICROQUEUE_URI``, or the embedded server."""
-    check_uri(uri)
-    address = uri or os.environ.get(URI_VARIABLE) or running(default_directory())
-    if not address:
         raise InvalidArgument(
-            "no MongoDB server is configured: give the option uri, set MICROQUEUE_URI, "
-            "or start a server with `microqueue up`",
-            argument="uri",
+            f"give a MongoDB query as Extended JSON: {exc}", code=error_codes.NOT_JSON
+        ) from exc
+    if not isinstance(query, dict):
+        raise InvalidArgument(
+            "give a MongoDB query as Extended JSON: an object", code=error_codes.NOT_AN_OBJECT
         )
-    return address
+    return query

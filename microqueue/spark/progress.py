@@ -15,7 +15,7 @@ class Step:
     text: str
 
 
-Progress: TypeAlias = Callable[[Step], None]
+ProgressCallback: TypeAlias = Callable[[Step], None]
 
 
 def no_progress(_step: Step) -> None:

@@ -27,7 +27,7 @@ def session(
     name: str = "microqueue",
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return the active Spark session, or a new one, with the format ``microqueue`` registered.
+    """Get the active Spark session, or a new one, with the format ``microqueue`` registered.
 
     Args:
         master: The Spark master of a new session. Default: that of ``spark-submit``, or
@@ -35,6 +35,9 @@ def session(
         name: The application's name.
         config: Spark settings. They override the defaults here: no web UI, no progress bar, no
             warnings, session timezone UTC.
+
+    Returns:
+        The session.
 
     Raises:
         JavaNotFound: There is no Java to start Spark with.
@@ -58,7 +61,14 @@ def session(
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Register the format ``microqueue`` with a session, and return the session."""
+    """Register the format ``microqueue`` with a session.
+
+    Args:
+        spark: The session.
+
+    Returns:
+        The same session.
+    """
     from microqueue.spark.source import MicroqueueSource  # noqa: PLC0415 (pyarrow is slow to load)
 
     spark.dataSource.register(MicroqueueSource)

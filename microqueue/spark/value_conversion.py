@@ -38,9 +38,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 from microqueue.errors import InvalidArgument, SchemaDrift
 from microqueue.model import shorten
+from microqueue.spark import error_codes
 
 LARGEST_EXACT = 2**53
 """A double holds every integer up to this one."""
@@ -67,14 +68,16 @@ class Drift:
         """Start the next task."""
         self.task_id, self.count = task_id, 0
 
-    def record(self, path: str, reason: str) -> None:
+    def record(self, path: str, reason: str, *, code: str, value: Any = None) -> None:
         """Count a value that does not fit.
 
         Raises:
             SchemaDrift: The read is strict.
         """
         if self._strict:
-            raise SchemaDrift(task_id=self.task_id, column=path, reason=reason)
+            raise SchemaDrift(
+                task_id=self.task_id, column=path, reason=reason, code=code, value=value
+            )
         self.count += 1
 
 
@@ -106,7 +109,7 @@ def reader_of(kind: DataType, path: str, *, closed: bool = False) -> Reader:
             return None
         converted = convert(value)
         if converted is None:
-            drift.record(path, f"is {_shown(value)} instead of {kind.simpleString()}")
+            _record_type(drift, path, value, kind.simpleString())
         return converted
 
     return read
@@ -122,13 +125,14 @@ def _struct_reader(kind: StructType, path: str, *, closed: bool) -> Reader:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            drift.record(path, f"is {_shown(value)} instead of a document")
+            _record_type(drift, path, value, "a document")
             return None
         if closed and value.keys() != fields.keys():
             for name in fields.keys() - value.keys():
-                drift.record(f"{path}.{name}", "is missing")
+                drift.record(f"{path}.{name}", "is missing", code=error_codes.MISSING)
             for name in value.keys() - fields.keys():
-                drift.record(f"{path}.{name}", "is not in the schema")
+                reason = "is not in the schema"
+                drift.record(f"{path}.{name}", reason, code=error_codes.UNKNOWN_FIELD)
         return {name: convert(value.get(name), drift) for name, convert in fields.items()}
 
     return read
@@ -141,7 +145,7 @@ def _array_reader(kind: ArrayType, path: str, *, closed: bool) -> Reader:
         if value is None:
             return None
         if not isinstance(value, list):
-            drift.record(path, f"is {_shown(value)} instead of an array")
+            _record_type(drift, path, value, "an array")
             return None
         return [convert(item, drift) for item in value]
 
@@ -157,7 +161,7 @@ def _map_reader(kind: MapType, path: str, *, closed: bool) -> Reader:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            drift.record(path, f"is {_shown(value)} instead of a document")
+            _record_type(drift, path, value, "a document")
             return None
         return [(key, convert(item, drift)) for key, item in value.items()]
 
@@ -179,8 +183,15 @@ def _scalar_reader(kind: DataType, path: str) -> Callable[[Any], Any]:
 
 def _unreadable(kind: DataType, path: str, reason: str) -> InvalidArgument:
     if path.split(".", maxsplit=1)[0] != "payload":
-        return refused("schema", f"{path} {kind.simpleString()}", reason)
-    return refused("payload", f"{path} {kind.simpleString()}", f"{reason}; or use payload=json")
+        return invalid_argument(
+            "schema", f"{path} {kind.simpleString()}", reason, code=error_codes.UNSUPPORTED_TYPE
+        )
+    return invalid_argument(
+        "payload",
+        f"{path} {kind.simpleString()}",
+        f"{reason}; or use payload=json",
+        code=error_codes.UNSUPPORTED_TYPE,
+    )
 
 
 def _exact_text(value: Any) -> str | None:
@@ -244,8 +255,9 @@ _SCALARS: dict[type[DataType], Callable[[Any], Any]] = {
 }
 
 
-def _shown(value: Any) -> str:
-    return f"{shorten(value, 80)} ({type(value).__name__})"
+def _record_type(drift: Drift, path: str, value: Any, expected: str) -> None:
+    reason = f"is {shorten(value, 80)} ({type(value).__name__}) instead of {expected}"
+    drift.record(path, reason, code=error_codes.WRONG_TYPE, value=value)
 
 
 # From Spark to BSON.
@@ -265,10 +277,15 @@ UNCONVERTED = (
 Converter = Callable[[Any], Any]
 
 
-def check_names(path: str, kind: StructType) -> None:
+def check_column_names(path: str, kind: StructType) -> None:
     """Raise ``InvalidArgument`` if two columns, or two fields of a struct, have the same name."""
     if twice := [name for name, count in Counter(kind.names).items() if count > 1]:
-        raise refused(path, ", ".join(twice), "several have this name; rename all but one")
+        raise invalid_argument(
+            path,
+            ", ".join(twice),
+            "several have this name; rename all but one",
+            code=error_codes.REPEATED_NAME,
+        )
 
 
 def converter_of(path: str, kind: DataType, *, for_model: bool = False) -> Converter | None:
@@ -284,7 +301,7 @@ def converter_of(path: str, kind: DataType, *, for_model: bool = False) -> Conve
         InvalidArgument: BSON has no such type.
     """
     if isinstance(kind, StructType):
-        check_names(path, kind)
+        check_column_names(path, kind)
         fields = {
             field.name: convert
             for field in kind.fields
@@ -308,7 +325,12 @@ def converter_of(path: str, kind: DataType, *, for_model: bool = False) -> Conve
         return _skipping_null(lambda value: _to_decimal128(path, value))
     if isinstance(kind, DateType):
         return _skipping_null(lambda day: day.isoformat())
-    raise refused(path, kind.simpleString(), "MongoDB has no such type; cast the column")
+    raise invalid_argument(
+        path,
+        kind.simpleString(),
+        "MongoDB has no such type; cast the column",
+        code=error_codes.UNSUPPORTED_TYPE,
+    )
 
 
 def convert_fields(value: dict[str, Any], fields: dict[str, Converter]) -> dict[str, Any]:
@@ -320,7 +342,12 @@ def _to_decimal128(path: str, value: Decimal) -> Decimal128:
     try:
         return Decimal128(value)
     except DecimalException as exc:
-        raise refused(path, value, "MongoDB's decimals have at most 34 digits; round it") from exc
+        raise invalid_argument(
+            path,
+            value,
+            "MongoDB's decimals have at most 34 digits; round it",
+            code=error_codes.TOO_MANY_DIGITS,
+        ) from exc
 
 
 def _skipping_null(convert: Converter) -> Converter:

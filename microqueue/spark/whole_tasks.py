@@ -36,8 +36,7 @@ from microqueue.operations.call import Document
 from microqueue.operations.export import IdRange
 from microqueue.spark.columns import ALL_COLUMNS
 from microqueue.spark.ids import id_type
-from microqueue.spark.location import location_of
-from microqueue.spark.options import LocationOptions
+from microqueue.spark.location import LocationOptions, location_of
 from microqueue.spark.read.lossy_types import (
     BSON_ARRAY,
     BSON_BOOLEAN,

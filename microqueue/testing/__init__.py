@@ -1,4 +1,4 @@
-"""Tests of code that uses microqueue: a queue in memory, and a clock that you move.
+"""Helpers to test code that uses microqueue: a queue in memory, and a clock that you move.
 
     from microqueue.testing import FakeClock, memory_queue
 
@@ -43,7 +43,11 @@ class FakeClock:
         self._now = whole_milliseconds(as_utc(now or datetime.now(UTC)))
 
     def now(self) -> datetime:
-        """Return the time to which the clock was last moved."""
+        """Read the clock.
+
+        Returns:
+            The time to which it was last moved.
+        """
         return self._now
 
     def advance(self, duration: Duration) -> datetime:
@@ -59,7 +63,13 @@ class FakeClock:
         return self._now
 
     def observe(self, server_time: datetime, *, sent: float, received: float) -> None:
-        """Ignore the server's time."""
+        """Ignore the server's time.
+
+        Args:
+            server_time: What the server answered.
+            sent: When it was asked.
+            received: When it answered.
+        """
 
     def forget(self) -> None:
         """Ignore that the server may have changed."""

@@ -10,9 +10,11 @@ its handler while ``lease_renewal`` keeps its lease, and ``completer`` decides a
 outcome. ``core`` has the order of the steps of a run; ``effects`` are those steps.
 """
 
+from microqueue.hooks import Hooks
 from microqueue.worker.async_worker import AsyncWorker
-from microqueue.worker.handlers import AsyncContext, Context, load_handler
-from microqueue.worker.hooks import Hooks
+from microqueue.worker.context import AsyncBatchContext, AsyncContext, BatchContext, Context
+from microqueue.worker.enqueued_task import AsyncEnqueuedTask, EnqueuedTask
+from microqueue.worker.handlers import load_handler
 from microqueue.worker.options import WorkerOptions, WorkerOptionsDict
 from microqueue.worker.outcomes import Fail, Retry, Snooze
 from microqueue.worker.registry import Tasks
@@ -20,9 +22,13 @@ from microqueue.worker.shutdown import stopping_by_signal
 from microqueue.worker.worker import Worker
 
 __all__ = [
+    "AsyncBatchContext",
     "AsyncContext",
+    "AsyncEnqueuedTask",
     "AsyncWorker",
+    "BatchContext",
     "Context",
+    "EnqueuedTask",
     "Fail",
     "Hooks",
     "Retry",

@@ -7,37 +7,50 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Unpack
+from contextvars import copy_context
+from math import inf
+from typing import Any, Unpack, assert_never
 
 from microqueue.async_queue import AsyncQueue
-from microqueue.core import AsyncCore
-from microqueue.effects import perform_async
+from microqueue.core import AsyncCore, QueueCore, core_of
+from microqueue.effect_runner import perform_async
+from microqueue.hooks import Hooks
+from microqueue.operations.call import reporting
+from microqueue.queue import Queue
+from microqueue.worker.batches import Batch, BatchCollector
 from microqueue.worker.completer import AsyncSettlementBuffer
+from microqueue.worker.context import AsyncBatchContext, AsyncContext, BatchContext, Context
 from microqueue.worker.core import WorkerCore
+from microqueue.worker.daemon_threads import join_task, join_thread, run_in_thread
+from microqueue.worker.dispatcher import InlineDispatcher
 from microqueue.worker.effects import (
-    Effect,
+    FetchEffect,
     JoinFetcher,
-    JoinSettler,
+    JoinHooks,
+    JoinSettlementWriter,
     JoinThread,
+    PutInBuffer,
     Register,
     ReleaseUnstarted,
-    Run,
+    RunEffect,
+    RunOperation,
+    SettleEffect,
     Sleep,
-    Start,
-    StartThreads,
+    StartParts,
     WaitForHandlers,
     WaitForRoom,
     WaitForStop,
     WaitForWork,
     Withdraw,
 )
-from microqueue.worker.handlers import AsyncContext, Context, Handler, close_unrun
-from microqueue.worker.hooks import Hooks, InlineDispatcher
-from microqueue.worker.in_flight import InFlightTask, split
+from microqueue.worker.handlers import Handler, close_unrun
+from microqueue.worker.in_flight import LeasedTask, now_sec, split
 from microqueue.worker.options import WorkerOptionsDict
 from microqueue.worker.shutdown import StopRequest
-from microqueue.worker.threads import join_task, join_thread, run_in_thread
 from microqueue.worker.waiting import WorkWaiter
+
+TURN_SEC = 0.001
+"""After so long, handlers that never wait let other coroutines run."""
 
 
 class AsyncWorker(WorkerCore[AsyncCore[Any]]):
@@ -46,6 +59,9 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
     Plain functions run in threads. A handler that blocks the loop keeps its lease, because leases
     are renewed by a thread. Cancelling :meth:`run` ends it as :meth:`stop` does, without the grace.
     """
+
+    _kind_of_queue = AsyncQueue
+    _instead = "give an AsyncQueue, or a list of them; for a Queue there is Worker"
 
     def __init__(
         self,
@@ -61,12 +77,13 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
         Args:
             queue: One queue, or several: the first one that has a task goes first.
             handler: A function or coroutine function of the payload, or a :class:`Tasks` registry.
+                With the option ``batch``, a function of a list of tasks.
             hooks: Called when tasks start and end.
             worker_id: The name under which tasks are claimed; unique by default.
             **options: The fields of :class:`WorkerOptions`.
 
         Raises:
-            InvalidArgument: An option is not valid.
+            InvalidArgument: An argument is not valid.
         """
         super().__init__(queue, handler, hooks=hooks, worker_id=worker_id, options=options)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,11 +106,15 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
             # All of this is new for each run: an earlier one may have had another loop.
             self._changed, self._stopped = asyncio.Event(), asyncio.Event()
             self._room: WaitForRoom | None = None  # What the fetcher waits for.
-            self._waiting: deque[InFlightTask] = deque()
-            self._running: dict[asyncio.Task[None], InFlightTask] = {}
+            self._waiting: deque[LeasedTask] = deque()
+            self._batches = self._new_collector()  # In place of the above.
+            self._batch_timer: asyncio.TimerHandle | None = None
+            self._free_since = 0.0
+            self._running: dict[asyncio.Task[None], LeasedTask | Batch] = {}
+            self._blocking_queues: dict[QueueCore[Any], Queue[Any]] = {}
             self._closed = False
             self._fetching: asyncio.Task[None] | None = None
-            self._settling: asyncio.Task[None] | None = None
+            self._writing: asyncio.Task[None] | None = None
             self._settlements = AsyncSettlementBuffer(
                 wait_sec=self._options.flush_interval.total_seconds(),
                 limit=self._options.flush_limit,
@@ -104,6 +125,13 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
                 with suppress(asyncio.CancelledError):
                     self._fetching.result()
             return self._writer.handled
+
+    def _new_collector(self) -> BatchCollector | None:
+        if self._options.batch is None:
+            return None
+        return BatchCollector(
+            size=self._options.batch, wait_sec=self._options.batch_wait.total_seconds()
+        )
 
     def stop(self, *, immediately: bool = False) -> None:
         """End :meth:`run`, from any thread or from a signal handler.
@@ -128,24 +156,25 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
             if self._waiter is not None:
                 self._waiter.wake()
 
-    async def _perform(self, effect: Effect) -> Any:
+    async def _perform(self, effect: SettleEffect) -> Any:
         match effect:
-            case Run():
-                return await effect.queue.run(effect.operation)
+            case RunOperation():
+                report = self._reports.get(effect.queue)
+                return await effect.queue.run(reporting(effect.operation, report))
             case Sleep():
                 await asyncio.sleep(effect.seconds)
-            case WaitForRoom():
-                await self._wait_for_room(effect)
+            case _:
+                assert_never(effect)
         return None
 
-    async def _perform_run(self, effect: Effect) -> Any:
+    async def _perform_run(self, effect: RunEffect) -> Any:
         match effect:
             case Register():
                 return await run_in_thread(self._register, self._stop, effect.burst)
-            case StartThreads():
+            case StartParts():
                 self._leases.start()
-                self._waiter = WorkWaiter(self._leases.queues)
-                self._settling = asyncio.create_task(self._settle_forever())
+                self._waiter = WorkWaiter(self._leases.lease_queues)
+                self._writing = asyncio.create_task(self._write_settlements())
                 # Its own task: a server that does not answer must not delay the end.
                 self._fetching = asyncio.create_task(
                     self._fetch_forever(self._waiter, self._stop, burst=effect.burst)
@@ -158,20 +187,26 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
                 await self._wait_for_handlers(effect.seconds)
             case JoinFetcher():
                 return self._fetching is None or await join_task(self._fetching, effect.deadline)
-            case JoinSettler():
-                return await self._join_settler(effect.deadline)
+            case JoinSettlementWriter():
+                return await self._join_settlement_writer(effect.deadline)
             case JoinThread():
                 return await run_in_thread(join_thread, effect.thread, effect.deadline)
+            case JoinHooks():
+                pass  # The dispatcher has called each hook at once.
+            case _:
+                assert_never(effect)
         return None
 
     # Fetch
 
     async def _fetch_forever(self, waiter: WorkWaiter, stop: StopRequest, *, burst: bool) -> None:
-        async def perform_one(effect: Effect) -> Any:
+        async def perform_one(effect: FetchEffect) -> Any:
             match effect:
-                case Start():
+                case PutInBuffer():
                     self._start(effect.tasks)
                 case Withdraw():
+                    if self._batches is not None:
+                        return self._batches.withdraw(effect.unwanted)
                     withdrawn, left = split(self._waiting, effect.unwanted)
                     self._waiting = deque(left)
                     return withdrawn
@@ -179,8 +214,12 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
                     return await run_in_thread(
                         lambda: waiter.wait(effect.seconds, stopping=lambda: stop.requested)
                     )
-                case _:
+                case WaitForRoom():
+                    await self._wait_for_room(effect)
+                case RunOperation() | Sleep():
                     return await self._perform(effect)
+                case _:
+                    assert_never(effect)
             return None
 
         try:
@@ -203,8 +242,11 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
 
     # Handle
 
-    def _start(self, tasks: Sequence[InFlightTask]) -> None:
-        self._waiting.extend(tasks)
+    def _start(self, tasks: Sequence[LeasedTask]) -> None:
+        if self._batches is None:
+            self._waiting.extend(tasks)
+        else:
+            self._batches.add(tasks)
         if self._stop.requested:
             self._release_waiting()
         else:
@@ -212,23 +254,61 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
 
     def _start_waiting(self) -> None:
         """Start handlers for waiting tasks, as many as may run at the same time."""
-        while self._waiting and len(self._running) < self._options.concurrency:
-            task = self._waiting.popleft()
-            if task.concluded:  # Its lease was lost while it waited.
-                continue
-            running = asyncio.create_task(self._handle(task))
+        if self._batches is not None:
+            self._start_batches(self._batches)
+            return
+        while len(self._running) < self._options.concurrency:
+            task = self._next_waiting()
+            if task is None:
+                return
+            running = asyncio.create_task(self._handle_several(task, self._stop))
             task.on_interrupt = running.cancel
             self._running[running] = task
             running.add_done_callback(self._handler_ended)
 
+    def _next_waiting(self) -> LeasedTask | None:
+        while self._waiting:
+            task = self._waiting.popleft()
+            if not task.concluded:  # Otherwise its lease was lost while it waited.
+                return task
+        return None
+
+    async def _handle_several(self, first: LeasedTask, stop: StopRequest) -> None:
+        """Handle a task, and then others that wait: a new asyncio task for each takes longer.
+
+        The next one gets a new asyncio task if the handler left context variables behind, or was
+        cancelled. Other coroutines have their turn every millisecond.
+        """
+        running = asyncio.current_task()
+        variables = copy_context()
+        turn_ends = now_sec() + TURN_SEC
+        task: LeasedTask | None = first
+        while task is not None and running is not None:
+            await self._handle(task)
+            if stop is not self._stop or running.cancelling() or copy_context() != variables:
+                return
+            if now_sec() >= turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = now_sec() + TURN_SEC
+            if self._closed or stop is not self._stop:
+                return
+            task = self._next_waiting()
+            if task is not None:
+                task.on_interrupt = running.cancel
+                self._running[running] = task
+                if self._has_room():
+                    self._changed.set()
+
     def _handler_ended(self, running: asyncio.Task[None]) -> None:
+        if len(self._running) >= self._options.concurrency:
+            self._free_since = now_sec()
         self._running.pop(running, None)  # It may be left over from an earlier run.
         if not self._closed:
             self._start_waiting()
         if self._has_room():
             self._changed.set()
 
-    async def _handle(self, task: InFlightTask) -> None:
+    async def _handle(self, task: LeasedTask) -> None:
         # Checked here, and not when the coroutine was created: the loop may have been blocked.
         if not self._may_start(task):
             task.on_interrupt = None
@@ -238,13 +318,19 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
         error: BaseException | None = None
         try:
             handler = self._begin(task)
-            if handler.is_async:
-                result = await handler.call(
-                    task.claimed.payload,
-                    lambda: AsyncContext(task, task.queue, self._leases.expect_renewal),
-                )
+            if handler.is_async and handler.wants_context:
+                queue = self._given[task.queue]
+                context = self._make_context(AsyncContext, task, handler, queue)
+                result = await handler.function(task.claimed.payload, context=context)
+            elif handler.is_async:
+                result = await handler.function(task.claimed.payload)
             else:
-                result = await self._call_in_thread(handler, task)
+                result = await self._call_in_thread(
+                    handler,
+                    task.claimed.payload,
+                    lambda queue: self._make_context(Context, task, handler, queue),
+                    task,
+                )
             if result is not None:
                 handler.check_ran(result)
         except BaseException as exc:  # noqa: BLE001 (the task must be settled in any case)
@@ -256,32 +342,97 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
             return
         self._completer.complete(task, handler, result, error)
 
-    async def _call_in_thread(self, handler: Handler, task: InFlightTask) -> Any:
+    async def _call_in_thread(
+        self,
+        handler: Handler,
+        given: Any,
+        make_context: Callable[[Queue[Any]], Any],
+        work: LeasedTask | Batch,
+    ) -> Any:
         """Call a plain function in a thread; if it returns a coroutine, await that here."""
-        lease_queue = self._leases.queues[task.queue]
+        queue = (work.leased[0] if isinstance(work, Batch) else work).queue
         # A thread cannot be cancelled: it occupies its place until the function returns.
-        cancel, task.on_interrupt = task.on_interrupt, None
+        cancel, work.on_interrupt = work.on_interrupt, None
         result = await run_in_thread(
-            handler.call,
-            task.claimed.payload,
-            lambda: Context(task, lease_queue, self._leases.expect_renewal),
+            handler.call, given, lambda: make_context(self._blocking_queue(queue))
         )
         if inspect.isawaitable(result):
-            if task.cancelled:
+            if work.interrupted:
                 close_unrun(result)
                 raise asyncio.CancelledError
-            task.on_interrupt = cancel
+            work.on_interrupt = cancel
             result = await result
         return result
 
-    def _was_cancelled_outside(self, task: InFlightTask) -> bool:
+    def _blocking_queue(self, core: QueueCore[Any]) -> Queue[Any]:
+        """Return a queue for plain functions: a blocking one, on the client of the leases."""
+        if (queue := self._blocking_queues.get(core)) is None:
+            queue = self._blocking_queues[core] = Queue(
+                self._leases.lease_queues[core].collections.tasks,
+                core.name,
+                settings=core.settings,
+                payload_model=core.payload_model,
+                clock=core.clock,
+            )
+            core_of(queue).attach_as(core)
+        return queue
+
+    def _was_cancelled_outside(self, work: LeasedTask | Batch) -> bool:
         """Return whether a handler was cancelled, but not by the worker: its loop is closing."""
         running = asyncio.current_task()
-        return running is not None and bool(running.cancelling()) and not task.cancelled
+        return running is not None and bool(running.cancelling()) and not work.interrupted
+
+    def _start_batches(self, batches: BatchCollector) -> None:
+        """Start handlers for batches that are due; wait for the next one if a handler is free."""
+        if self._batch_timer is not None:
+            self._batch_timer.cancel()
+            self._batch_timer = None
+        while len(self._running) < self._options.concurrency and not self._closed:
+            if taken := batches.take(self._free_since):
+                batch = Batch(taken)
+                running = asyncio.create_task(self._handle_batch(batch))
+                batch.on_interrupt = running.cancel
+                self._running[running] = batch
+                running.add_done_callback(self._handler_ended)
+                continue
+            if (due_at := batches.due_at(self._free_since)) < inf:
+                self._batch_timer = asyncio.get_running_loop().call_later(
+                    max(due_at - now_sec(), 0.0), self._start_batches, batches
+                )
+            return
+
+    async def _handle_batch(self, batch: Batch) -> None:
+        # Checked here, as for one task.
+        batch.keep([task for task in batch.leased if self._may_start(task)])
+        if not batch.tasks:
+            return
+        unused = (self._options.batch or 1) - len(batch.tasks)
+        self._add_unused(unused)
+        result: Any = None
+        error: BaseException | None = None
+        handler = self._begin_batch(batch)
+        try:
+            if handler.is_async:
+                queue = self._given[batch.leased[0].queue]
+                result = await handler.call(batch.tasks, lambda: AsyncBatchContext(batch, queue))
+            else:
+                result = await self._call_in_thread(
+                    handler, batch.tasks, lambda queue: BatchContext(batch, queue), batch
+                )
+        except BaseException as exc:  # noqa: BLE001 (the tasks must be settled in any case)
+            error = exc
+        batch.on_interrupt = None
+        self._add_unused(-unused)
+        if isinstance(error, asyncio.CancelledError) and self._was_cancelled_outside(batch):
+            for task in batch.leased:
+                self._completer.release(task)
+                self._in_flight.conclude(task, returned=True)
+            return
+        batch.complete(self._completer, handler, result, error)
 
     # Settle
 
-    async def _settle_forever(self) -> None:
+    async def _write_settlements(self) -> None:
         settlements, writer = self._settlements, self._writer
         while batch := await settlements.take():
             try:
@@ -303,31 +454,33 @@ class AsyncWorker(WorkerCore[AsyncCore[Any]]):
             stopped.cancel()
 
     def _release_waiting(self) -> None:
+        for task in self._batches.take_all() if self._batches is not None else ():
+            self._completer.release(task)
         while self._waiting:
             self._completer.release(self._waiting.popleft())
 
     async def _wait_for_handlers(self, seconds: float) -> None:
-        running = [one for one, task in self._running.items() if not task.concluded]
+        running = [one for one, work in self._running.items() if not work.concluded]
         if running:
             await asyncio.wait(running, timeout=seconds)
         else:  # Delayed by crash isolation; the fetcher releases them when it ends.
             await asyncio.sleep(seconds)
 
-    async def _join_settler(self, deadline: Callable[[], float]) -> bool:
+    async def _join_settlement_writer(self, deadline: Callable[[], float]) -> bool:
         await run_in_thread(self._leases.stop_timeouts)
         self._closed = True
         self._settlements.close()
-        if self._settling is None:
+        if self._writing is None:
             return True
-        if not await join_task(self._settling, deadline):
+        if not await join_task(self._writing, deadline):
             return False
         if len(self._settlements):  # It was cancelled: the loop is closing.
-            self._settling = asyncio.create_task(self._settle_forever())
-            return await join_task(self._settling, deadline)
+            self._writing = asyncio.create_task(self._write_settlements())
+            return await join_task(self._writing, deadline)
         return True
 
     def _abandon(self) -> None:
-        for part in (self._fetching, self._settling):
+        for part in (self._fetching, self._writing):
             if part is not None:
                 part.cancel()
 

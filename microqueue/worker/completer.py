@@ -14,46 +14,59 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from microqueue.errors import InvalidArgument, InvalidPayload, LeaseLost, MicroqueueError
+from microqueue import error_codes
+from microqueue.core import QueueCore
+from microqueue.errors import InvalidArgument, LeaseLost, MicroqueueError
+from microqueue.hooks import HookList
 from microqueue.operations import settle
 from microqueue.operations.call import Operation
 from microqueue.operations.settle import Settlement, settle_batch
-from microqueue.payload import check_encodable
 from microqueue.task import Outcome, TaskError, TaskStatus
-from microqueue.worker.effects import Effects, Sleep, run_on
+from microqueue.task_ids import id_key
+from microqueue.worker.dispatcher import Dispatcher
+from microqueue.worker.effects import RunOperation, SettleEffects, Sleep
 from microqueue.worker.handlers import Handler
-from microqueue.worker.hooks import Dispatcher, HookList
-from microqueue.worker.in_flight import InFlight, InFlightTask, now_sec
+from microqueue.worker.in_flight import InFlight, LeasedTask, now_sec
 from microqueue.worker.log import UnstartedTasks, log_task, logger
 from microqueue.worker.options import WorkerOptions
-from microqueue.worker.outcomes import Fail, is_unexpected, plain_retry, settlement_for
+from microqueue.worker.outcomes import (
+    check_storable,
+    is_unexpected,
+    plain_retry,
+    settlement_for,
+)
 from microqueue.worker.prefetch import PrefetchController
 from microqueue.worker.shutdown import StopRequest
 
 RETRY_SEC = 1.0  # Between two attempts while MongoDB does not answer.
-UNSTORABLE = "unstorable"
 
 
-class _PlainDone(Enum):
-    DONE = auto()
+class Done(Enum):
+    """Successes that need no :class:`Settlement`."""
+
+    PLAIN = auto()
+    COMMITTED = auto()
 
 
-DONE: Final = _PlainDone.DONE
+PLAIN_DONE: Final = Done.PLAIN
 """Done, without a result to store: all such tasks of one claim share one update."""
+COMMITTED: Final = Done.COMMITTED
+"""Done, and written in the handler's transaction: there is nothing left to write."""
 
 
 class PendingSettlement(NamedTuple):
     """A task whose outcome is decided, but not written yet."""
 
-    task: InFlightTask
-    settlement: Settlement | Literal[_PlainDone.DONE]
+    task: LeasedTask
+    settlement: Settlement | Done
 
     @property
     def is_release(self) -> bool:
         """Whether the task is released, and not handled."""
-        return self.settlement is not DONE and self.settlement.outcome is Outcome.RELEASED
+        settlement = self.settlement
+        return not isinstance(settlement, Done) and settlement.outcome is Outcome.RELEASED
 
 
 class SettlementSink(Protocol):
@@ -180,11 +193,25 @@ class Completer:
         self._verbose = logger.isEnabledFor(logging.DEBUG)
 
     def complete(
-        self, task: InFlightTask, handler: Handler | None, result: Any, error: BaseException | None
+        self,
+        task: LeasedTask,
+        handler: Handler | None,
+        result: Any,
+        error: BaseException | None,
+        *,
+        with_traceback: bool = True,
     ) -> None:
-        """Settle a task by how its handler ended, unless its outcome was decided before."""
+        """Settle a task by how its handler ended, unless its outcome was decided before.
+
+        Args:
+            task: The task.
+            handler: Its handler, if it was found.
+            result: What the handler returned.
+            error: What it raised.
+            with_traceback: Whether the log has the traceback of the error.
+        """
         try:
-            self._complete(task, handler, result, error)
+            self._complete(task, handler, result, error, with_traceback)
         except BaseException:  # User code may raise anything.
             logger.exception(
                 "could not settle task %s; it will be redelivered when its lease expires",
@@ -194,7 +221,12 @@ class Completer:
             self._in_flight.remove([task])
 
     def _complete(
-        self, task: InFlightTask, handler: Handler | None, result: Any, error: BaseException | None
+        self,
+        task: LeasedTask,
+        handler: Handler | None,
+        result: Any,
+        error: BaseException | None,
+        with_traceback: bool,  # noqa: FBT001 (an argument of complete)
     ) -> None:
         took_sec = now_sec() - (task.started or now_sec())
         self._prefetch.record_run(took_sec)
@@ -206,12 +238,19 @@ class Completer:
                 extra={"discarded": True},
             )
             return
-        settlement: Settlement | Literal[_PlainDone.DONE] = DONE
+        if task.committed:
+            self._report_committed(task, error, took_sec)
+            self._settlements.put(PendingSettlement(task, COMMITTED))
+            return
+        settlement: Settlement | Done = PLAIN_DONE
         if error is None and (self._keep_result or (handler and handler.keep_result)):
             error = check_storable(task.queue, result)
-            settlement = settle.done(task.queue.clock.now(), result=result)
+            now, keep = task.queue.clock.now(), task.queue.keeps(task.claimed.id)
+            settlement = settle.done(now, result=result, keep=keep)
         if error is not None:
-            pending, call_hooks = self._fail(task, error, took_sec)
+            pending, call_hooks = self._settle_error(
+                task, error, took_sec, with_traceback=with_traceback
+            )
             call_hooks()
             self._settlements.put(pending)
             return
@@ -221,30 +260,51 @@ class Completer:
             self._hooks.call("on_success", task.task, took_sec=took_sec)
         self._settlements.put(PendingSettlement(task, settlement))
 
-    def time_out(self, task: InFlightTask) -> None:
+    def _report_committed(
+        self, task: LeasedTask, error: BaseException | None, took_sec: float
+    ) -> None:
+        """Report a success that the handler has committed, however the handler ended after it."""
+        if error is not None:
+            log_task(
+                logging.WARNING,
+                task.task,
+                "done; its handler failed after its transaction was committed: %r",
+                error,
+                exc_info=error if is_unexpected(error) else None,
+            )
+        elif self._verbose:
+            log_task(logging.DEBUG, task.task, "done in %.3f s", took_sec)
+        self._hooks.call("on_success", task.task, took_sec=took_sec)
+
+    def time_out(self, task: LeasedTask) -> None:
         """Fail a task whose handler has reached its timeout."""
         if not self._overtake(task):
             return
         limit_sec = (task.deadline or 0.0) - (task.started or 0.0)
         error = TimeoutError(f"the handler took longer than {limit_sec:g} s")
-        pending, call_hooks = self._fail(task, error, limit_sec)
+        if task.committed:
+            self._settlements.put(PendingSettlement(task, COMMITTED))
+            self._dispatcher.submit(lambda: self._report_committed(task, error, limit_sec))
+            return
+        pending, call_hooks = self._settle_error(task, error, limit_sec)
         self._settlements.put(pending)
         self._dispatcher.submit(call_hooks)
 
-    def lose(self, task: InFlightTask) -> None:
+    def lose(self, task: LeasedTask) -> None:
         """Drop a task whose lease was lost; the result of its handler will be discarded."""
-        if self._overtake(task):
+        if not task.committed and self._overtake(task):
             self._in_flight.remove([task])
             self._dispatcher.submit(lambda: self._report_lost(task))
 
-    def _overtake(self, task: InFlightTask) -> bool:
+    def _overtake(self, task: LeasedTask) -> bool:
         """Interrupt a handler; return whether it had not ended before."""
         first = self._in_flight.conclude(task)  # Before the interrupt, which may end it at once.
-        task.interrupt()
+        if task.concluded:  # Otherwise its handler commits it, and may continue.
+            task.interrupt()
         return first
 
-    def _report_lost(self, task: InFlightTask) -> None:
-        if task.was_cancelled:
+    def _report_lost(self, task: LeasedTask) -> None:
+        if task.cancelled:
             log_task(
                 logging.INFO,
                 task.task,
@@ -264,16 +324,20 @@ class Completer:
             )
         self._hooks.call("on_lease_lost", task.task)
 
-    def release(self, task: InFlightTask) -> bool:
+    def release(self, task: LeasedTask) -> bool:
         """Release a task with its attempt refunded; return whether its outcome was undecided."""
         if not self._in_flight.conclude(task):
             return False
+        if task.committed:
+            self._report_committed(task, None, task.running_sec)
+            self._settlements.put(PendingSettlement(task, COMMITTED))
+            return True
         self._hooks.call("on_release", task.task)
         settlement = settle.released(task.task, task.queue.clock.now(), front=False)
         self._settlements.put(PendingSettlement(task, settlement))
         return True
 
-    def release_lapsed(self, task: InFlightTask) -> None:
+    def release_lapsed(self, task: LeasedTask) -> None:
         """Release a task that must not start because its lease has expired.
 
         If no other worker has claimed it, it is available at once, with its attempt refunded;
@@ -282,50 +346,46 @@ class Completer:
         if self.release(task):
             self._unstarted.add(task)
 
-    def _fail(
-        self, task: InFlightTask, error: BaseException, took_sec: float
+    def _settle_error(
+        self,
+        leased: LeasedTask,
+        error: BaseException,
+        took_sec: float,
+        *,
+        with_traceback: bool = True,
     ) -> tuple[PendingSettlement, Callable[[], None]]:
         """Return the settlement for an error, and the call that notifies the hooks."""
-        claimed, settings, now = task.task, task.queue.settings, task.queue.clock.now()
+        task, settings, now = leased.task, leased.queue.settings, leased.queue.clock.now()
         try:
             settlement = settlement_for(
-                claimed, error, task.exception_policy, now=now, settings=settings
+                task, error, leased.exception_policy, now=now, settings=settings
             )
         except Exception as exc:  # noqa: BLE001 (a subclass may break what Retry or Fail promise)
             log_task(
                 logging.ERROR,
-                claimed,
+                task,
                 "%s has no usable outcome and counts as an error: %r",
                 type(error).__name__,
                 exc,
                 exc_info=exc,
             )
-            settlement = plain_retry(claimed, error, now=now, settings=settings)
-        dead = settlement.changes["status"] == TaskStatus.FAILED
-        if settlement.outcome is not Outcome.SNOOZED:
+            settlement = plain_retry(task, error, now=now, settings=settings)
+        dead = settlement.status is TaskStatus.FAILED
+        if not settlement.outcome.is_refunded:
             log_task(
                 logging.WARNING,
-                claimed,
+                task,
                 "attempt %d of %d failed; %s: %r",
-                claimed.attempts,
-                claimed.max_attempts,
+                task.attempts,
+                task.max_attempts,
                 "moved to the dead letters" if dead else "it will be retried",
                 error,
-                exc_info=error if is_unexpected(error) else None,
+                exc_info=error if with_traceback and is_unexpected(error) else None,
                 extra={"dead_letter": dead},
             )
         hook = "on_failure" if dead else "on_retry"
-        call_hooks = partial(self._hooks.call, hook, claimed, error, took_sec=took_sec)
-        return PendingSettlement(task, settlement), call_hooks
-
-
-def check_storable(queue: Any, result: Any) -> Fail | None:
-    """Return an error if a result cannot be stored; a retry would not change that."""
-    try:
-        check_encodable({"result": result}, queue.collections.codec_options)
-    except InvalidPayload as exc:
-        return Fail(str(exc), code="invalid_result")
-    return None
+        call_hooks = partial(self._hooks.call, hook, task, error, took_sec=took_sec)
+        return PendingSettlement(leased, settlement), call_hooks
 
 
 class SettlementWriter:
@@ -345,7 +405,7 @@ class SettlementWriter:
         self._unstarted = unstarted
         self.handled = self.released = 0
 
-    def write(self, batch: Sequence[PendingSettlement]) -> Effects[None]:
+    def write(self, batch: Sequence[PendingSettlement]) -> SettleEffects[None]:
         """Settle every task of a batch, or leave it to its lease."""
         for queue, group in by_queue(batch).items():
             try:
@@ -360,12 +420,14 @@ class SettlementWriter:
                 )
                 self._in_flight.remove(task for task, _ in group)
 
-    def _write(self, queue: Any, batch: Sequence[PendingSettlement]) -> Effects[None]:
+    def _write(
+        self, queue: QueueCore[Any], batch: Sequence[PendingSettlement]
+    ) -> SettleEffects[None]:
         leases_end = now_sec() + queue.settings.visibility_timeout.total_seconds()
         while True:
             lost: Sequence[LeaseLost] = ()
             try:
-                lost = yield from run_on(queue, commit(queue, batch))
+                lost = yield RunOperation(queue, commit(queue, batch))
             except InvalidArgument as exc:
                 if parts := storable_parts(batch, exc):
                     for part in parts:
@@ -399,23 +461,26 @@ class SettlementWriter:
     def _finish(self, batch: Sequence[PendingSettlement], lost: Sequence[LeaseLost]) -> None:
         """Count a batch, remove it from the table, and report the leases that were lost."""
         if lost:
-            by_id = {task.claimed.id: task for task, _ in batch}
+            by_id = {id_key(task.claimed.id): task for task, _ in batch}
             for error in lost:
-                task = by_id[error.task_id]
+                task = by_id[id_key(error.task_id)]
                 if task.started is None:
                     self._unstarted.add(task)
                 else:
                     log_task(logging.WARNING, task.task, "%s", error, extra={"lease_lost": True})
                 self._hooks.call("on_lease_lost", task.task)
-        released = sum(pending.is_release for pending in batch)
+        released = sum(one.is_release for one in batch if one[1] is not PLAIN_DONE)
         self.released += released
         self.handled += len(batch) - released
         self._in_flight.remove(task for task, _ in batch)
 
 
-def by_queue(batch: Sequence[PendingSettlement]) -> dict[Any, list[PendingSettlement]]:
+def by_queue(batch: Sequence[PendingSettlement]) -> dict[QueueCore[Any], list[PendingSettlement]]:
     """Group a batch by queue."""
-    groups: dict[Any, list[PendingSettlement]] = defaultdict(list)
+    first = batch[0].task.queue
+    if all(pending[0].queue is first for pending in batch):
+        return {first: list(batch)}
+    groups: dict[QueueCore[Any], list[PendingSettlement]] = defaultdict(list)
     for pending in batch:
         groups[pending.task.queue].append(pending)
     return groups
@@ -432,16 +497,29 @@ def storable_parts(
     if len(batch) > 1:
         return [[pending] for pending in batch]
     task, settlement = batch[0]
-    if settlement is not DONE and settlement.error and settlement.error.code == UNSTORABLE:
+    error_code = (
+        None if isinstance(settlement, Done) or not settlement.error else settlement.error.code
+    )
+    if error_code == error_codes.UNSTORABLE:
         return []
     now = task.queue.clock.now()
-    reason = TaskError(message=f"its outcome could not be stored: {error}", code=UNSTORABLE, at=now)
+    reason = TaskError(
+        message=f"its outcome could not be stored: {error}", code=error_codes.UNSTORABLE, at=now
+    )
     return [[PendingSettlement(task, settle.failed(now, reason))]]
 
 
-def commit(queue: Any, batch: Sequence[PendingSettlement]) -> Operation[list[LeaseLost]]:
+def commit(queue: QueueCore[Any], batch: Sequence[PendingSettlement]) -> Operation[list[LeaseLost]]:
     """Write a batch of one queue; return the leases that were lost."""
     now = yield from queue.begin()
-    plain = [task.claimed for task, settlement in batch if settlement is DONE]
-    others = [(task.task, settlement) for task, settlement in batch if settlement is not DONE]
-    return (yield from settle_batch(plain, others, now=now, settings=queue.settings))
+    plain = [task.claimed for task, settlement in batch if settlement is PLAIN_DONE]
+    others = [
+        (task.task, settlement)
+        for task, settlement in batch
+        if settlement is not PLAIN_DONE and settlement is not COMMITTED
+    ]
+    return (
+        yield from settle_batch(
+            plain, others, now=now, settings=queue.settings, keep_done=queue.keeps_done
+        )
+    )

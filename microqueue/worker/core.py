@@ -4,38 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
-from microqueue.core import HasCore, QueueCore, core_of, worker_name
-from microqueue.errors import AlreadyRunning, InvalidArgument, MicroqueueError
+from microqueue.arguments import check_worker_id, invalid_argument
+from microqueue.core import HasCore, QueueCore, core_of, new_worker_id
+from microqueue.deprecation import renamed_options
+from microqueue.errors import AlreadyRunning, MicroqueueError
+from microqueue.hooks import HookList, Hooks, check_hooks
+from microqueue.model import reject_unknown
+from microqueue.operations.call import Report
+from microqueue.worker.batches import Batch
 from microqueue.worker.completer import Completer, SettlementSink, SettlementWriter
+from microqueue.worker.daemon_threads import POLL_SEC, DaemonThread
+from microqueue.worker.dispatcher import Dispatcher
 from microqueue.worker.effects import (
-    Effects,
     JoinFetcher,
     JoinHooks,
-    JoinSettler,
+    JoinSettlementWriter,
     JoinThread,
     Register,
     ReleaseUnstarted,
-    StartThreads,
+    RunEffects,
+    StartParts,
     WaitForHandlers,
     WaitForStop,
 )
 from microqueue.worker.fetcher import Claimer, Fetcher, make_selection
 from microqueue.worker.handlers import Handler, SingleHandler, router_for, task_names
-from microqueue.worker.hooks import Dispatcher, HookList, Hooks
-from microqueue.worker.in_flight import InFlight, InFlightTask, now_sec
+from microqueue.worker.in_flight import InFlight, LeasedTask, now_sec
 from microqueue.worker.lease_renewal import LeaseService, Registration
 from microqueue.worker.log import UnstartedTasks, logger
 from microqueue.worker.options import WorkerOptions, WorkerOptionsDict
 from microqueue.worker.prefetch import PrefetchController
 from microqueue.worker.shutdown import StopRequest
-from microqueue.worker.threads import POLL_SEC, DaemonThread
 from microqueue.worker.waiting import WorkWaiter, await_server
 
 QueueT = TypeVar("QueueT", bound=QueueCore[Any])
+ContextT = TypeVar("ContextT")
 
 
 class WorkerCore(Generic[QueueT]):
@@ -47,6 +55,11 @@ class WorkerCore(Generic[QueueT]):
         options: The worker's options.
         worker_id: The name under which it claims tasks.
     """
+
+    _kind_of_queue: type
+    """The class of the queues that it takes."""
+    _instead: str
+    """What to do about a queue of the other class."""
 
     # The parts of the latest run.
     _leases: LeaseService
@@ -64,25 +77,33 @@ class WorkerCore(Generic[QueueT]):
         worker_id: str | None,
         options: WorkerOptionsDict,
     ) -> None:
-        self._options = WorkerOptions(**options)
-        self._worker_id = worker_id or worker_name()
-        given = queue if isinstance(queue, Iterable) else [queue]
+        given_options = renamed_options(
+            dict(options),
+            WorkerOptions._renamed_fields,  # noqa: SLF001 (the warning points at the user's call)
+            stacklevel=4,
+        )
+        reject_unknown(
+            type(self).__name__, given_options, WorkerOptions.model_fields, function=type(self)
+        )
+        self._options = WorkerOptions(**given_options)
+        self._worker_id = check_worker_id(worker_id) or new_worker_id()
+        given = self._several(queue)
         self._queues: list[QueueT] = [core_of(one) for one in given]
-        if not self._queues:
-            raise InvalidArgument("queue=[] is not valid: give at least one", argument="queue")
-        self._router = router_for(handler)
+        self._given: dict[QueueCore[Any], Any] = dict(zip(self._queues, given, strict=True))
+        self._router = router_for(handler, batch=self._options.batch)
         # With a single function, the task need not be read to find its handler.
         self._only_handler: Handler | None = None
         if isinstance(self._router, SingleHandler):
             self._only_handler = self._router.handler
-        self._hooks = HookList(hooks)
+        self._given_hooks = check_hooks(hooks)
+        self._hooks = HookList(self._given_hooks)
         if (knows := getattr(self._router, "knows", None)) is not None:
             self._hooks.call("on_attach", knows)
         self._timeout_sec = self._options.timeout.total_seconds() if self._options.timeout else None
         self._selection = make_selection(self._queues, self._options.weights)
         self._in_flight = InFlight()
         self._prefetch = PrefetchController(
-            concurrency=self._options.concurrency,
+            concurrency=self._options.max_running,
             prefetch=self._options.prefetch,
             lease_sec=min(one.settings.visibility_timeout.total_seconds() for one in self._queues),
         )
@@ -93,8 +114,17 @@ class WorkerCore(Generic[QueueT]):
             prefetch=self._prefetch,
         )
         self._unstarted = UnstartedTasks()
+        self._unused_lock = threading.Lock()
         self._runs = threading.Lock()
         self._stop = self._new_stop()
+
+    def _several(self, queue: Any) -> list[HasCore[QueueT]]:
+        """Return the given queues, at least one; reject those of the other kind."""
+        is_list = isinstance(queue, Iterable) and not isinstance(queue, str | bytes | Mapping)
+        given: list[Any] = list(queue) if is_list else [queue]
+        if not given or not all(isinstance(one, self._kind_of_queue) for one in given):
+            raise invalid_argument("queue", queue, self._instead)
+        return given
 
     # One run
 
@@ -115,6 +145,7 @@ class WorkerCore(Generic[QueueT]):
             raise AlreadyRunning(worker_id=self._worker_id)
         try:
             self._in_flight.reset()
+            self._prefetch.unused = 0
             self._waiter = None
             self._writer = SettlementWriter(
                 self._stop, self._in_flight, self._hooks, self._unstarted
@@ -148,7 +179,7 @@ class WorkerCore(Generic[QueueT]):
         self,
         settlements: SettlementSink,
         dispatcher: Dispatcher,
-        call: Callable[[Callable[[InFlightTask], None], InFlightTask], object],
+        call: Callable[[Callable[[LeasedTask], None], LeasedTask], object],
     ) -> None:
         """Create the parts of a run.
 
@@ -157,6 +188,10 @@ class WorkerCore(Generic[QueueT]):
             dispatcher: Where hooks run for events that no handler caused.
             call: Calls the completer from the threads that watch leases and timeouts.
         """
+        self._reports: dict[QueueCore[Any], Report | None] = {
+            one: one.report_to(self._given_hooks, source="worker", submit=dispatcher.submit)
+            for one in self._queues
+        }
         completer = self._completer = Completer(
             self._options,
             in_flight=self._in_flight,
@@ -190,9 +225,10 @@ class WorkerCore(Generic[QueueT]):
             prefetch=self._prefetch,
             completer=completer,
             leases=self._leases,
+            declarations=self._router.declarations(),
         )
 
-    def _run_effects(self, *, burst: bool) -> Effects[None]:
+    def _run_effects(self, *, burst: bool) -> RunEffects[None]:
         """Register, start, wait for the stop, and shut down."""
         stop = self._stop
         ended = False
@@ -200,7 +236,7 @@ class WorkerCore(Generic[QueueT]):
             if not (yield Register(burst)):
                 return
             try:
-                yield StartThreads(burst)
+                yield StartParts(burst)
                 yield WaitForStop()
             except asyncio.CancelledError:
                 stop.end_grace_within(0.0)
@@ -239,18 +275,17 @@ class WorkerCore(Generic[QueueT]):
             abandon=abandon,
         )
 
-    def _shutdown_effects(self, stop: StopRequest) -> Effects[None]:
+    def _shutdown_effects(self, stop: StopRequest) -> RunEffects[None]:
         """Release what has not started, let handlers finish, write settlements, deregister."""
         yield ReleaseUnstarted()
         self._log_shutdown(stop)
         while now_sec() < stop.grace_ends and self._in_flight.unconcluded():
             yield WaitForHandlers(POLL_SEC)
-        for task in self._in_flight.unconcluded():
-            self._completer.release(task)  # Before the interrupt, which may end it at once.
-            task.interrupt()
         deadline = stop.server_deadline(handlers_ended=now_sec())
+        while self._release_running() and now_sec() < deadline():
+            yield WaitForHandlers(POLL_SEC)
         fetched = yield JoinFetcher(deadline)
-        settled = (yield JoinSettler(deadline)) and fetched
+        settled = (yield JoinSettlementWriter(deadline)) and fetched
         if not settled:
             left = self._in_flight.snapshot()
             logger.error(
@@ -266,8 +301,19 @@ class WorkerCore(Generic[QueueT]):
         )
         closing.start()
         if settled and not (yield JoinThread(closing, deadline)) and not deregistered.is_set():
-            logger.warning("could not deregister worker: MongoDB did not answer")
+            logger.warning(
+                "could not deregister worker: MongoDB did not answer",
+                extra={"worker_id": self._worker_id, "deregistered": False},
+            )
         yield JoinHooks(deadline)
+
+    def _release_running(self) -> bool:
+        """Release what runs; return whether handlers commit tasks, so that others cannot decide."""
+        for task in self._in_flight.unconcluded():
+            self._completer.release(task)  # Before the interrupt, which may end it at once.
+            if task.concluded:
+                task.interrupt()
+        return bool(self._in_flight.unconcluded())
 
     def _log_shutdown(self, stop: StopRequest) -> None:
         running = len(self._in_flight.unconcluded())
@@ -293,7 +339,11 @@ class WorkerCore(Generic[QueueT]):
                     leases.deregister()
                 except MicroqueueError as exc:
                     if now_sec() < deadline():  # Later, the shutdown has logged it.
-                        logger.warning("could not deregister worker: %s", exc)
+                        logger.warning(
+                            "could not deregister worker: %s",
+                            exc,
+                            extra={"worker_id": self._worker_id, "deregistered": False},
+                        )
             deregistered.set()
             if waiter is not None:
                 waiter.close()
@@ -303,7 +353,7 @@ class WorkerCore(Generic[QueueT]):
         return close
 
     def _abandon(self) -> None:
-        """Stop waiting for the fetcher and the settler."""
+        """Stop waiting for the fetcher and the settlement writer."""
 
     def _give_up(self) -> None:
         """End everything without waiting; leases are left to expire."""
@@ -319,7 +369,7 @@ class WorkerCore(Generic[QueueT]):
 
     # One task
 
-    def _may_start(self, task: InFlightTask) -> bool:
+    def _may_start(self, task: LeasedTask) -> bool:
         """Return whether the handler of a task may start; release the task if its lease lapsed."""
         if task.concluded:  # Its lease was lost while it waited.
             return False
@@ -328,7 +378,19 @@ class WorkerCore(Generic[QueueT]):
         self._completer.release_lapsed(task)
         return False
 
-    def _begin(self, task: InFlightTask) -> Handler:
+    def _make_context(
+        self, make: Callable[..., ContextT], task: LeasedTask, handler: Handler, queue: Any
+    ) -> ContextT:
+        """Return the context of a task for its handler, with a queue that suits the handler."""
+        return make(
+            task,
+            queue,
+            in_flight=self._in_flight,
+            leases=self._leases,
+            keep_result=self._options.keep_result or handler.keep_result,
+        )
+
+    def _begin(self, task: LeasedTask) -> Handler:
         """Note the start of a task; return its handler."""
         started = task.started = now_sec()
         if self._hooks:
@@ -340,3 +402,32 @@ class WorkerCore(Generic[QueueT]):
             task.deadline = started + limit_sec
             self._leases.expect_timeout(task.deadline)
         return handler
+
+    # One batch
+
+    def _begin_batch(self, batch: Batch) -> Handler:
+        """Note the start of each task of a batch; return the handler."""
+        handler = self._only_handler
+        if handler is None:
+            raise AssertionError  # Named tasks have no batches.
+        started = now_sec()
+        limit_sec = self._timeout_sec if handler.timeout_sec is None else handler.timeout_sec
+        for task in batch.leased:
+            task.started = started
+            task.exception_policy = handler.exception_policy
+            if self._hooks:
+                # What a hook sets, such as the current span, is not for all tasks.
+                copy_context().run(self._hooks.call, "on_start", task.task)
+            if limit_sec is not None:
+                task.deadline = started + limit_sec
+        if limit_sec is not None:
+            self._leases.expect_timeout(started + limit_sec)
+        return handler
+
+    def _add_unused(self, count: int) -> None:
+        """Count by how much a batch is smaller than a full one, while its handler runs.
+
+        No more tasks are claimed than can run beside it.
+        """
+        with self._unused_lock:
+            self._prefetch.unused = max(self._prefetch.unused + count, 0)

@@ -10,17 +10,18 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from microqueue.core import QueueCore
 from microqueue.operations.call import Operation
-from microqueue.worker.in_flight import InFlightTask
+from microqueue.worker.in_flight import LeasedTask
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunOperation:
     """Run an operation on a queue; reply its result."""
 
-    queue: Any
+    queue: QueueCore[Any]
     operation: Operation[Any]
 
 
@@ -35,17 +36,17 @@ class Sleep:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PutInBuffer:
     """Put claimed tasks into the task buffer, from which handlers take them."""
 
-    tasks: Sequence[InFlightTask]
+    tasks: Sequence[LeasedTask]
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
     """Remove the unwanted tasks from the task buffer; reply with them."""
 
-    unwanted: Callable[[InFlightTask], bool]
+    unwanted: Callable[[LeasedTask], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
-class StartThreads:
-    """Start everything that works in the background: leases, handlers, settler, fetcher."""
+class StartParts:
+    """Start the background work: leases, handlers, settlement writer, fetcher."""
 
     burst: bool
 
@@ -106,7 +107,7 @@ class JoinFetcher:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinSettler:
+class JoinSettlementWriter:
     """Write the buffered settlements until the deadline; reply whether all are written."""
 
     deadline: Callable[[], float]
@@ -127,27 +128,19 @@ class JoinHooks:
     deadline: Callable[[], float]
 
 
-Effect: TypeAlias = (
-    Run
-    | Sleep
-    | Start
-    | Withdraw
-    | WaitForRoom
-    | WaitForWork
-    | Register
-    | StartThreads
+SettleEffect: TypeAlias = RunOperation | Sleep
+FetchEffect: TypeAlias = RunOperation | Sleep | PutInBuffer | Withdraw | WaitForRoom | WaitForWork
+RunEffect: TypeAlias = (
+    Register
+    | StartParts
     | WaitForStop
     | ReleaseUnstarted
     | WaitForHandlers
     | JoinFetcher
-    | JoinSettler
+    | JoinSettlementWriter
     | JoinThread
     | JoinHooks
 )
-Effects: TypeAlias = Generator[Effect, Any, T]
-
-
-def run_on(queue: Any, operation: Operation[T]) -> Effects[T]:
-    """Request an operation, and return its result."""
-    result: T = yield Run(queue, operation)
-    return result
+SettleEffects: TypeAlias = Generator[SettleEffect, Any, T]
+FetchEffects: TypeAlias = Generator[FetchEffect, Any, T]
+RunEffects: TypeAlias = Generator[RunEffect, Any, T]

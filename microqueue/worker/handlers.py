@@ -1,4 +1,4 @@
-"""Handlers: the functions that process tasks, how they are found, and what they may see."""
+"""Handlers: the functions that process tasks, and how they are found."""
 
 from __future__ import annotations
 
@@ -6,101 +6,32 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
 
-from microqueue.arguments import refused
-from microqueue.durations import Duration
+from microqueue import error_codes
+from microqueue.arguments import invalid_argument
 from microqueue.errors import InvalidArgument
-from microqueue.operations.settle import storable_text
-from microqueue.task import Progress, Task
-from microqueue.worker.in_flight import InFlightTask, lease_now
+from microqueue.hooks import Hooks
+from microqueue.schedule import Declaration
+from microqueue.task import Task
 from microqueue.worker.outcomes import ExceptionPolicy, Fail, Retry
 
-
-class _Context:
-    """The task a handler works on, and whether its result is still wanted."""
-
-    def __init__(
-        self, task: InFlightTask, queue: Any, expect_renewal: Callable[[float], None]
-    ) -> None:
-        self._in_flight_task = task
-        self._queue = queue
-        self._expect_renewal = expect_renewal
-
-    @property
-    def task(self) -> Task[Any]:
-        """The task as it was claimed."""
-        return self._in_flight_task.task
-
-    @property
-    def attempt(self) -> int:
-        """The number of this delivery, from 1."""
-        return self._in_flight_task.task.attempts
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the handler should stop: lease lost, timed out, cancelled, or worker stopped."""
-        return self._in_flight_task.cancelled
-
-    def progress(self, fraction: float, message: str | None = None) -> None:
-        """Report progress, to be seen in ``Task.progress``.
-
-        The worker stores the latest report once a second; the call itself does no I/O.
-
-        Args:
-            fraction: From 0 to 1.
-            message: What the handler is doing.
-        """
-        if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-            raise refused("fraction", fraction, "give a number from 0 to 1")
-        if message is not None and not isinstance(message, str):
-            raise refused("message", message, "give a text")
-        now = self._in_flight_task.queue.clock.now()
-        text = None if message is None else storable_text(message)
-        self._in_flight_task.progress = Progress.trusted(
-            fraction=float(fraction), message=text, at=now
-        )
-
-    def _touched(self, task: Task[Any], at: float) -> None:
-        self._in_flight_task.touch(task, at)
-        self._expect_renewal(self._in_flight_task.renewal_due)
-
-
-class Context(_Context):
-    """What a plain function gets as its ``context`` argument."""
-
-    def touch(self, extend: Duration | None = None) -> None:
-        """Renew the lease now; the worker renews it every third of its length.
-
-        Args:
-            extend: The length of the lease from now on. A longer one is kept; a shorter one is
-                renewed in time.
-        """
-        at = lease_now()
-        touch = self._queue.touch(self._in_flight_task.task, extend)
-        self._touched(self._queue.run(touch), at)
-
-
-class AsyncContext(_Context):
-    """What a coroutine function gets as its ``context`` argument."""
-
-    async def touch(self, extend: Duration | None = None) -> None:
-        """Renew the lease now, as :meth:`Context.touch` does.
-
-        Args:
-            extend: The length of the lease from now on.
-        """
-        at = lease_now()
-        touch = self._queue.touch(self._in_flight_task.task, extend)
-        self._touched(await self._queue.run(touch), at)
-
-
 CONTEXT = "context"
-UNKNOWN_TASK = "unknown_task"
+"""The code of the error of a task that has no handler."""
+
+# The codes of errors about a handler.
+NOT_CALLABLE = "not_callable"
+GENERATOR = "generator"
+COROUTINE = "coroutine"
+UNREADABLE = "unreadable"
+WRONG_PARAMETERS = "wrong_parameters"
+NO_REFERENCE = "no_reference"
+IMPORT_FAILED = "import_failed"
+NAME_MISSING = "name_missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +46,11 @@ class Handler:
     keep_result: bool = False
     exception_policy: ExceptionPolicy = field(default_factory=ExceptionPolicy)
 
-    def call(self, payload: Any, make_context: Callable[[], Any]) -> Any:
-        """Call the function with the payload, and with a context if it has that parameter."""
+    def call(self, given: Any, make_context: Callable[[], Any]) -> Any:
+        """Call the function with a payload or a list of tasks, and with a context if it has one."""
         if self.wants_context:
-            return self.function(payload, context=make_context())
-        return self.function(payload)
+            return self.function(given, context=make_context())
+        return self.function(given)
 
     def check_ran(self, result: Any) -> None:
         """Reject a result that was not run: the task would count as done."""
@@ -145,6 +76,9 @@ class Router(Protocol):
     def coroutines(self) -> list[str]:
         """Return the names of the handlers that only ``AsyncWorker`` can run."""
 
+    def declarations(self) -> tuple[str, Sequence[Declaration]] | None:
+        """Return the app and its schedules, if it has a say in them."""
+
 
 @dataclass(frozen=True, slots=True)
 class SingleHandler:
@@ -164,13 +98,24 @@ class SingleHandler:
         """Return the name of the function if it is a coroutine function."""
         return [repr(self.handler.function)] if self.handler.is_async else []
 
+    def declarations(self) -> None:
+        """Return nothing: there is no app."""
 
-def router_for(handler: Any) -> Router:
+
+def router_for(handler: Any, *, batch: int | None = None) -> Router:
     """Return the router for a worker's handler: a function, or a router itself."""
-    if hasattr(handler, "handler_for"):
-        router: Router = handler
+    if (router := _router_of(handler)) is not None:
+        if batch is not None:
+            raise invalid_argument(
+                "batch", batch, "named tasks are handled one by one; give a function as handler"
+            )
         return router
-    return SingleHandler(make_handler(handler))
+    return SingleHandler(make_handler(handler, takes="payload" if batch is None else "tasks"))
+
+
+def _router_of(handler: Any) -> Router | None:
+    router = getattr(handler, "_router", handler)  # Of Tasks, and of a NamedTask.
+    return router if hasattr(router, "handler_for") else None
 
 
 def task_names(router: Router) -> list[str] | None:
@@ -178,27 +123,33 @@ def task_names(router: Router) -> list[str] | None:
     return None if isinstance(router, SingleHandler) else router.names()
 
 
-def make_handler(function: Any, **options: Any) -> Handler:
+def make_handler(function: Any, *, takes: str = "payload", **options: Any) -> Handler:
     """Check a function's signature, before any task is claimed for it."""
     if not callable(function):
-        raise refused("handler", function, "give a function, a coroutine function or Tasks")
+        raise invalid_argument(
+            "handler",
+            function,
+            "give a function, a coroutine function or Tasks",
+            code=NOT_CALLABLE,
+        )
     if _is_any(function, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
         raise InvalidArgument(
             f"handler={function!r} is a generator function: calling it would run nothing",
             argument="handler",
             value=function,
+            code=GENERATOR,
         )
     try:
         signature = inspect.signature(function)
     except ValueError as exc:  # Some functions written in C have none.
         reason = "its parameters cannot be read; give a function that calls it"
-        raise refused("handler", function, reason) from exc
+        raise invalid_argument("handler", function, reason, code=UNREADABLE) from exc
     wants_context = CONTEXT in signature.parameters
     try:
         signature.bind(None, **({CONTEXT: None} if wants_context else {}))
     except TypeError as exc:
-        reason = f"it must accept the payload as its only argument: {exc}"
-        raise refused("handler", function, reason) from exc
+        reason = f"it must accept the {takes} as its only argument: {exc}"
+        raise invalid_argument("handler", function, reason, code=WRONG_PARAMETERS) from exc
     return Handler(
         function=function,
         wants_context=wants_context,
@@ -229,9 +180,9 @@ def unknown_task(name: str | None, known: list[str]) -> Fail | Retry:
     """
     listed = f"registered: {', '.join(sorted(known)) or 'none'}"
     if name is None:
-        reason = "the task has no name; set its header 'task' (--header task=NAME)"
-        return Fail(f"{reason}; {listed}", code=UNKNOWN_TASK)
-    return Retry(f"no handler for task {name!r}; {listed}", code=UNKNOWN_TASK)
+        reason = "the task has no name; enqueue it with name=... (--name NAME)"
+        return Fail(f"{reason}; {listed}", code=error_codes.UNKNOWN_TASK)
+    return Retry(f"no handler for task {name!r}; {listed}", code=error_codes.UNKNOWN_TASK)
 
 
 def load_handler(reference: str, *, kind: str = "handler", example: str = "send_mail") -> Any:
@@ -248,26 +199,61 @@ def load_handler(reference: str, *, kind: str = "handler", example: str = "send_
     Raises:
         InvalidArgument: It cannot be imported or called.
     """
+    found = _load(reference, kind=kind, example=example)
+    if not callable(found) and _router_of(found) is None:
+        path = reference.partition(":")[2]
+        raise invalid_argument(
+            kind,
+            reference,
+            f"{path!r} is not callable: it is {type(found).__name__}",
+            code=NOT_CALLABLE,
+        )
+    return found
+
+
+def _load(reference: str, *, kind: str, example: str) -> Any:
     module_name, colon, path = reference.partition(":")
     if not (module_name and colon and path):
-        raise refused(kind, reference, f"give module:name, for example shop.tasks:{example}")
+        raise invalid_argument(
+            kind,
+            reference,
+            f"give module:name, for example shop.tasks:{example}",
+            code=NO_REFERENCE,
+        )
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as exc:
         reason = f"importing {module_name!r} raised {type(exc).__name__}: {exc}"
-        raise refused(kind, reference, reason) from exc
+        raise invalid_argument(kind, reference, reason, code=IMPORT_FAILED) from exc
     for name in path.split("."):
         try:
             found = getattr(found, name)
         except AttributeError as exc:
-            raise refused(kind, reference, f"{module_name!r} has no {path!r}") from exc
-    if not callable(found) and not hasattr(found, "handler_for"):
-        raise refused(kind, reference, f"{path!r} is not callable: it is {type(found).__name__}")
+            raise invalid_argument(
+                kind, reference, f"{module_name!r} has no {path!r}", code=NAME_MISSING
+            ) from exc
     return found
 
 
 def load_model(reference: str) -> Any:
     """Import a payload model, ``module:Class``."""
     return load_handler(reference, kind="model", example="Mail")
+
+
+def load_tasks(reference: str) -> Any:
+    """Import a :class:`Tasks` registry, ``module:registry``."""
+    return load_handler(reference, kind="tasks", example="tasks")
+
+
+def load_hooks(reference: str) -> list[Hooks]:
+    """Import hooks, ``module:name``: an instance or subclass of :class:`Hooks`, or a list."""
+    found = _load(reference, kind="hooks", example="hooks")
+    several = list(found) if isinstance(found, list | tuple) else [found]
+    hooks = [one() if isinstance(one, type) and issubclass(one, Hooks) else one for one in several]
+    for one in hooks:
+        if not isinstance(one, Hooks):
+            reason = f"it has {type(one).__name__}; give Hooks, or a list of them"
+            raise invalid_argument("hooks", reference, reason)
+    return hooks

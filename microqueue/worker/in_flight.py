@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from microqueue.core import QueueCore
 from microqueue.task import Claimed, Progress, Task
 from microqueue.worker.outcomes import ExceptionPolicy
 from microqueue.worker.prefetch import PrefetchController
@@ -48,7 +49,7 @@ def lease_now() -> float:
     return lease_clock()
 
 
-class InFlightTask:
+class LeasedTask:
     """A claimed task, its lease, and what became of it so far.
 
     ``claimed_at``, ``renewed_at`` and ``leased_at`` are readings of :func:`lease_now`, each taken
@@ -61,15 +62,18 @@ class InFlightTask:
     deadline: float | None = None
     exception_policy = ExceptionPolicy()
     concluded = False  # Its outcome is decided; see InFlight.conclude.
-    cancelled = False  # The handler should stop.
-    was_cancelled = False  # By Queue.cancel.
+    interrupted = False  # The handler should stop, for whatever reason.
+    cancelled = False  # By Queue.cancel.
     timed_out = False
     counted_unstarted = False  # See UnstartedTasks.
+    transacting = False  # Its handler runs a transaction that settles it.
+    committing = False  # That transaction has begun to settle it: it is done, or undecided again.
+    committed = False  # Its handler has committed that: it is done.
     granted_sec: float | None = None  # The length of its lease, if the handler chose one.
     progress: Progress | None = None
     on_interrupt: Callable[[], object] | None = None
 
-    def __init__(self, queue: Any, claimed: Claimed, claimed_at: float) -> None:
+    def __init__(self, queue: QueueCore[Any], claimed: Claimed, claimed_at: float) -> None:
         self.queue = queue
         self.claimed = claimed
         self.claimed_at = self.renewed_at = self.leased_at = claimed_at
@@ -83,7 +87,7 @@ class InFlightTask:
     def lease_sec(self) -> float:
         """The length of its lease when the worker renews it."""
         own = self.claimed.own_timeout_sec
-        queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
+        queue_sec: float = self.queue.lease_sec
         return queue_sec if own is None else own
 
     @property
@@ -93,13 +97,14 @@ class InFlightTask:
         The process was stopped, the machine suspended, or MongoDB did not answer: the sweeper may
         have made the task available to another worker.
         """
-        lease_sec = self.lease_sec
+        own = self.claimed.own_timeout_sec
+        lease_sec: float = self.queue.lease_sec if own is None else own
         min_left_sec = min(lease_sec * MIN_LEFT, MIN_LEFT_SEC)
         return lease_now() >= self.leased_at + lease_sec - min_left_sec
 
     def interrupt(self) -> None:
         """Ask the handler to stop: its result is no longer wanted."""
-        self.cancelled = True
+        self.interrupted = True
         if self.on_interrupt is not None:
             self.on_interrupt()
 
@@ -120,7 +125,7 @@ class InFlightTask:
         A fraction of the task's timeout would be too short for some: they would be released again
         and again, while other tasks overtake them.
         """
-        queue_sec: float = self.queue.settings.visibility_timeout.total_seconds()
+        queue_sec: float = self.queue.lease_sec
         return queue_sec * PrefetchController.LEASE_FRACTION
 
     def take_progress(self) -> Progress | None:
@@ -132,11 +137,13 @@ class InFlightTask:
     def renewal_due(self) -> float:
         """When to renew the lease: after a third of its length.
 
-        A lease that the handler made longer is renewed when as much is left as usual.
+        A lease that the handler made longer is renewed when as much is left as usual. During a
+        transaction the renewal would be a conflict, so that it comes when a third is left.
         """
         usual_sec = self.lease_sec
         granted_sec = usual_sec if self.granted_sec is None else self.granted_sec
-        left_sec = min(granted_sec, usual_sec) * (1 - 1 / RENEWALS_PER_LEASE)
+        share = 1 / RENEWALS_PER_LEASE
+        left_sec = min(granted_sec, usual_sec) * (share if self.transacting else 1 - share)
         return self.renewed_at + granted_sec - left_sec
 
     def renew(self, at: float, *, lost: bool = False) -> None:
@@ -159,14 +166,14 @@ class InFlightTask:
 
 
 def split(
-    tasks: Iterable[InFlightTask], test: Callable[[InFlightTask], bool]
-) -> tuple[list[InFlightTask], list[InFlightTask]]:
+    tasks: Iterable[LeasedTask], test: Callable[[LeasedTask], bool]
+) -> tuple[list[LeasedTask], list[LeasedTask]]:
     """Split tasks into those that pass a test and the others.
 
     Each is tested once, because the answer may depend on the time.
     """
-    passed: list[InFlightTask] = []
-    others: list[InFlightTask] = []
+    passed: list[LeasedTask] = []
+    others: list[LeasedTask] = []
     for task in tasks:
         (passed if test(task) else others).append(task)
     return passed, others
@@ -184,15 +191,15 @@ class InFlight:
     def __init__(self) -> None:
         # In the order of the claims. Not by id: a task may be claimed again, under another token,
         # while an earlier handler still runs.
-        self._tasks: dict[InFlightTask, None] = {}
-        self._unfinished: set[InFlightTask] = set()
+        self._tasks: dict[LeasedTask, None] = {}
+        self._unfinished: set[LeasedTask] = set()
         self._changed = threading.Condition()
         self._awaited_unfinished = 0  # What wait_for_room waits for; 0: no thread waits.
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def __contains__(self, task: InFlightTask) -> bool:
+    def __contains__(self, task: LeasedTask) -> bool:
         return task in self._tasks
 
     @property
@@ -206,22 +213,25 @@ class InFlight:
             self._tasks.clear()
             self._unfinished.clear()
 
-    def add(self, tasks: Sequence[InFlightTask]) -> None:
+    def add(self, tasks: Sequence[LeasedTask]) -> None:
         """Add tasks that were just claimed."""
         with self._changed:
             self._tasks.update(dict.fromkeys(tasks))
             self._unfinished.update(tasks)
 
-    def conclude(self, task: InFlightTask, *, returned: bool = False) -> bool:
+    def conclude(self, task: LeasedTask, *, returned: bool = False) -> bool:
         """Return whether the caller is the first to decide the task's outcome.
 
-        The handler, its timeout, a lost lease and a shutdown compete for it.
+        The handler, its timeout, a lost lease and a shutdown compete for it. While the handler
+        commits it, only the handler may.
 
         Args:
             task: The task.
             returned: Whether its handler has returned.
         """
         with self._changed:
+            if task.committing and not returned:
+                return False
             first, task.concluded = not task.concluded, True
             if returned or task.started is None:
                 self._unfinished.discard(task)
@@ -229,19 +239,25 @@ class InFlight:
                     self._changed.notify_all()
             return first
 
-    def remove(self, tasks: Iterable[InFlightTask]) -> None:
+    def begin_commit(self, task: LeasedTask) -> bool:
+        """Return whether the handler may commit the task: its outcome is not decided yet."""
+        with self._changed:
+            task.committing = not task.concluded
+            return task.committing
+
+    def remove(self, tasks: Iterable[LeasedTask]) -> None:
         """Remove tasks that are settled, or left to their leases."""
         with self._changed:
             for task in tasks:
                 self._tasks.pop(task, None)
             self._changed.notify_all()
 
-    def snapshot(self) -> list[InFlightTask]:
+    def snapshot(self) -> list[LeasedTask]:
         """Return the tasks in flight at this moment."""
         with self._changed:
             return list(self._tasks)
 
-    def unconcluded(self) -> list[InFlightTask]:
+    def unconcluded(self) -> list[LeasedTask]:
         """Return the tasks whose outcome is not decided yet."""
         return [task for task in self.snapshot() if not task.concluded]
 

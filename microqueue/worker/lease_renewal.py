@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from pymongo import MongoClient
 
 from microqueue.core import QueueCore, SyncCore, core_of
-from microqueue.drivers.retry import CLOSE_SEC
-from microqueue.drivers.sync import bounded
+from microqueue.drivers.driver import CLOSE_SEC, bounded
 from microqueue.errors import MicroqueueError
 from microqueue.operations import filters, workers
 from microqueue.operations.leases import LeaseState, lease_states, renew, report_progress
@@ -29,24 +28,24 @@ from microqueue.operations.workers import MOST_NAMES
 from microqueue.queue import Queue
 from microqueue.reports import WorkerInfo
 from microqueue.task import Progress
+from microqueue.worker.daemon_threads import DueThread
 from microqueue.worker.in_flight import (
     RENEWALS_PER_LEASE,
     InFlight,
-    InFlightTask,
+    LeasedTask,
     lease_now,
     now_sec,
     split,
 )
 from microqueue.worker.log import logger
 from microqueue.worker.options import WorkerOptions
-from microqueue.worker.threads import DueThread
 
 QueueT = TypeVar("QueueT", bound=QueueCore[Any])
 
 MIN_CALL_SEC = 1.0
 """A busy server may need as long; a shorter timeout would only add attempts."""
-MAX_PAUSE_SEC = 1.0
-MIN_PAUSE_SEC = 0.01
+MAX_WAIT_SEC = 1.0
+MIN_WAIT_SEC = 0.01
 CHECK_EVERY_SEC = 1.0
 MAX_CHECKED_WAITING = 1000
 
@@ -54,7 +53,7 @@ MAX_CHECKED_WAITING = 1000
 class TimeoutMonitor(DueThread):
     """Reports each task whose handler has reached its timeout."""
 
-    def __init__(self, in_flight: InFlight, on_timeout: Callable[[InFlightTask], object]) -> None:
+    def __init__(self, in_flight: InFlight, on_timeout: Callable[[LeasedTask], object]) -> None:
         super().__init__("microqueue-deadlines")
         self._in_flight = in_flight
         self._on_timeout = on_timeout
@@ -151,7 +150,7 @@ class Registration:
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 queues=[queue.name for queue in group],
-                concurrency=self._options.concurrency,
+                concurrency=self._options.max_running,
                 running=sum(task.started is not None and task.queue in group for task in in_flight),
                 handled=self._handled(),
                 started_at=self._started_at,
@@ -173,8 +172,8 @@ def by_collection(queues: Iterable[QueueT]) -> list[list[QueueT]]:
     """Group queues by collection."""
     groups: dict[Any, list[QueueT]] = {}
     for queue in queues:
-        place = queue.collections
-        key = id(place.client), place.database.name, place.name
+        collections = queue.collections
+        key = id(collections.client), collections.database.name, collections.name
         groups.setdefault(key, []).append(queue)
     return list(groups.values())
 
@@ -196,7 +195,7 @@ class LeaseRenewer(DueThread):
         lease_queues: Mapping[Any, SyncCore[Any]],
         registration: Registration,
         *,
-        on_lost: Callable[[InFlightTask], object],
+        on_lost: Callable[[LeasedTask], object],
         after_check: Callable[[], None],
     ) -> None:
         super().__init__("microqueue-leases")
@@ -207,7 +206,7 @@ class LeaseRenewer(DueThread):
         self._after_check = after_check
         self._heartbeat_due = now_sec() + registration.heartbeat_sec
         self._check_due = 0.0
-        self._failed = False  # Something failed, and is repeated after a pause.
+        self._failed = False  # Something failed, and is repeated after a wait.
 
     def _run_due(self) -> float:
         self._failed = False
@@ -218,7 +217,7 @@ class LeaseRenewer(DueThread):
                 duty(tasks)
         with self._logging_errors():
             self._after_check()
-        return now_sec() + self._pause_sec(tasks)
+        return now_sec() + self._wait_sec(tasks)
 
     @contextmanager
     def _logging_errors(self) -> Iterator[None]:
@@ -233,29 +232,29 @@ class LeaseRenewer(DueThread):
             self._failed = True
             logger.exception("could not renew leases or send the heartbeat")
 
-    def _pause_sec(self, tasks: list[InFlightTask]) -> float:
+    def _wait_sec(self, tasks: list[LeasedTask]) -> float:
         if self._failed:
-            return MAX_PAUSE_SEC
+            return MAX_WAIT_SEC
         now, leased_now = now_sec(), lease_now()
-        pauses = [task.renewal_due - leased_now for task in tasks]
-        pauses.append(self._heartbeat_due - now)
+        waits = [task.renewal_due - leased_now for task in tasks]
+        waits.append(self._heartbeat_due - now)
         if tasks:
-            pauses.append(self._check_due - now)
-        return min(max(min(pauses), MIN_PAUSE_SEC), MAX_PAUSE_SEC)
+            waits.append(self._check_due - now)
+        return min(max(min(waits), MIN_WAIT_SEC), MAX_WAIT_SEC)
 
-    def _send_heartbeat(self, _tasks: list[InFlightTask]) -> None:
+    def _send_heartbeat(self, _tasks: list[LeasedTask]) -> None:
         if self._heartbeat_due <= now_sec():
             self._heartbeat_due = now_sec() + self._registration.heartbeat_sec
             self._registration.heartbeat(self._lease_queues)
 
-    def _renew(self, tasks: list[InFlightTask]) -> None:
+    def _renew(self, tasks: list[LeasedTask]) -> None:
         due = [task for task in tasks if task.renewal_due <= lease_now()]
         for queue, lease_queue, group in self._by_queue(due):
             with self._logging_errors():
                 self._renew_group(queue, lease_queue, group)
 
     def _renew_group(
-        self, queue: Any, lease_queue: SyncCore[Any], group: list[InFlightTask]
+        self, queue: QueueCore[Any], lease_queue: SyncCore[Any], group: list[LeasedTask]
     ) -> None:
         started = lease_now()
         lost = lease_queue.run(
@@ -277,7 +276,7 @@ class LeaseRenewer(DueThread):
         if gone:
             self._report_lost(lease_queue, gone)
 
-    def _check(self, tasks: list[InFlightTask]) -> None:
+    def _check(self, tasks: list[LeasedTask]) -> None:
         """Store progress, and find tasks that were cancelled or reclaimed.
 
         Only tasks that take longer than a moment are checked, and the next ones to start.
@@ -290,7 +289,9 @@ class LeaseRenewer(DueThread):
         waiting = [task for task in tasks if task.waiting_sec > CHECK_EVERY_SEC]
         for _, lease_queue, group in self._by_queue(running + waiting[:MAX_CHECKED_WAITING]):
             reports: list[tuple[Any, Progress]] = [
-                (task.task, progress) for task in group if (progress := task.take_progress())
+                (task.task, progress)
+                for task in group
+                if not task.transacting and (progress := task.take_progress())
             ]
             if reports:
                 with self._logging_errors():
@@ -298,18 +299,24 @@ class LeaseRenewer(DueThread):
             with self._logging_errors():
                 self._report_lost(lease_queue, group)
 
-    def _report_lost(self, lease_queue: SyncCore[Any], tasks: list[InFlightTask]) -> None:
-        """Report which of these tasks were lost, and how; a settled task is not lost."""
+    def _report_lost(self, lease_queue: SyncCore[Any], tasks: list[LeasedTask]) -> None:
+        """Report which of these tasks were lost, and how; a settled task is not lost.
+
+        If a transaction that settles a task is committed, and its reply is still to come, the
+        task is done here and not concluded.
+        """
         found = lease_queue.run(lease_states([task.claimed for task in tasks]))
         for task, state in zip(tasks, found, strict=True):
+            if state is LeaseState.DONE and task.transacting:
+                continue
             if state is not LeaseState.HELD and not task.concluded:
-                task.was_cancelled = state is LeaseState.CANCELLED
+                task.cancelled = state is LeaseState.CANCELLED
                 self._on_lost(task)
 
     def _by_queue(
-        self, tasks: Iterable[InFlightTask]
-    ) -> Iterator[tuple[Any, SyncCore[Any], list[InFlightTask]]]:
-        groups: dict[Any, list[InFlightTask]] = defaultdict(list)
+        self, tasks: Iterable[LeasedTask]
+    ) -> Iterator[tuple[Any, SyncCore[Any], list[LeasedTask]]]:
+        groups: dict[Any, list[LeasedTask]] = defaultdict(list)
         for task in tasks:
             groups[task.queue].append(task)
         for queue, group in groups.items():
@@ -323,7 +330,7 @@ class LeaseService:
     another one.
 
     Attributes:
-        queues: For each queue of the worker, a blocking one on the dedicated client.
+        lease_queues: For each queue of the worker, a blocking one on the dedicated client.
     """
 
     def __init__(
@@ -332,8 +339,8 @@ class LeaseService:
         in_flight: InFlight,
         registration: Registration,
         *,
-        on_timeout: Callable[[InFlightTask], object],
-        on_lost: Callable[[InFlightTask], object],
+        on_timeout: Callable[[LeasedTask], object],
+        on_lost: Callable[[LeasedTask], object],
         after_check: Callable[[], None],
     ) -> None:
         self._registration = registration
@@ -342,7 +349,7 @@ class LeaseService:
         )
         with ExitStack() as opened:
             heartbeat_sec = registration.heartbeat_sec
-            self.queues = {
+            self.lease_queues = {
                 queue: opened.enter_context(open_lease_queue(queue, heartbeat_sec=heartbeat_sec))
                 for queue in queues
             }
@@ -354,7 +361,7 @@ class LeaseService:
         self._renewers = [
             LeaseRenewer(
                 in_flight,
-                {queue: self.queues[queue] for queue in group},
+                {queue: self.lease_queues[queue] for queue in group},
                 registration,
                 on_lost=on_lost,
                 after_check=after_check,
@@ -364,11 +371,11 @@ class LeaseService:
 
     def register(self) -> None:
         """Register the worker. Before its first claim, so that a crash is noticed."""
-        self._registration.heartbeat(self.queues)
+        self._registration.heartbeat(self.lease_queues)
 
     def deregister(self) -> None:
         """Remove the worker from the list. After its last settlement: it must hold no task."""
-        self._registration.remove(self.queues)
+        self._registration.remove(self.lease_queues)
 
     def start(self) -> None:
         """Start the threads."""
@@ -376,7 +383,7 @@ class LeaseService:
             renewer.start()
         self._timeouts.start()
 
-    def expect_tasks(self, claimed: Sequence[InFlightTask]) -> None:
+    def expect_tasks(self, claimed: Sequence[LeasedTask]) -> None:
         """Renew the leases of tasks that were just claimed together in time."""
         if claimed:
             own = (task.claimed.own_timeout_sec for task in claimed)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from microqueue.task import Task
-from microqueue.worker.in_flight import InFlightTask
+from microqueue.worker.in_flight import LeasedTask
 
 logger = logging.getLogger("microqueue.worker")
 
@@ -22,7 +22,7 @@ class UnstartedTasks:
     def __init__(self) -> None:
         self._task_ids: deque[Any] = deque()  # Threads append without a lock.
 
-    def add(self, task: InFlightTask) -> None:
+    def add(self, task: LeasedTask) -> None:
         """Count a task, once."""
         if not task.counted_unstarted:
             task.counted_unstarted = True

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import ClassVar, TypedDict
+from typing import TYPE_CHECKING, ClassVar, TypedDict, Unpack
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
-from microqueue.deprecation import warn_renamed
+from microqueue.deprecation import renamed_attributes
 from microqueue.durations import Duration, NonNegativeDuration, PositiveDuration
 from microqueue.model import Model
 
@@ -27,6 +27,8 @@ class WorkerOptionsDict(TypedDict, total=False):
     heartbeat: Duration
     timeout: Duration | None
     keep_result: bool
+    batch: int | None
+    batch_wait: Duration
 
 
 class WorkerOptions(Model):
@@ -35,7 +37,7 @@ class WorkerOptions(Model):
     Durations are ``timedelta`` or seconds.
     """
 
-    renamed_fields: ClassVar[Mapping[str, str]] = {"brisk_period": "hot_poll_period"}
+    _renamed_fields: ClassVar[Mapping[str, str]] = {"brisk_period": "hot_poll_period"}
 
     concurrency: int = Field(default=8, ge=1, le=10_000)
     """How many handlers run at the same time."""
@@ -54,14 +56,32 @@ class WorkerOptions(Model):
     weights: dict[str, float] | None = None
     """Each queue's share of the work, by name. ``None``: the first queue with a task goes first."""
     heartbeat: PositiveDuration = timedelta(seconds=3)
-    """How often the worker sends a heartbeat. After three missed ones its tasks are reclaimed."""
+    """How often the worker sends a heartbeat. After three missed ones, the second sweep that
+    notices it reclaims its tasks."""
     timeout: PositiveDuration | None = None
     """How long a handler may run; a named task may have its own timeout."""
     keep_result: bool = False
     """Store the return values of handlers."""
+    batch: int | None = Field(default=None, ge=1, le=10_000)
+    """Call the handler with lists of up to so many tasks. ``None``: with the payload of one."""
+    batch_wait: NonNegativeDuration = timedelta(milliseconds=50)
+    """How long the first task of a batch waits for others, once a handler is free."""
+
+    if TYPE_CHECKING:  # Type checkers would ask for the stored types, not the accepted ones.
+
+        def __init__(self, **options: Unpack[WorkerOptionsDict]) -> None: ...
+
+    @field_validator("batch_wait")
+    @classmethod
+    def _check_batch_wait(cls, value: timedelta, info: ValidationInfo) -> timedelta:
+        if info.data.get("batch") is None:
+            raise ValueError("give batch, too")
+        return value
 
     @property
-    def brisk_period(self) -> timedelta:
-        """Deprecated: use :attr:`hot_poll_period`."""
-        warn_renamed("WorkerOptions.brisk_period", "hot_poll_period")
-        return self.hot_poll_period
+    def max_running(self) -> int:
+        """How many tasks run at the same time: one per handler, or a batch per handler."""
+        return self.concurrency * (self.batch or 1)
+
+    if not TYPE_CHECKING:
+        __getattr__ = renamed_attributes({"brisk_period": "hot_poll_period"})

@@ -1,4 +1,7 @@
-"""Outcomes: what a handler raises to decide about its task, and what other exceptions do."""
+"""What a handler raises to decide about its task, and what other exceptions do.
+
+The outcomes themselves are :class:`microqueue.task.Outcome`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from microqueue import error_codes
 from microqueue.arguments import check_code
+from microqueue.core import QueueCore
 from microqueue.durations import Duration, duration_argument
+from microqueue.errors import InvalidPayload
 from microqueue.operations import settle
 from microqueue.operations.settle import Settlement
+from microqueue.payload import check_encodable
 from microqueue.settings import QueueSettings
-from microqueue.task import Task
+from microqueue.task import Outcome, Task, TaskError
+from microqueue.tracebacks import is_caused
+
+LEASE_LOST = "lease_lost"
+"""What metrics and traces call a delivery without an outcome: its lease was lost."""
 
 
 class Retry(Exception):
@@ -91,6 +102,11 @@ def is_unexpected(error: BaseException) -> bool:
     return error.__traceback__ is not None and not isinstance(error, Retry | Fail | Snooze)
 
 
+def redelivery_outcome(error: BaseException) -> Outcome:
+    """Return the outcome of an attempt that ``on_retry`` reports with this error."""
+    return Outcome.SNOOZED if isinstance(error, Snooze) else Outcome.RETRIED
+
+
 def settlement_for(
     task: Task[Any],
     error: BaseException,
@@ -103,17 +119,16 @@ def settlement_for(
     if isinstance(error, Snooze):
         return settle.snoozed(task, now, delay_sec=error.delay.total_seconds())
     if isinstance(error, Fail):
-        described = settle.describe_error(str(error), error.code, now, otherwise="failed")
-        return settle.failed(now, described)
+        return settle.failed(now, _described_outcome(error, now, settings))
     if isinstance(error, Retry):
-        described = settle.describe_error(str(error), error.code, now, otherwise="retry")
+        described = _described_outcome(error, now, settings)
         given = error.delay
     else:
-        described = settle.describe_error(error, None, now, otherwise="failed")
+        described = _described(error, None, now, settings)
         if policy.is_fatal(error):
             return settle.failed(now, described)
         given = None
-    delay_sec = _backoff_sec(task, settings) if given is None else given.total_seconds()
+    delay_sec = settle.backoff_sec(task, settings) if given is None else given.total_seconds()
     return settle.retried(task, now, described, delay_sec=delay_sec)
 
 
@@ -121,10 +136,28 @@ def plain_retry(
     task: Task[Any], error: BaseException, *, now: datetime, settings: QueueSettings
 ) -> Settlement:
     """Return the settlement of an ordinary error: a retry after the backoff."""
-    described = settle.describe_error(error, None, now, otherwise="failed")
-    return settle.retried(task, now, described, delay_sec=_backoff_sec(task, settings))
+    described = _described(error, None, now, settings)
+    return settle.retried(task, now, described, delay_sec=settle.backoff_sec(task, settings))
 
 
-def _backoff_sec(task: Task[Any], settings: QueueSettings) -> float:
-    policy = task.backoff or settings.backoff
-    return policy.delay_seconds(task.attempts, previous=task.backoff_sec)
+def _described(
+    error: object, code: str | None, now: datetime, settings: QueueSettings
+) -> TaskError:
+    return settle.describe_error(error, code, now, otherwise="failed", settings=settings)
+
+
+def _described_outcome(error: Fail | Retry, now: datetime, settings: QueueSettings) -> TaskError:
+    """Return the error of an outcome. A traceback is stored if another exception led to it."""
+    raised = error if is_caused(error) else None
+    return settle.describe_error(
+        str(error), error.code, now, otherwise="failed", settings=settings, raised=raised
+    )
+
+
+def check_storable(queue: QueueCore[Any], result: Any) -> Fail | None:
+    """Return an error if a result cannot be stored; a retry would not change that."""
+    try:
+        check_encodable({"result": result}, queue.collections.codec_options)
+    except InvalidPayload as exc:
+        return Fail(str(exc), code=error_codes.INVALID_RESULT)
+    return None

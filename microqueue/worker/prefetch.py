@@ -17,7 +17,11 @@ class PrefetchController:
     within a quarter of the lease, given the mean run time so far; and 64 MB of payload. Until
     run times are known it grows by doubling, because the first tasks may be the fast ones.
 
+    ``concurrency`` is the number of tasks that can run at once: with batches, that of all
+    handlers, if their batches are full.
+
     Attributes:
+        unused: By how much the running batches are smaller than full ones.
         blocked: How many handlers have been running for longer than a task may wait. They are
             not expected to start another task soon.
     """
@@ -37,14 +41,20 @@ class PrefetchController:
         self._mean_bytes: float | None = None
         self._finished = 0
         self.blocked = 0
+        self.unused = 0
 
     def record_run(self, run_sec: float) -> None:
         """Learn from the run time of one task."""
         self._finished += 1
-        self._mean_run_sec = self._updated(self._mean_run_sec, run_sec)
+        mean = self._mean_run_sec
+        if mean is None:
+            self._mean_run_sec = run_sec
+        else:
+            weight = self.WEIGHT_UP if run_sec > mean else self.WEIGHT_DOWN
+            self._mean_run_sec = mean + weight * (run_sec - mean)
 
-    def record_size(self, document: Mapping[str, Any], codec_options: CodecOptions[Any]) -> None:
-        """Learn from the size of one task."""
+    def measure_size(self, document: Mapping[str, Any], codec_options: CodecOptions[Any]) -> None:
+        """Encode a task to learn from its size."""
         try:
             size = len(bson.encode(document, codec_options=codec_options))
         except Exception:  # noqa: BLE001 (a codec of the user may only decode)
@@ -61,14 +71,20 @@ class PrefetchController:
         """How many tasks fit into the memory limit, waiting for a handler or for their write."""
         return inf if not self._mean_bytes else self.MAX_BYTES / self._mean_bytes
 
+    @property
+    def can_run(self) -> int:
+        """How many tasks can run at once, beside the batches that are running."""
+        return max(self._concurrency - self.unused, 1)
+
     def limit(self) -> int:
         """Return how many tasks may wait or run at once."""
+        can_run = self.can_run
         if self._prefetch <= 1:
-            return self._concurrency
+            return can_run
         free = max(self._concurrency - self.blocked, 0)
         if self._mean_run_sec is None:
-            return self._concurrency + min(free, self._prefetch)
+            return can_run + min(free, self._prefetch)
         within_sec = min(self._lease_sec * self.LEASE_FRACTION, self.MAX_WAIT_SEC)
         startable = free * within_sec / max(self._mean_run_sec, 1e-6)
         ahead = min(self._prefetch, startable, 2 * self._finished, self.max_in_memory)
-        return self._concurrency + int(ahead)
+        return can_run + int(ahead)

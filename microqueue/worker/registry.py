@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import (
     Any,
@@ -28,18 +30,38 @@ from pydantic import ConfigDict
 from pydantic.errors import PydanticUserError
 from typing_extensions import TypedDict
 
-from microqueue.arguments import check_name, refused
+from microqueue import error_codes
+from microqueue.arguments import check_name, invalid_argument
 from microqueue.async_queue import AsyncQueue
 from microqueue.backoff import BackoffPolicy
 from microqueue.durations import Duration, PositiveDuration
 from microqueue.errors import InvalidArgument, InvalidPayload
-from microqueue.model import Model, unknown_option
+from microqueue.model import Model, reject_unknown
 from microqueue.new_task import EnqueueOptions, NewTask
 from microqueue.payload import PayloadCodec
 from microqueue.queue import Queue
-from microqueue.task import NAME_HEADER, Task
-from microqueue.worker.handlers import CONTEXT, AsyncContext, Context, Handler, unknown_task
+from microqueue.schedule import (
+    Declaration,
+    ScheduleOptions,
+    check_timetable,
+)
+from microqueue.task import NAME_HEADER, Task, is_text
+from microqueue.worker.context import AsyncContext, Context
+from microqueue.worker.enqueued_task import AsyncEnqueuedTask, EnqueuedTask, with_queue
+from microqueue.worker.handlers import (
+    CONTEXT,
+    GENERATOR,
+    UNREADABLE,
+    WRONG_PARAMETERS,
+    Handler,
+    unknown_task,
+)
 from microqueue.worker.outcomes import ExceptionPolicy, Fail
+
+# The codes of errors about a function, besides those about a handler.
+NO_FUNCTION = "no_function"
+METHOD = "method"
+CONTEXT_NAME = "context_name"
 
 
 class RunOptions(Model):
@@ -64,28 +86,45 @@ class Arguments:
         try:
             given = self.signature.bind(*args, **kwargs).arguments
         except TypeError as exc:
-            raise InvalidArgument(f"{self.function}: {exc}") from exc
+            raise InvalidArgument(
+                f"{self.function}: {exc}", argument=self._mismatch(args, kwargs)
+            ) from exc
         return self.codec.dump(given)
+
+    def _mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Return the first argument that the function does not have, or that is missing."""
+        names = list(self.signature.parameters)
+        given = {*names[: len(args)], *kwargs}
+        unknown = [name for name in kwargs if name not in names]
+        missing = [
+            name
+            for name, one in self.signature.parameters.items()
+            if one.default is one.empty and name not in given
+        ]
+        return next(iter([*unknown, *missing]), None)
 
     def load(self, stored: Any) -> dict[str, Any]:
         """Return the arguments in a stored document; raise :class:`Fail` if they are not valid."""
         try:
             return cast("dict[str, Any]", self.codec.load(stored))
         except InvalidPayload as exc:
-            raise Fail(str(exc), code="invalid_payload") from exc
+            raise Fail(str(exc), code=error_codes.INVALID_PAYLOAD) from exc
 
 
 def check_function(function: Any) -> None:
     """Reject a callable that cannot run from its arguments alone."""
     if not inspect.isfunction(function):
+        code = NO_FUNCTION
         reason = "give a function; methods, classes and other callables are not supported"
     elif _is_in_class(function):
+        code = METHOD
         reason = "it is a method, and has no instance to be called on; give a function"
     elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        code = GENERATOR
         reason = "it is a generator function: calling it would run nothing"
     else:
         return
-    raise _refused(function, reason)
+    raise _unusable(function, reason, code)
 
 
 def _is_in_class(function: Callable[..., Any]) -> bool:
@@ -98,16 +137,19 @@ def read_arguments(function: Callable[..., Any]) -> Arguments:
     signature = inspect.signature(function)
     for one in signature.parameters.values():
         if one.kind in {one.POSITIONAL_ONLY, one.VAR_POSITIONAL, one.VAR_KEYWORD}:
-            raise _refused(function, f"every argument needs a name to be stored under, not {one}")
+            reason = f"every argument needs a name to be stored under, not {one}"
+            raise _unusable(function, reason, WRONG_PARAMETERS)
     parameters = [one for one in signature.parameters.values() if one.name != CONTEXT]
     try:
         hints = _read_hints(function, parameters)
         codec = PayloadCodec(_document_type(function.__name__, parameters, hints))
     except (AttributeError, NameError, SyntaxError, TypeError, PydanticUserError) as exc:
-        raise _refused(function, f"its annotations cannot be read: {exc}") from exc
+        reason = f"its annotations cannot be read: {exc}"
+        raise _unusable(function, reason, UNREADABLE) from exc
     for name, hint in hints.items():
         if hint is Context or hint is AsyncContext:
-            raise _refused(function, f"the parameter for the context is {CONTEXT!r}, not {name!r}")
+            reason = f"the parameter for the context is {CONTEXT!r}, not {name!r}"
+            raise _unusable(function, reason, CONTEXT_NAME)
     return Arguments(function.__name__, signature.replace(parameters=parameters), codec)
 
 
@@ -160,10 +202,10 @@ def make_task_handler(
     )
 
 
-def _refused(function: Any, reason: str) -> InvalidArgument:
+def _unusable(function: Any, reason: str, code: str) -> InvalidArgument:
     name = getattr(function, "__qualname__", repr(function))
     return InvalidArgument(
-        f"{name} cannot be a task: {reason}", argument="function", value=function
+        f"{name} cannot be a task: {reason}", argument="function", value=function, code=code
     )
 
 
@@ -180,11 +222,12 @@ class NamedTaskOptions(EnqueueOptions, total=False):
     """A session of the queue's client, to join the caller's transaction."""
 
 
-class TaskOptions(TypedDict, total=False):
+class TaskOptions(ScheduleOptions, total=False):
     """The options of :meth:`Tasks.task`.
 
-    The first four are stored with each task, and :meth:`NamedTask.options` overrides them. The
-    others apply where the task runs.
+    The first six are stored with each task, and :meth:`NamedTask.options` overrides them. The
+    next four apply where the task runs. The others are about its schedule, see
+    :meth:`Schedules.put`.
     """
 
     max_attempts: int | None
@@ -195,6 +238,10 @@ class TaskOptions(TypedDict, total=False):
     """0 to 255; higher is delivered first. Default: 0."""
     visibility_timeout: Duration | None
     """The length of a lease. Default: the queue's setting."""
+    expires_in: Duration | None
+    """A task that waits longer is a dead letter. Default: none does."""
+    headers: Mapping[str, Any]
+    """Headers of each task."""
     timeout: Duration | None
     """How long one run may take. Default: the worker's option."""
     keep_result: bool
@@ -203,6 +250,18 @@ class TaskOptions(TypedDict, total=False):
     """Exceptions that make the task a dead letter at once."""
     retryable: tuple[type[BaseException], ...] | None
     """If given, all exceptions but these make the task a dead letter at once."""
+    schedule: str | None
+    """A cron expression: a worker declares the schedule when it starts."""
+    every: Duration | None
+    """A period instead."""
+    arguments: Mapping[str, Any] | None
+    """The arguments of each run, by name. Default: those of the function."""
+    queue: str | None
+    """The queue of the schedule. Default: the one it is in, or the worker's first."""
+
+
+SCHEDULE_OPTIONS = ("arguments", "queue", *ScheduleOptions.__annotations__)
+"""Options that only a task with ``schedule`` or ``every`` may have."""
 
 
 class NamedTask(Generic[CallP, P, R]):
@@ -212,6 +271,10 @@ class NamedTask(Generic[CallP, P, R]):
     """
 
     __name__: str
+    name: str
+    """The name of its tasks."""
+    handler: Handler
+    """What a worker runs."""
 
     def __init__(
         self,
@@ -232,15 +295,10 @@ class NamedTask(Generic[CallP, P, R]):
     def __repr__(self) -> str:
         return f"NamedTask({self.name!r})"
 
-    def knows(self, name: str) -> bool:
-        """Return whether this is its name."""
-        return name == self.name
-
-    def handler_for(self, task: Task[Any]) -> Handler:
-        """Return its handler: a worker may have a single named task instead of a registry."""
-        if task.name != self.name:
-            raise unknown_task(task.name, [self.name])
-        return self.handler
+    @property
+    def _router(self) -> TaskRouter:
+        """What a worker uses that has this task alone, without its schedule."""
+        return TaskRouter({self.name: self})
 
     def check(self, name: str, payload: Any) -> None:
         """Check a payload as a worker would.
@@ -256,26 +314,30 @@ class NamedTask(Generic[CallP, P, R]):
             self._arguments.codec.load(payload)
 
     def names(self) -> list[str]:
-        """Return a list of its name."""
-        return [self.name]
+        """List its name, as :meth:`Tasks.names` does.
 
-    def coroutines(self) -> list[str]:
-        """Return a list of its name if only ``AsyncWorker`` can run it."""
-        return [self.name] if self.handler.is_async else []
+        Returns:
+            A list of one name.
+        """
+        return [self.name]
 
     def __call__(self, /, *args: CallP.args, **kwargs: CallP.kwargs) -> R:
         """Call the function."""
         return self._function(*args, **kwargs)
 
     def options(self, **options: Unpack[NamedTaskOptions]) -> NamedTask[CallP, P, R]:
-        """Return the same task with other options for what it enqueues.
+        """Change the options of what the task enqueues.
 
         Args:
             **options: The options of :meth:`Queue.enqueue`.
 
+        Returns:
+            A new named task. This one keeps its options.
+
         Raises:
             InvalidArgument: An option is not valid.
         """
+        reject_unknown("NamedTask.options", options, NamedTaskOptions.__annotations__)
         return NamedTask(
             self.name,
             self._function,
@@ -285,11 +347,14 @@ class NamedTask(Generic[CallP, P, R]):
         )
 
     def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewTask[dict[str, Any]]:
-        """Return an item for ``enqueue_many``, which takes the session.
+        """Make a task to add: for ``enqueue`` of a queue or context, or for ``enqueue_many``.
 
         Args:
             *args: The arguments of the function, without ``context``.
             **kwargs: The same, by name.
+
+        Returns:
+            The task to add, with the options of this one.
 
         Raises:
             InvalidPayload: The arguments do not match the annotations.
@@ -297,19 +362,18 @@ class NamedTask(Generic[CallP, P, R]):
         options: dict[str, Any] = dict(self._named_options())
         if "session" in options:
             raise InvalidArgument(
-                "session cannot be part of an item: give it to enqueue_many", argument="session"
+                "session cannot be part of a NewTask: give it to the call that adds it",
+                argument="session",
             )
         return NewTask(payload=self._arguments.dump(args, kwargs), **options)
 
     @overload
-    def enqueue(
-        self, queue: Queue[Any], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Task[dict[str, Any]]: ...
+    def enqueue(self, queue: Queue[Any], /, *args: P.args, **kwargs: P.kwargs) -> EnqueuedTask: ...
 
     @overload
     def enqueue(
         self, queue: AsyncQueue[Any], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Coroutine[Any, Any, Task[dict[str, Any]]]: ...
+    ) -> Coroutine[Any, Any, AsyncEnqueuedTask]: ...
 
     def enqueue(
         self, queue: Queue[Any] | AsyncQueue[Any], /, *args: P.args, **kwargs: P.kwargs
@@ -322,17 +386,29 @@ class NamedTask(Generic[CallP, P, R]):
             **kwargs: The same, by name.
 
         Returns:
-            The task.
+            The task; its ``wait()`` returns the result.
 
         Raises:
+            InvalidArgument: It is not a queue, or an argument is unknown or missing.
             InvalidPayload: The arguments do not match the annotations; nothing is written.
         """
+        if not isinstance(queue, Queue | AsyncQueue):
+            raise invalid_argument("queue", queue, "give a Queue or an AsyncQueue")
         payload = self._arguments.dump(args, kwargs)
-        return queue.enqueue(payload, **self._named_options())
+        if isinstance(queue, AsyncQueue):
+            return self._enqueue_async(queue, payload)
+        return with_queue(
+            EnqueuedTask, vars(queue.enqueue(payload, **self._named_options())), queue
+        )
+
+    async def _enqueue_async(
+        self, queue: AsyncQueue[Any], payload: dict[str, Any]
+    ) -> AsyncEnqueuedTask:
+        task = await queue.enqueue(payload, **self._named_options())
+        return with_queue(AsyncEnqueuedTask, vars(task), queue)
 
     def _named_options(self) -> NamedTaskOptions:
-        headers = {**(self._options.get("headers") or {}), NAME_HEADER: self.name}
-        return {**self._options, "headers": headers}
+        return {**self._options, "name": self.name}
 
 
 class TaskDecorator(Protocol):
@@ -347,19 +423,84 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> NamedTask[P, P, R]: ...
 
 
+class TaskRouter:
+    """Finds the handlers of named tasks, and their schedules, for a worker."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, NamedTask[..., ..., Any]],
+        declarations: Mapping[str, Declaration] | None = None,
+        *,
+        app: str | None = None,
+    ) -> None:
+        self._tasks = tasks
+        self._declarations = declarations
+        self._app = app
+
+    def names(self) -> list[str]:
+        """Return the registered names."""
+        return list(self._tasks)
+
+    def knows(self, name: str) -> bool:
+        """Return whether a name is registered."""
+        return is_text(name) and name in self._tasks
+
+    def declarations(self) -> tuple[str, Sequence[Declaration]] | None:
+        """Return the name of the app and its schedules, which a worker declares."""
+        if self._declarations is None:  # Only the registry knows all schedules of the app.
+            return None
+        app = self._app
+        if app is None:
+            packages = self.packages()
+            app = packages.pop() if len(packages) == 1 else None
+        return None if app is None else (app, list(self._declarations.values()))
+
+    def packages(self) -> set[str]:
+        """Return the packages of the functions."""
+        return {package_of(task.__module__) for task in self._tasks.values()}
+
+    def coroutines(self) -> list[str]:
+        """Return the names of the tasks that only ``AsyncWorker`` can run."""
+        return [name for name, task in self._tasks.items() if task.handler.is_async]
+
+    def handler_for(self, task: Task[Any]) -> Handler:
+        """Return the handler that is registered under the name of a task, as it was claimed.
+
+        Raises:
+            Retry: There is none, and a worker with newer code may have one.
+            Fail: The task has no name.
+        """
+        found = None if task.name is None else self._tasks.get(task.name)
+        if found is None:
+            raise unknown_task(task.name, self.names())
+        return found.handler
+
+
 class Tasks:
     """A registry of named tasks, to be used as the handler of a worker.
 
     A task whose name is not registered is retried after the backoff, because another worker may
     know it; its error has the code ``unknown_task``. A task without a name becomes a dead letter at
     once, with the same code. So does a task with an invalid payload, with ``invalid_payload``.
+
+    Args:
+        app: The name of the app, for its schedules: a worker that starts removes those that the
+            code of the same app no longer has. Default: the package of the functions, if they
+            are all of one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, app: str | None = None) -> None:
+        self._app = None if app is None else check_name(app)
         self._tasks: dict[str, NamedTask[..., ..., Any]] = {}
+        self._declarations: dict[str, Declaration] = {}
 
     def __repr__(self) -> str:
         return f"Tasks({', '.join(self._tasks)})"
+
+    @property
+    def _router(self) -> TaskRouter:
+        """What a worker uses, see :func:`~microqueue.worker.handlers.router_for`."""
+        return TaskRouter(self._tasks, self._declarations, app=self._app)
 
     def task(
         self,
@@ -379,19 +520,23 @@ class Tasks:
             The decorator, which returns a :class:`NamedTask`.
 
         Raises:
-            InvalidArgument: An option is not valid, or the function cannot be a task.
+            InvalidArgument: An option is not valid, or the function cannot be a task. Or there are
+                functions of several packages, one of which has a schedule, and no ``app``.
         """
         if callable(name):
             raise InvalidArgument(
-                "write @tasks.task(), with parentheses", argument="name", value=name
+                "write @tasks.task(), with parentheses",
+                argument="name",
+                value=name,
+                code="no_parentheses",
             )
-        for option, value in options.items():
-            if option not in TaskOptions.__annotations__:
-                raise unknown_option("Tasks.task", option, TaskOptions.__annotations__, value)
+        reject_unknown("Tasks.task", options, TaskOptions.__annotations__, function=Tasks.task)
         given: dict[str, Any] = dict(options)
         running = RunOptions(
             **{key: given.pop(key) for key in RunOptions.model_fields.keys() & given}
         )
+        timing = {key: given.pop(key, None) for key in ("schedule", "every", *SCHEDULE_OPTIONS)}
+        timetable = _check_schedule(timing)
         stored = check_options(cast("NamedTaskOptions", given))
 
         def register(function: Callable[..., Any], /) -> NamedTask[..., ..., Any]:
@@ -399,8 +544,12 @@ class Tasks:
             chosen = check_name(function.__name__ if name is None else name)
             if chosen in self._tasks:
                 raise InvalidArgument(
-                    f"name={chosen!r} is taken by another task", argument="name", value=chosen
+                    f"name={chosen!r} is taken by another task",
+                    argument="name",
+                    value=chosen,
+                    code="taken",
                 )
+            self._check_app(function, scheduled=timetable is not None)
             arguments = read_arguments(function)
             self._tasks[chosen] = NamedTask(
                 chosen,
@@ -409,17 +558,26 @@ class Tasks:
                 handler=make_task_handler(function, arguments, running),
                 options=stored,
             )
+            if timetable is not None:
+                try:
+                    run = self._tasks[chosen].new(**(timing["arguments"] or {}))
+                except InvalidArgument:
+                    del self._tasks[chosen]
+                    raise
+                self._declarations[chosen] = Declaration(
+                    chosen, timing["schedule"], timing["every"], timetable, run, timing["queue"]
+                )
             return self._tasks[chosen]
 
         return cast("TaskDecorator", register)
 
     def names(self) -> list[str]:
-        """Return the registered names."""
-        return list(self._tasks)
+        """List the registered names.
 
-    def knows(self, name: str) -> bool:
-        """Return whether a name is registered."""
-        return name in self._tasks
+        Returns:
+            The names, in the order of their registration.
+        """
+        return list(self._tasks)
 
     def check(self, name: str, payload: Any) -> None:
         """Check a payload as a worker would.
@@ -431,25 +589,59 @@ class Tasks:
         Raises:
             InvalidPayload: A task with this payload could not run.
         """
-        if name in self._tasks:
+        if self._router.knows(name):
             self._tasks[name].check(name, payload)
 
-    def coroutines(self) -> list[str]:
-        """Return the names of the tasks that only ``AsyncWorker`` can run."""
-        return [name for name, task in self._tasks.items() if task.handler.is_async]
+    def _check_app(self, function: Callable[..., Any], *, scheduled: bool) -> None:
+        """Reject schedules whose app would depend on the order of imports."""
+        if self._app is not None or not (scheduled or self._declarations):
+            return
+        packages = sorted({*self._router.packages(), package_of(function.__module__)})
+        if len(packages) > 1:
+            raise InvalidArgument(
+                f"functions of several packages ({', '.join(packages)}) share schedules: name "
+                "their app, as in Tasks(app='billing')",
+                argument="app",
+                code="no_app",
+            )
 
-    def handler_for(self, task: Task[Any]) -> Handler:
-        """Return the handler of a task; raise :class:`Retry` or :class:`Fail` if there is none."""
-        found = None if task.name is None else self._tasks.get(task.name)
-        if found is None:
-            raise unknown_task(task.name, self.names())
-        return found.handler
+
+def _check_schedule(timing: Mapping[str, Any]) -> ScheduleOptions | None:
+    """Return the options of a schedule, checked; ``None`` if the task has none."""
+    given = {key: value for key in SCHEDULE_OPTIONS if (value := timing[key]) is not None}
+    if timing["schedule"] is None and timing["every"] is None:
+        for key, value in given.items():
+            raise invalid_argument(key, value, "give schedule or every, too")
+        return None
+    arguments, queue = given.pop("arguments", None), given.pop("queue", None)
+    if arguments is not None and not isinstance(arguments, Mapping):
+        raise invalid_argument("arguments", arguments, "give a dict")
+    if queue is not None:
+        check_name(queue)
+    options = cast("ScheduleOptions", given)
+    check_timetable(timing["schedule"], timing["every"], options)
+    return options
+
+
+def package_of(module: str | None) -> str:
+    """Return the top-level package of a module; of a script, the name of its file."""
+    module = module or "__main__"  # A function that ``exec`` made may have none.
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if module == "__main__" and spec is not None:  # It runs with ``python -m``.
+        module = spec.name
+    if module != "__main__":
+        return module.partition(".")[0]
+    script = getattr(main, "__file__", None)
+    return Path(script).stem if script else module
 
 
 def check_options(options: NamedTaskOptions) -> NamedTaskOptions:
-    """Reject options that ``enqueue`` rejects, and a header that is reserved for the name."""
+    """Reject options that ``enqueue`` rejects, and another name for the task."""
     stored: dict[str, Any] = {key: value for key, value in options.items() if key != "session"}
-    headers = NewTask[Any](payload={}, **stored).headers
-    if NAME_HEADER in headers:
-        raise refused("headers", headers, f"{NAME_HEADER!r} holds the task's name")
+    new = NewTask[Any](payload={}, **stored)
+    if new.name is not None:
+        raise invalid_argument("name", new.name, "leave it out: the task has the name it was given")
+    if NAME_HEADER in new.headers:
+        raise invalid_argument("headers", new.headers, f"{NAME_HEADER!r} names the task")
     return options

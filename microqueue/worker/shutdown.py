@@ -53,7 +53,7 @@ class StopRequest:
         def deadline() -> float:
             if self.immediate:
                 return self.grace_ends + HURRY_SEC
-            return max(self.grace_ends, handlers_ended + ENDING_SEC)
+            return max(self.grace_ends, handlers_ended) + ENDING_SEC
 
         return deadline
 

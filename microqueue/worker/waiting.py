@@ -12,12 +12,12 @@ from microqueue.core import SyncCore
 from microqueue.drivers import change_stream, mongomock
 from microqueue.drivers.change_stream import Listener
 from microqueue.errors import ServerUnavailable
+from microqueue.worker.daemon_threads import DaemonThread
 from microqueue.worker.log import logger
 from microqueue.worker.shutdown import ENDING_SEC, SIGNAL_WAIT_SEC
-from microqueue.worker.threads import DaemonThread
 
-FIRST_PAUSE_SEC = 0.5
-MAX_PAUSE_SEC = 5.0
+FIRST_WAIT_SEC = 0.5
+MAX_WAIT_SEC = 5.0
 JITTER = (0.8, 1.0)  # So that workers do not connect in step.
 
 _random = random.Random()  # noqa: S311 (not for secrets)
@@ -37,6 +37,7 @@ class WorkWaiter:
         self._closed = False
         self._acquired: list[tuple[Any, Listener]] = []
         self._listeners: dict[Listener, list[str]] = {}
+        self._reports: dict[Listener, int] = {}  # Before the worker's last check for work.
         self._ending: list[threading.Thread] = []
         for queue in queues:
             if not queue.collections.in_memory:
@@ -44,6 +45,7 @@ class WorkWaiter:
                 listener = change_stream.acquire_listener(collection)
                 self._acquired.append((collection, listener))
                 self._listeners.setdefault(listener, []).append(queue.name)
+                self._reports.setdefault(listener, listener.reports)
 
     def wait(self, seconds: float, *, stopping: Callable[[], bool]) -> bool:
         """Wait for a change, the timeout or the stop; return whether there was a change."""
@@ -51,15 +53,17 @@ class WorkWaiter:
             time.sleep(min(seconds, mongomock.POLL_SEC))
             return True
         for listener, names in self._listeners.items():
-            listener.subscribe(self.wake, names)
+            listener.subscribe(self.wake, names, self._reports[listener])
         deadline = time.monotonic() + seconds
         while not stopping():
             remaining = deadline - time.monotonic()
             if self._changed.wait(max(min(remaining, SIGNAL_WAIT_SEC), 0.0)):
                 break
             if remaining <= 0:
+                self._note_reports()
                 return False  # Without leaving: the stream is read on while nothing happens.
         self._leave()
+        self._note_reports()
         changed = self._changed.is_set()
         self._changed.clear()
         return changed
@@ -82,6 +86,9 @@ class WorkWaiter:
         while self._ending:
             self._ending.pop(0).join(change_stream.ENDS_WITHIN_SEC)
 
+    def _note_reports(self) -> None:
+        self._reports = {listener: listener.reports for listener in self._listeners}
+
     def _leave(self) -> None:
         for listener in self._listeners:
             listener.unsubscribe(self.wake)
@@ -93,12 +100,12 @@ class WorkWaiter:
                 self._ending.append(thread)
 
 
-def pauses() -> Iterator[float]:
+def waits() -> Iterator[float]:
     """Yield how long to wait after each attempt: twice as long each time, up to a limit."""
-    pause_sec = FIRST_PAUSE_SEC
+    wait_sec = FIRST_WAIT_SEC
     while True:
-        yield pause_sec * _random.uniform(*JITTER)
-        pause_sec = min(2 * pause_sec, MAX_PAUSE_SEC)
+        yield wait_sec * _random.uniform(*JITTER)
+        wait_sec = min(2 * wait_sec, MAX_WAIT_SEC)
 
 
 def await_server(
@@ -125,7 +132,7 @@ def await_server(
         MicroqueueError: An attempt failed for another reason than a missing server.
     """
     waited = False
-    for pause_sec in pauses():
+    for wait_sec in waits():
         trial = DaemonThread(attempt, name="microqueue-start")
         trial.start()
         while trial.is_alive() and not stopping():
@@ -138,18 +145,18 @@ def await_server(
             logger.warning(
                 "%s is waiting for MongoDB; next attempt in %.1f s: %s",
                 who,
-                pause_sec,
+                wait_sec,
                 trial.error,
                 extra={"waits_for": "mongodb"},
             )
             waited = True
-            _sleep(pause_sec, stopping)
+            _sleep(wait_sec, stopping)
         elif trial.error is not None and not isinstance(trial.error, ServerUnavailable):
             raise trial.error
         if stopping():
             _abandon(trial, abandon)
             return False
-    raise AssertionError  # There is always another pause.
+    raise AssertionError  # There is always another wait.
 
 
 def _sleep(seconds: float, stopping: Callable[[], bool]) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,8 +14,9 @@ from microqueue.cli.logs import LIBRARIES
 from microqueue.dashboard import dashboard
 from tests.acceptance.browser import Served, Watched, is_live, open_browser
 from tests.acceptance.command_line import Cli
+from tests.ports import free_port
 
-# The page reads itself anew now and then. Here it must not: what it shows has to come by events.
+# The page reloads its data now and then. Here it must not: what it shows has to come by events.
 WITHOUT_POLLING = """
     const startInterval = window.setInterval;
     window.setInterval = (run, period) => period >= 5000 ? 0 : startInterval(run, period);
@@ -52,7 +52,7 @@ def forget_routes(page: Page) -> None:
 
 @pytest.fixture
 def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Open pages, each with cookies and storage of its own; none may log an error."""
+    """Open pages, each with its own cookies and storage; none may log an error."""
     watched: list[Watched] = []
     with ExitStack() as stack:
 
@@ -103,9 +103,7 @@ def queue(microqueue_database: Any) -> Queue[Any]:
 def absent(monkeypatch: pytest.MonkeyPatch) -> str:
     """The address, with a password, of a server that is not there."""
     monkeypatch.setenv("MICROQUEUE_SERVER_TIMEOUT", "0.3")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"mongodb://anna:sesame@127.0.0.1:{probe.getsockname()[1]}/shop"
+    return f"mongodb://anna:sesame@127.0.0.1:{free_port()}/shop"
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from microqueue import Queue, QueueSettings
 from microqueue.cli import app as cli_app
 from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
+from tests.waiting import wait_until_over
 
-FOREVER_SEC = 2**31 - 1
 HANDLERS = """
 def handle(payload):
     raise RuntimeError("no")
@@ -51,8 +50,8 @@ def run_json(*arguments: str, status: int = 0) -> Any:
 # The retention
 
 
-def kept_sec(database: Any) -> int:
-    seconds: int = database.tasks.index_information()["finished"]["expireAfterSeconds"]
+def kept_sec(database: Any) -> float | None:
+    seconds: float | None = database.microqueue_locks.find_one("schema:tasks")["retention_sec"]
     return seconds
 
 
@@ -78,7 +77,7 @@ def test_command_leaves_the_retention_of_a_service_alone(
     keeper: Queue[Any], microqueue_database: Any, command: tuple[str, ...]
 ) -> None:
     run(*command)
-    assert kept_sec(microqueue_database) == FOREVER_SEC
+    assert kept_sec(microqueue_database) is None
 
 
 def test_supervisor_leaves_the_retention_alone(
@@ -86,7 +85,7 @@ def test_supervisor_leaves_the_retention_alone(
 ) -> None:
     command = ("worker", "service_handlers:handle", "--burst", "--processes", "2")
     subprocess.run([sys.executable, "-m", "microqueue.cli", *command], check=True, timeout=60)
-    assert kept_sec(microqueue_database) == FOREVER_SEC
+    assert kept_sec(microqueue_database) is None
 
 
 def test_up_leaves_the_retention_alone(tmp_path: Path) -> None:
@@ -101,10 +100,53 @@ def test_up_leaves_the_retention_alone(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())["reused"] is True
-            assert kept_sec(core_of(queue).collections.database) == FOREVER_SEC
+            assert kept_sec(core_of(queue).collections.database) is None
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=90)
+
+
+# Indexes
+
+
+DEFAULT_INDEXES = {"_id_", "ready", "deadline", "failed", "browse"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("worker", "service_handlers:handle", "--burst"),
+        ("worker", "service_handlers:handle_async", "--burst"),
+        ("worker", "service_handlers:handle", "--burst", "--processes", "2"),
+        ("sweep",),
+        ("enqueue", "{}"),
+    ],
+)
+def test_command_creates_no_index_that_only_dedupe_keys_need(
+    microqueue_database: Any, command: tuple[str, ...]
+) -> None:
+    subprocess.run([sys.executable, "-m", "microqueue.cli", *command], check=True, timeout=60)
+    Queue[Any](microqueue_database).enqueue({})
+    assert set(microqueue_database.tasks.index_information()) == DEFAULT_INDEXES
+    assert "microqueue_dedupe_keys" not in microqueue_database.list_collection_names()
+
+
+def test_up_creates_no_index_that_only_dedupe_keys_need(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with EmbeddedServer.start(home) as server, Queue[Any].from_uri(server.uri) as queue:
+        command = ["up", "--directory", str(home), "--no-dashboard", "--every", "0.1", "--json"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "microqueue.cli", *command], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["reused"] is True
+            database = core_of(queue).collections.database
+            assert set(database.tasks.index_information()) == DEFAULT_INDEXES
+            assert "microqueue_dedupe_keys" not in database.list_collection_names()
+        finally:
+            process.terminate()
+            process.communicate(timeout=90)
 
 
 def test_indexes_show_the_retention_and_change_it_when_told(
@@ -117,10 +159,24 @@ def test_indexes_show_the_retention_and_change_it_when_told(
     assert "Done tasks are kept for 30 days.\n" in run("indexes", "--retention", "30d")
     found = run_json("indexes", "--retention", "forever")
     assert (found["retention_sec"], found["former_retention_sec"]) == (None, 30 * 86_400)
-    assert kept_sec(microqueue_database) == FOREVER_SEC
-    run("indexes", "--retention", "0", status=1)
+    assert kept_sec(microqueue_database) is None
+    run("indexes", "--retention", "-1", status=2)
     run("indexes", "--retention", "a while", status=2)
-    assert kept_sec(microqueue_database) == FOREVER_SEC
+    assert kept_sec(microqueue_database) is None
+
+
+def test_indexes_can_say_that_nothing_is_kept(keeper: Queue[Any]) -> None:
+    assert "Done tasks are deleted at once (before: forever).\n" in run(
+        "indexes", "--retention", "0"
+    )
+    found = run_json("indexes")
+    assert found["retention_sec"] == 0
+    keeper.enqueue({})
+    same = Queue[Any](core_of(keeper).collections.tasks)
+    task = same.pop()
+    assert task is not None
+    same.mark_done(task)
+    assert same.get(task.id) is None
 
 
 def test_indexes_that_are_new_have_the_retention_that_was_told(microqueue_database: Any) -> None:
@@ -196,7 +252,7 @@ def test_sweep_moves_letters_from_then_on_when_a_service_keeps_them_apart(
 ) -> None:
     queue: Queue[Any] = Queue(microqueue_database)
     queue.enqueue({}, expires_in=0.001)
-    time.sleep(0.01)
+    wait_until_over(queue)
     command = ["sweep", "--every", "0.05", "--json", "--uri", database_uri]
     process = subprocess.Popen(
         [sys.executable, "-m", "microqueue.cli", *command], stdout=subprocess.PIPE, text=True
@@ -211,9 +267,10 @@ def test_sweep_moves_letters_from_then_on_when_a_service_keeps_them_apart(
         assert any(report["moved"] for report in reports)
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=90)
 
 
+@pytest.mark.measured
 def test_sweep_repeats_until_its_server_is_available() -> None:
     command = ["sweep", "--every", "0.01", "--uri", "mongodb://127.0.0.1:1/?directConnection=true"]
     process = subprocess.Popen(
@@ -228,7 +285,7 @@ def test_sweep_repeats_until_its_server_is_available() -> None:
             assert "no MongoDB server answered in time" in process.stderr.readline()
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=90)
 
 
 def test_doctor_says_where_letters_are_when_the_settings_do_not(

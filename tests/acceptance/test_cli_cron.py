@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import microqueue
-from microqueue import NewTask, Queue, QueueSettings
+from microqueue import BackoffPolicy, NewTask, Queue, QueueSettings
 from microqueue import sweeper as sweeper_core
 from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import maintenance
 from microqueue.operations.call import Operation
 from tests.acceptance.command_line import PROGRAM, Cli, bury
-from tests.waiting import wait_for
+from tests.waiting import wait_for, wait_until_over
 
 REPORT = r"Swept in .*: 1 reclaimed\.\n"
 
@@ -30,7 +30,7 @@ REPORT = r"Swept in .*: 1 reclaimed\.\n"
 def stuck(microqueue_database: Any) -> Queue[Any]:
     """A queue with a task whose lease has expired."""
     queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(visibility_timeout=0.001))
-    queue.enqueue({})
+    queue.enqueue({}, backoff=BackoffPolicy(base_sec=600, jitter="none"))  # Not due in this test.
     queue.pop()
     wait_for(lambda: queue.stats().overdue == 1)
     return queue
@@ -110,15 +110,16 @@ def test_terminal_is_told_only_of_a_server_that_is_started(
 def test_sweep_names_what_it_buried(cli: Cli, microqueue_database: Any) -> None:
     queue = Queue[Any](microqueue_database)
     queue.enqueue_many([NewTask(payload={}, task_id=n, expires_in=0.001) for n in range(12)])
-    queue.enqueue({}, task_id="spent", max_attempts=2)
+    queue.enqueue({}, task_id="spent", max_attempts=2, delay=0.001)
     microqueue_database.tasks.update_one({"_id": "spent"}, {"$set": {"attempts": 2}})
-    wait_for(lambda: queue.now() > queue.peek(limit=1)[0].created_at + timedelta(seconds=0.01))
+    wait_until_over(queue)
     said = cli("sweep", "--lock-ttl", "20s")
     assert "max_attempts: spent" in said
     assert "2 more" in said
     assert "max_attempts: spent" in cli("doctor")
-    queue.enqueue({}, task_id="late", max_attempts=2)
+    queue.enqueue({}, task_id="late", max_attempts=2, delay=0.001)
     microqueue_database.tasks.update_one({"_id": "late"}, {"$set": {"attempts": 2}})
+    wait_until_over(queue)
     report = cli.json("sweep")
     assert report["buried_tasks"] == {"max_attempts": {"count": 1, "ids": ["late"]}}
 
@@ -180,7 +181,7 @@ def test_quiet_sweeper_repeats_without_output(database_uri: str, stuck: Queue[An
 
     wait_for(has_idled)
     process.terminate()
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=90)
     assert process.returncode == 0
     assert re.fullmatch(REPORT, said)
 
@@ -204,7 +205,7 @@ def test_documented_recipe_exits_with_0_on_every_machine_and_adds_one_task(
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    said = [one.communicate(timeout=60) for one in processes]
+    said = [one.communicate(timeout=90) for one in processes]
     assert [one.returncode for one in processes] == [0, 0, 0], said
     reports: Queue[Any] = Queue(microqueue_database, "reports")
     assert [task.id for task in reports.peek()] == ["nightly-2026-05-01"]
@@ -256,15 +257,62 @@ def test_id_that_another_queue_has_is_an_error(cli: Cli, queue: Queue[Any]) -> N
     assert "'nightly' is already taken" in cli.stderr
 
 
-def test_task_that_goes_away_meanwhile_makes_room(
-    cli: Cli, queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
+def test_duplicate_is_replaced_while_it_waits(cli: Cli, queue: Queue[Any]) -> None:
+    replace = ("enqueue", "--dedupe-key", "k", "--on-duplicate", "replace", "--delay", "1h")
+    first = cli.json(*replace, '{"n": 1}')
+    assert first["added"] is True
+    assert f"Replaced {first['id']}" in cli(*replace, '{"n": 2}')
+    found = cli.json(*replace, '{"n": 3}', "--priority", "4")
+    assert (found["id"], found["added"], found["payload"]) == (first["id"], False, {"n": 3})
+    assert "is_duplicate" not in found
+    task = queue.get(first["id"])
+    assert task is not None
+    assert (task.payload, task.priority) == ({"n": 3}, 4)
+    cli("enqueue", "{}", "--dedupe-key", "k", "--on-duplicate", "raise", status=1)
+    claimed = cli.json("enqueue", "{}", "--id", "running")
+    assert "added" not in claimed
+    running = queue.pop()
+    assert running is not None
+    cli("enqueue", "{}", "--id", "running", "--on-duplicate", "replace", status=1)
+    assert "already taken" in cli.stderr
+
+
+def test_dedupe_key_stays_taken_after_the_task_is_done(cli: Cli, queue: Queue[Any]) -> None:
+    add = ("enqueue", "{}", "--dedupe-key", "k", "--dedupe-for", "1h")
+    first = cli.json(*add)
+    task = queue.pop()
+    assert task is not None
+    queue.mark_done(task)
+    cli(*add, status=1)
+    assert first["id"] in cli.stderr
+    assert cli.json(*add, "--if-absent")["status"] == "done"
+    assert "key taken until" in cli("show", first["id"])
+    queue.purge(status="done")
+    held = cli.json(*add, "--if-absent")
+    assert (held["id"], held["added"]) == (first["id"], False)
+    assert held["dedupe_until"] == first["dedupe_until"]
+    assert first["id"] in cli(*add, "--if-absent")
+    assert queue.stats().pending == 0
+
+
+def test_period_needs_a_key_and_a_single_task(cli: Cli, queue: Queue[Any]) -> None:
+    cli("enqueue", "{}", "--dedupe-for", "1h", status=1)
+    assert "dedupe_for needs a dedupe_key" in cli.stderr
+    cli("enqueue", "--many", "--dedupe-for", "1h", stdin="{}\n", status=1)
+    assert queue.stats().pending == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--on-duplicate", "replace"],
+        ["--id", "a", "--on-duplicate", "repalce"],
+        ["--id", "a", "--on-duplicate", "replace", "--if-absent"],
+    ],
+    ids=["alone", "unknown", "both"],
+)
+def test_wrong_use_of_on_duplicate_is_rejected(
+    cli: Cli, queue: Queue[Any], options: list[str]
 ) -> None:
-    queue.enqueue({}, task_id="nightly")
-    look = Queue.get
-
-    def gone(self: Queue[Any], task_id: Any) -> Any:
-        self.purge(status="pending")
-        return look(self, task_id)
-
-    monkeypatch.setattr(Queue, "get", gone)
-    assert cli.json("enqueue", "{}", "--id", "nightly", "--if-absent")["added"] is True
+    cli("enqueue", "{}", *options, status=2)
+    assert queue.stats().pending == 0

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 import microqueue
 from microqueue import Queue, QueueSettings, TaskStatus
 from tests.acceptance.command_line import PROGRAM, Cli, bury
-from tests.waiting import wait_for
+from tests.waiting import wait_for, wait_until_over
 
 OF_ONE_TASK = [["cancel"], ["show"], ["dlq", "show"], ["dlq", "replay"], ["dlq", "discard"]]
 PATIENCE_SEC = 60
@@ -165,6 +164,7 @@ def test_stats_tell_that_a_queue_is_paused_since_when_and_why(
     assert re.fullmatch(r"queue mail +tasks +paused (now|[^:]* ago) *", heading)
 
 
+@pytest.mark.measured
 def test_watched_stats_tell_that_a_queue_is_paused(database_uri: str, mail: Queue[Any]) -> None:
     mail.pause()
     command = [*PROGRAM, "stats", "--watch", "--every", "0.05", "-q", "mail", "--uri", database_uri]
@@ -181,6 +181,7 @@ def test_watched_stats_tell_that_a_queue_is_paused(database_uri: str, mail: Queu
     assert process.returncode == 0
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_worker_of_a_paused_queue_says_at_a_terminal_why_it_idles(
     cli: Cli, mail: Queue[Any], handler: str, tmp_path: Path, processes: str
@@ -230,7 +231,7 @@ def test_worker_of_a_paused_queue_says_at_a_terminal_why_it_idles(
     ],
     ids=" ".join,
 )
-def test_empty_address_is_refused_instead_of_using_another_server(
+def test_empty_address_is_rejected_instead_of_using_another_server(
     cli: Cli, queue: Queue[Any], command: list[str], microqueue_database: Any
 ) -> None:
     cli(*command, "--uri", "", status=1)
@@ -257,7 +258,7 @@ def test_up_takes_no_empty_uri_either(tmp_path: Path) -> None:
     ],
     ids=lambda command: command[0],
 )
-def test_queue_is_refused_where_it_would_have_no_effect(cli: Cli, command: list[str]) -> None:
+def test_queue_is_rejected_where_it_would_have_no_effect(cli: Cli, command: list[str]) -> None:
     for arguments in ([*command, "-q", "x"], ["-q", "x", *command]):
         cli(*arguments, status=1)
         assert re.fullmatch(r"Error: queue='x' is not valid: .*; leave --queue out\n", cli.stderr)
@@ -275,7 +276,7 @@ def test_doctor_misses_the_sweeper_and_fails_once_a_lease_has_expired(
     advised = cli("doctor")
     assert "! sweeper: no sweep so far\n  keep one running (microqueue sweep --every" in advised
     assert queue.pop() is not None
-    time.sleep(0.01)
+    wait_until_over(queue)
     failed = cli("doctor", status=1)
     assert "✗ sweeper: no sweep so far; expired leases: 1\n  keep one running" in failed
     cli("sweep")
@@ -285,6 +286,7 @@ def test_doctor_misses_the_sweeper_and_fails_once_a_lease_has_expired(
 # As a separate process
 
 
+@pytest.mark.measured
 def test_package_can_be_run_as_a_module() -> None:
     command = [sys.executable, "-m", "microqueue", "--version"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -292,6 +294,7 @@ def test_package_can_be_run_as_a_module() -> None:
     assert result.stdout == f"microqueue {microqueue.__version__}\n"
 
 
+@pytest.mark.measured
 def test_up_ends_with_an_error_when_its_server_is_killed_and_keeps_the_tasks(home: Path) -> None:
     cli = Cli()
     process = subprocess.Popen(

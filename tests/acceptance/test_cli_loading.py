@@ -82,3 +82,15 @@ def test_line_of_a_model_that_raised_is_named_before_spark_starts(
     cli("pipeline", "ingest", "rows.csv", "--model", "shop.broken:Order", status=1)
     assert "model='shop.broken:Order' is not valid: importing 'shop.broken'" in cli.stderr
     assert cli.stderr.endswith(f", at shop/broken.py:5{HINT}")
+
+
+@pytest.mark.parametrize("module", ["broken", "outer"])
+def test_line_of_a_registry_that_raised_is_named_by_the_dashboard(
+    cli: Cli, project: Path, module: str
+) -> None:
+    cli("dashboard", "--tasks", f"shop.{module}:tasks", status=1)
+    assert f"tasks='shop.{module}:tasks' is not valid: importing 'shop.{module}'" in cli.stderr
+    assert cli.stderr.endswith(f", at shop/broken.py:5{HINT}")
+    assert len(cli.stderr.splitlines()) == 1
+    cli("dashboard", "--tasks", f"shop.{module}:tasks", "--debug", status=1)
+    assert "json/decoder.py" in cli.stderr

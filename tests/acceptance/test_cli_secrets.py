@@ -90,6 +90,25 @@ def test_commands_that_change_a_task_print_no_secret(cli: Cli, queue: Queue[Any]
     assert stored.payload == {"password": SECRET}
 
 
+def test_show_prints_the_traceback_with_secrets_masked(cli: Cli, queue: Queue[Any]) -> None:
+    queue.enqueue({}, task_id="failing")
+    task = queue.pop()
+    assert task is not None
+    try:
+        raise ValueError(f"\x1b[31mboom, token={SECRET}")
+    except ValueError as exc:
+        queue.mark_failure(task, exc)
+    for command in ("show", "dlq show"):
+        lines = cli(*command.split(), "failing", "--reveal").splitlines()
+        start = lines.index("Traceback")
+        assert lines[start + 1] == "Traceback (most recent call last):"
+        end = lines.index("History") - 2
+        assert lines[end] == f"ValueError: \\x1b[31mboom, token={MASK}"
+    assert cli.json("show", "failing")["error"]["traceback"].endswith(f"token={MASK}")
+    error = next(line for line in lines if line.startswith("error"))
+    assert error.count("ValueError") == 1
+
+
 def test_commands_mask_without_the_extra_of_the_dashboard(letter: str, database_uri: str) -> None:
     code = (
         "import sys; sys.modules['fastapi'] = sys.modules['uvicorn'] = None; "

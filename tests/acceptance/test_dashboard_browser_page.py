@@ -12,14 +12,26 @@ from playwright.sync_api import Page, expect
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from microqueue import Queue, QueueSettings
+from microqueue import Queue, QueueSettings, Topic
 from microqueue.dashboard import dashboard
 from tests.acceptance.browser import Served, action, is_live
 
 Visit = Callable[..., Page]
 
 STATIC = Path(dashboard.__code__.co_filename).parent / "static"
-VIEWS = ("overview", "processing", "tasks", "dead-letters", "events", "audit")
+VIEWS = (
+    "overview",
+    "processing",
+    "tasks",
+    "dead-letters",
+    "names",
+    "schedules",
+    "schedules/mail/a-schedule-with-a-rather-long-name-of-many-words",
+    "topics",
+    "topics/prices?position=first",
+    "events",
+    "audit",
+)
 
 
 @pytest.fixture
@@ -31,7 +43,22 @@ def queue(microqueue_database: Any) -> Any:
         queue.mark_failure(queue.pop(), f"order {n} timed out", code="Timeout")
     queue.pop(worker_id="a-worker-with-a-rather-long-name:4711:0123456789abcdef")
     queue.enqueue({"n": "later"}, delay=3600)
-    Queue(microqueue_database, "mail").enqueue({"to": "grace@example.org"})
+    mail: Any = Queue(microqueue_database, "mail")
+    mail.schedules.put(
+        "a-schedule-with-a-rather-long-name-of-many-words",
+        cron="*/15 8-18 1,15 JAN-JUN,SEP-DEC MON-FRI",
+        timezone="America/Argentina/ComodRivadavia",
+        task="a_function_with_a_rather_long_name",
+        payload={"text": "x" * 200},
+    )
+    mail.schedules.trigger("a-schedule-with-a-rather-long-name-of-many-words")
+    mail.enqueue({"to": "grace@example.org"})
+    mail.schedules.put("paused", every=60, paused=True)
+    topic = Topic(queue, "prices")
+    topic.bind("mail", {"order.customer.address.country": "a value that is rather long"})
+    topic.bind("a-queue-with-a-rather-long-name-of-one-word", "shop.*")
+    topic.publish({"text": "x" * 500}, key="a.rather.long.key.of.many.words", message_id="first")
+    topic.publish({"n": 2})
     return queue
 
 
@@ -286,6 +313,15 @@ DECISIONS = [
     ("format", "m.duration(7500)", "2 h 5 m"),
     ("format", "m.duration(86400 * 3 + 4 * 3600)", "3 d 4 h"),
     ("format", "m.duration(null)", "—"),
+    ("format", "m.period(90)", "1 m 30 s"),
+    ("format", "m.period(86400 + 3661.5)", "1 d 1 h 1 m 1 s 500 ms"),
+    ("format", "m.period(0)", "0 s"),
+    ("format", "m.period(null)", "—"),
+    ("format", "m.size(999)", "999 B"),
+    ("format", "m.size(1234)", "1.2 kB"),
+    ("format", "m.size(64e6)", "64.0 MB"),
+    ("format", "m.size(5e12)", "5000.0 GB"),
+    ("format", "m.size(null)", "—"),
     ("format", "m.took(85.4)", "85 ms"),
     ("format", "m.took(3210)", "3.2 s"),
     ("format", "m.until(10500, 10000)", "in 1 s"),

@@ -129,6 +129,46 @@ def test_a_tasks_page_shows_its_attempts_and_when_it_is_retried(
     expect(page.locator(".heading .actions button")).to_have_count(0)
 
 
+def test_a_traceback_is_opened_and_copied_and_the_type_is_shown_once(
+    visit: Visit, queue: Any
+) -> None:
+    queue.enqueue({})
+    task = queue.pop()
+    try:
+        raise ValueError(f"boom {NASTY}, password=sesame")
+    except ValueError as exc:
+        queue.mark_retry(task, exc, delay=60)
+    page = visit(queue, f"tasks/{task.id}")
+    expect(page.locator(".notice .error-text")).to_have_text(
+        f"ValueError boom {NASTY}, password=•••"
+    )
+    expect(page.locator(".timeline .error-text")).to_contain_text("ValueError boom")
+    shown = page.locator(".traceback pre")
+    expect(shown).to_be_hidden()
+    page.locator(".traceback summary").click()
+    expect(shown).to_be_visible()
+    expect(shown).to_contain_text("Traceback (most recent call last):")
+    expect(shown).to_contain_text(f"ValueError: boom {NASTY}, password=•••")
+    assert "mono" in shown.evaluate("one => getComputedStyle(one).fontFamily").lower()
+    whole = shown.inner_text()
+
+    queue.touch(queue.enqueue({}) and queue.pop())  # An event: the page is drawn again.
+    expect(shown).to_be_visible()
+    page.evaluate("() => void (navigator.clipboard.writeText = async (t) => { copied = t; })")
+    action(page, "copy").click()
+    expect(page.locator(".toast")).to_be_visible()
+    assert page.evaluate("copied") == whole
+    page.evaluate("() => void (navigator.clipboard.writeText = () => Promise.reject())")
+    action(page, "copy").click()
+    page.wait_for_function("text => getSelection().toString() === text", arg=whole)
+
+    queue.mark_failure(queue.enqueue({}, priority=9) and queue.pop(), "no exception", code="c")
+    other = queue.dead_letters.list()[0]
+    page.goto(page.url.split("#")[0] + f"#/tasks/{other.id}")
+    expect(page.locator(".notice .error-text")).to_have_text("c no exception")
+    expect(page.locator(".traceback")).to_have_count(0)
+
+
 def test_a_task_that_does_not_exist_is_said_so(serve: Any, new_page: Any, queue: Any) -> None:
     page = new_page(ignoring=("404",))
     page.goto(f"{serve(queue).url}#/tasks/nonsense%2F1")
@@ -231,7 +271,7 @@ def test_a_task_is_enqueued_by_its_name_with_headers(visit: Visit, queue: Any) -
     expect(dialog).to_have_count(0)
     [task] = queue.peek(10)
     assert (task.name, task.payload) == ("send_email", {"to": "ada"})
-    assert task.headers == {"trace": "t1", "task": "send_email"}
+    assert task.headers == {"trace": "t1"}
 
 
 def test_a_name_that_no_worker_registered_is_asked_about(visit: Visit, queue: Any) -> None:
@@ -290,6 +330,33 @@ def test_what_is_wrong_is_said_at_its_field_before_it_is_stored(
     dialog.get_by_role("button", name="Enqueue").click()
     expect(dialog).to_have_count(0)
     assert [task.payload for task in queue.peek(10)] == [{"to": "ada", "copies": 2}]
+
+
+def test_a_duplicate_is_an_error_returned_or_replaced(visit: Visit, queue: Any) -> None:
+    page = visit(queue, "tasks", ignoring=("409",))
+    dialog = page.get_by_role("dialog")
+    for number, choice in enumerate(("raise", "raise", "return", "replace")):
+        if not dialog.count():
+            page.get_by_role("button", name="Enqueue…").click()
+            dialog.get_by_text("More options").click()
+            dialog.locator("[name=dedupe_key]").fill("report")
+            dialog.locator("[name=dedupe_for]").fill("10")
+            dialog.locator("[name=task_id]").fill("mine")
+            dialog.locator("[name=expires_in]").fill("30")
+            dialog.locator("[name=visibility_timeout]").fill("15")
+        dialog.locator("[name=on_duplicate]").select_option(choice)
+        dialog.locator("[name=payload]").fill(f'{{"n": {number}}}')
+        dialog.get_by_role("button", name="Enqueue").click()
+        if number == 1:
+            expect(dialog.get_by_role("alert")).to_contain_text("mine")
+        else:
+            expect(dialog).to_have_count(0)
+        [task] = queue.peek(10)
+        assert task.payload == {"n": number if number in {0, 3} else 0}
+    assert (task.id, task.dedupe_key) == ("mine", "report")
+    assert (task.dedupe_until - task.created_at).total_seconds() == 600
+    assert (task.expires_at - task.created_at).total_seconds() == 1800
+    assert task.visibility_timeout_sec == 900
 
 
 def test_a_task_is_enqueued_by_hand_and_cancelled_after_a_question(
@@ -384,13 +451,16 @@ def test_a_filter_over_a_hundred_thousand_tasks_is_answered_at_once(
         return time.monotonic() - started
 
     row = page.locator("[data-row]")
-    took = []
+    # A slow server has looked at a part of the tasks only, and says so.
+    nothing = page.locator("[data-empty^=no-match]")
+    took, unfiltered = [], []
     for name in names[1:]:
         address = f"#/tasks?text={name}%40&status=ready"
         took.append(answered_in(address, row.filter(has_text=f"{name}@").first))
         took.append(answered_in("#/tasks?status=failed", row.filter(has_text="Timeout").first))
-        took.append(answered_in("#/tasks?status=delayed", page.locator("[data-empty=no-match]")))
-    assert statistics.median(took) < 1.0, took
+        took.append(answered_in("#/tasks?status=delayed", nothing))
+        unfiltered.append(answered_in("#/tasks", row.filter(has_text="ada@").first))
+    assert statistics.median(took) < max(1.0, 5 * statistics.median(unfiltered)), took
 
     # What only the oldest of all has is looked for in steps, none of them long.
     page.evaluate("location.hash = '#/tasks?text=the-oldest-of-all'")

@@ -18,14 +18,14 @@ import pytest
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
-from microqueue import Queue, QueueSettings
+from microqueue import InvalidArgument, Queue, QueueSettings
 from microqueue.cli import app as cli_app
 from microqueue.cli import dashboard as dashboard_command
 from microqueue.dashboard import dashboard
 from microqueue.dashboard.server import DashboardServer, is_local
 from microqueue.embedded import EmbeddedServer
-from microqueue.errors import InvalidArgument
 from microqueue.testing import memory_queue
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 PATIENCE_SEC = 60
@@ -99,9 +99,7 @@ def test_dashboard_starts_before_its_server(tmp_path: Path) -> None:
 def test_letters_are_found_of_a_service_that_starts_after_the_dashboard_and_its_server(
     tmp_path: Path,
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     uri = f"mongodb://127.0.0.1:{port}/?directConnection=true"
     environment = {"MICROQUEUE_URI": uri, "MICROQUEUE_SERVER_TIMEOUT": "0.3"}
     with started("dashboard", "--port", "0", **environment) as (process, said):
@@ -170,6 +168,7 @@ def test_address_that_others_can_reach_needs_a_token(host: str) -> None:
     assert "token" in result.stderr
 
 
+@pytest.mark.measured
 def test_insecure_is_taken_by_its_word(database_uri: str) -> None:
     arguments = ("dashboard", "--port", "0", "--host", "0.0.0.0", "--insecure")
     with started(*arguments, MICROQUEUE_URI=database_uri) as (_, said):
@@ -177,7 +176,7 @@ def test_insecure_is_taken_by_its_word(database_uri: str) -> None:
         assert httpx.get(f"{address}api/v1/config", timeout=PATIENCE_SEC).status_code == 200
 
 
-def test_token_that_is_too_short_is_refused_and_not_repeated() -> None:
+def test_token_that_is_too_short_is_rejected_and_not_repeated() -> None:
     """Before it connects: there is no server to be found in this environment."""
     result = run("--token", "hunter2hunter2", "--uri", "mongodb://127.0.0.1:1/")
     assert result.exit_code == 1

@@ -97,7 +97,7 @@ def test_interrupted_demo_leaves_nothing_behind(
     while "finished:" not in (line := process.stdout.readline()):
         assert line
     os.killpg(process.pid, stop)  # As a terminal does it: to the workers too.
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=90)
     assert process.returncode == status
     assert "Traceback" not in errors
 
@@ -110,7 +110,7 @@ def test_workers_end_with_a_demo_that_is_killed(place: dict[str, str]) -> None:
     while "finished:" not in (line := process.stdout.readline()):
         assert line
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=90)
 
 
 def test_demo_that_serves_keeps_its_dashboard_open_until_interrupted(
@@ -132,7 +132,7 @@ def test_demo_that_serves_keeps_its_dashboard_open_until_interrupted(
         assert (orders["queue"], orders["ready"]) == ("orders", 0)
         assert orders["done_last_hour"] + orders["failed"] == 50
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(90) == 130
     finally:
         process.kill()
         process.communicate()

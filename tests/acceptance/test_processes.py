@@ -15,6 +15,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -29,6 +30,7 @@ from microqueue.core import core_of
 from microqueue.testing import FakeClock
 from microqueue.worker import supervisor as supervising
 from microqueue.worker.supervisor import LIFELINE_VARIABLE, NAME_VARIABLE, Supervisor
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 PROGRAM = [sys.executable, "-m", "microqueue.cli"]
@@ -36,6 +38,7 @@ PROGRAM = [sys.executable, "-m", "microqueue.cli"]
 # Every start is written down; without the file "go" a handler waits for it.
 HANDLER = """
 import os, pathlib, subprocess, time
+import microqueue
 
 def note(*words):
     line = " ".join(str(word) for word in words) + "\\n"
@@ -56,6 +59,17 @@ def die_of_poison(payload):
     if payload["n"] == 200:
         os.kill(os.getpid(), 9)
 
+class Noting(microqueue.Hooks):
+    def on_dead_letter(self, letter):
+        with open("letters", "a") as letters:
+            print(letter.id, letter.error.code, letter.source, file=letters)
+
+def die_of_a_batch(tasks):
+    for task in tasks:
+        note(len(tasks), task.payload["n"])
+    if any(task.payload["n"] == 20 for task in tasks):
+        os.kill(os.getpid(), 9)
+
 def stop_dead(payload):
     note(os.getpid(), payload["n"])
     os.kill(os.getpid(), 19)
@@ -74,7 +88,7 @@ def pass_the_environment_on(payload):
 
 
 class Program:
-    """The command line in a directory of its own, with all the processes that it starts."""
+    """The command line in its own directory, with all the processes that it starts."""
 
     def __init__(self, directory: Path, uri: str) -> None:
         self._directory = directory
@@ -118,7 +132,7 @@ class Program:
     def status(self) -> int:
         """Wait for its end."""
         assert self._process is not None
-        return self._process.wait(60)
+        return self._process.wait(90)
 
     def pids(self) -> list[int]:
         """Find all living processes that were started by it, or by those."""
@@ -136,7 +150,7 @@ class Program:
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
         if self._process is not None:
-            self._process.wait(30)
+            self._process.wait(90)
 
     def path(self, name: str) -> Path:
         return self._directory / name
@@ -151,8 +165,12 @@ class Program:
     def errors(self) -> list[str]:
         return self.path("stderr").read_text(encoding="utf-8").splitlines()
 
+    def letters(self) -> list[str]:
+        """Read the dead letters that hooks were told of."""
+        return (self._directory / "letters").read_text(encoding="utf-8").splitlines()
+
     def started(self) -> list[tuple[int, int]]:
-        """Give each start of a handler: the process, and the number of the task."""
+        """Return each start of a handler: the process, and the number of the task."""
         if not self.path("ledger").exists():
             return []
         lines = self.path("ledger").read_text(encoding="utf-8").splitlines()
@@ -188,13 +206,13 @@ def start_two(
     fill(queue)
     arguments = ("worker", "app:handle", "--processes", "2", "--concurrency", "2", *options)
     one.start(*arguments, program=program)
-    wait_for(lambda: len(one.started()) == 4)
+    wait_for(lambda: len(one.started()) == 4, 90)
     wait_for(lambda: len(holders(queue)) == 2 and min(holders(queue).values()) >= 3)
     wait_for(lambda: len(queue.workers()) == 2)
 
 
 def assert_gone(program: Program, queue: Queue[Any]) -> None:
-    """Check that no process and no registration is left, and nobody holds a task."""
+    """Check that no process and no registration is left, and no worker holds a task."""
     wait_for(lambda: not program.pids())
     assert queue.stats().processing == 0
     assert queue.workers() == []
@@ -247,13 +265,14 @@ def test_killed_process_gives_its_tasks_back_at_once_and_is_replaced(
     assert sum("SIGKILL" in message for message in told) == 1
 
 
+@pytest.mark.measured
 def test_poison_is_found_among_quick_tasks_and_harms_no_other(
     program: Program, queue: Queue[Any]
 ) -> None:
     tasks = queue.enqueue_many([{"n": n} for n in range(300)]).tasks
     poison = tasks[200]
     hasty = patched(MAX_RESTART_SEC=0.05)
-    options = ("--processes", "2", "--concurrency", "4")
+    options = ("--processes", "2", "--concurrency", "4", "--hooks", "app:Noting")
     program.start("worker", "app:die_of_poison", *options, program=hasty)
     wait_for(lambda: queue.stats().failed >= 1)
     wait_for(lambda: queue.stats().done == 299)
@@ -262,12 +281,32 @@ def test_poison_is_found_among_quick_tasks_and_harms_no_other(
     assert buried.error is not None
     assert (buried.error.code, buried.crashes) == ("poison", 3)
     deliveries = Counter(number for _, number in program.started())
-    # Where nobody could tell at first what ran, there is one crash more than are allowed.
+    # Where it was not known at first what ran, there is one crash more than are allowed.
     assert deliveries[200] == buried.attempts <= 4
     for task in queue.peek(300, status="done"):
         assert task.attempts <= 4
         assert task.crashes <= 2
         assert task.attempts >= deliveries[task.payload["n"]]
+    program.signal(signal.SIGTERM)
+    assert program.status() == 0
+    assert program.letters() == [f"{poison.id} poison supervisor"]
+
+
+def test_poison_is_found_in_a_batch_and_harms_no_other(program: Program, queue: Queue[Any]) -> None:
+    tasks = queue.enqueue_many([{"n": n} for n in range(60)]).tasks
+    options = ("--processes", "2", "--concurrency", "1", "--batch", "8", "--batch-wait", "10ms")
+    hasty = patched(MAX_RESTART_SEC=0.05)
+    program.start("worker", "app:die_of_a_batch", *options, program=hasty)
+    wait_for(lambda: queue.stats().failed >= 1)
+    wait_for(lambda: queue.stats().done == 59)
+    buried = queue.get(tasks[20].id)
+    assert buried is not None
+    assert buried.error is not None
+    assert (buried.error.code, buried.crashes) == ("poison", 3)
+    sizes = [size for size, number in program.started() if number == 20]
+    assert sizes[0] > 1  # At first it was in a batch, and then
+    assert set(sizes[1:]) == {1}  # alone.
+    assert max(size for size, _ in program.started()) == 8
     program.signal(signal.SIGTERM)
     assert program.status() == 0
 
@@ -288,7 +327,7 @@ def test_claim_that_was_under_way_when_its_process_was_killed_is_found_too(
         found = queue.get(task.id)
         return found is not None and found.attempts > 0
 
-    wait_for(was_claimed)  # Most often after its worker's tasks were taken back.
+    wait_for(was_claimed)  # Most often after its worker's tasks were reclaimed.
     program.signal(signal.SIGTERM)
     assert program.status() == 0
     sweep_later(queue)
@@ -306,7 +345,7 @@ def slow_claims(
         "failCommands": ["findAndModify", "update"],
         "namespace": f"{microqueue_database.name}.tasks",
         "blockConnection": True,
-        "blockTimeMS": 2000,
+        "blockTimeMS": 4000,
     }
 
     def slow_down() -> None:
@@ -317,7 +356,7 @@ def slow_claims(
 
 
 def claims_under_way(queue: Queue[Any]) -> bool:
-    """Tell whether the server is at a claim, which has touched no collection yet."""
+    """Return whether the server is at a claim, which has touched no collection yet."""
     tasks = core_of(queue).collections.tasks
     at_it = {"ns": f"{tasks.database.name}.$cmd", "active": True}
     found = tasks.database.client.admin.aggregate([{"$currentOp": {}}, {"$match": at_it}])
@@ -355,6 +394,7 @@ def test_handlers_that_outlast_the_grace_or_a_second_sigterm_lose_their_tasks_un
     assert {task.attempts for task in queue.peek(12)} == {0}
 
 
+@pytest.mark.measured
 def test_process_that_does_not_react_is_killed_in_the_end(
     program: Program, queue: Queue[Any]
 ) -> None:
@@ -371,7 +411,7 @@ def test_process_that_does_not_react_is_killed_in_the_end(
 
 
 def patched(**constants: float) -> list[str]:
-    """Give the program with other constants in the supervisor."""
+    """Return the program with other constants in the supervisor."""
     code = (
         "import microqueue.worker.supervisor as supervisor\n"
         f"vars(supervisor).update({constants!r})\n"
@@ -381,6 +421,7 @@ def patched(**constants: float) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+@pytest.mark.measured
 def test_processes_end_by_themselves_when_their_supervisor_is_killed(
     program: Program, queue: Queue[Any]
 ) -> None:
@@ -427,6 +468,7 @@ def test_handler_that_cannot_be_imported_is_told_once(
     assert program.said() == ""
 
 
+@pytest.mark.measured
 def test_supervisor_gives_up_on_processes_that_end_as_soon_as_they_start(
     program: Program, queue: Queue[Any]
 ) -> None:
@@ -518,13 +560,13 @@ def test_only_in_a_burst_is_a_process_through_that_ends_without_an_error(
     tmp_path: Path, may_end: bool
 ) -> None:
     ledger = tmp_path / "ledger"
-    # The last may be told to end before it has written anything.
+    # The last may be stopped before it has written anything.
     supervised(f"open({str(ledger)!r}, 'a').write('x')", lives=3, may_end=may_end)
     assert ledger.read_text() in (["x"] if may_end else ["xx", "xxx"])
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("held", [1, None], ids=["died", "nobody knows"])
+@pytest.mark.parametrize("held", [1, None], ids=["died", "unknown"])
 def test_process_of_a_burst_that_ended_before_its_tasks_is_started_again(held: int | None) -> None:
     deaths, status = supervised("pass", lives=3, held=held, may_end=True)
     assert (deaths[:2], status) == (["w.1.1", "w.1.2"], 0)
@@ -564,7 +606,7 @@ def test_burst_goes_on_until_the_task_that_ends_its_process_is_buried(
 
 
 def unshare() -> list[str]:
-    """Give the command that makes the next one PID 1, or skip the test."""
+    """Return the command that makes the next one PID 1, or skip the test."""
     for rights in ([], ["--user", "--map-root-user"]):
         command = ["unshare", *rights, "--pid", "--fork", "--mount-proc"]
         try:
@@ -576,7 +618,7 @@ def unshare() -> list[str]:
 
 
 def processes() -> Iterator[tuple[int, int, str]]:
-    """Give every process with its parent and its state."""
+    """Return every process with its parent and its state."""
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
             try:
@@ -587,10 +629,11 @@ def processes() -> Iterator[tuple[int, int, str]]:
 
 
 def children(parent: int) -> dict[int, str]:
-    """Give the processes of a parent, with their states."""
+    """Return the processes of a parent, with their states."""
     return {pid: state for pid, owner, state in processes() if owner == parent}
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("count", [1, 2])
 def test_first_process_of_a_container_reaps_orphans_and_hands_back_what_runs(
     program: Program, queue: Queue[Any], count: int
@@ -611,6 +654,7 @@ def test_first_process_of_a_container_reaps_orphans_and_hands_back_what_runs(
 # Options
 
 
+@pytest.mark.measured
 def test_burst_of_two_processes_drains_all_queues_and_logs_json(
     program: Program, microqueue_database: Any
 ) -> None:
@@ -663,14 +707,17 @@ def test_worker_that_is_started_again_under_its_name_does_not_hide_its_death(
     (former,) = holders(queue)
     program.end()
     program.start(*command)
-
-    def history() -> list[tuple[Outcome, str | None]]:
-        Sweeper(queue).reclaim_orphaned()
-        found = queue.get(task.id)
-        assert found is not None
-        return [(one.outcome, one.worker_id) for one in found.history]
-
-    wait_for(lambda: history() == [(Outcome.CRASHED, former)])  # Its lease lasts ten minutes.
+    wait_for(lambda: {one.id for one in queue.workers()} - {former})
+    long_ago = queue.now() - timedelta(minutes=5)
+    workers = core_of(queue).collections.database["microqueue_workers"]
+    missed = workers.update_one(
+        {"worker_id": former}, {"$set": {"gone_at": long_ago, "missed_at": long_ago}}
+    )
+    assert missed.modified_count == 1  # The new one has its own registration.
+    assert Sweeper(queue).reclaim_orphaned() == 1  # Its lease lasts ten minutes.
+    found = queue.get(task.id)
+    assert found is not None
+    assert [(one.outcome, one.worker_id) for one in found.history] == [(Outcome.CRASHED, former)]
     (living,) = queue.workers()
     assert living.id != former
     assert {one.partition(":")[0] for one in (living.id, former)} == {"anna"}
@@ -689,6 +736,7 @@ def test_timeout_of_the_command_line_reaches_the_handler(
     assert program.status() == 0
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("weights", [(), ("--weight", "a=1", "--weight", "b=1")])
 def test_weights_of_the_command_line_mix_the_queues(
     program: Program, microqueue_database: Any, weights: tuple[str, ...]
@@ -707,27 +755,8 @@ def test_weights_of_the_command_line_mix_the_queues(
     assert in_turns == bool(weights)
 
 
-def free_ports(count: int) -> int:
-    """Find so many ports in a row that nobody listens on; give the first."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first: int = probe.getsockname()[1]
-        if all(is_free(port) for port in range(first, first + count)):
-            return first
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError):
-            return False
-    return True
-
-
 def scrape(port: int, host: str = "127.0.0.1") -> str:
-    """Read metrics as Prometheus would; nothing while nobody answers."""
+    """Read metrics as Prometheus would; nothing while no one answers."""
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=20) as reply:
             text: str = reply.read().decode()
@@ -736,11 +765,12 @@ def scrape(port: int, host: str = "127.0.0.1") -> str:
         return ""
 
 
+@pytest.mark.measured
 def test_each_process_serves_its_metrics_on_a_port_of_its_own(
     program: Program, queue: Queue[Any]
 ) -> None:
     fill(queue, 2)
-    port = free_ports(2)
+    port = free_port(2)
     options = ("--processes", "2", "--concurrency", "1", "--prefetch", "1")
     program.start("worker", "app:handle", *options, "--metrics-port", str(port))
     running = 'microqueue_tasks_in_progress{queue="default",task=""} 1.0'
@@ -754,11 +784,12 @@ def test_each_process_serves_its_metrics_on_a_port_of_its_own(
     assert program.status() == 0
 
 
+@pytest.mark.measured
 def test_sweeper_serves_metrics_of_sweeps_and_of_the_queue(
     program: Program, queue: Queue[Any]
 ) -> None:
     fill(queue, 3)
-    port = free_ports(1)
+    port = free_port()
     program.start("sweep", "--every", "0.1", "--metrics-port", str(port))
     wait_for(lambda: 'microqueue_sweeps_total{result="ok"}' in scrape(port))
     assert 'microqueue_queue_depth{queue="default",status="ready"} 3.0' in scrape(port)
@@ -770,15 +801,16 @@ def test_sweeper_serves_metrics_of_sweeps_and_of_the_queue(
 def test_metrics_are_served_on_the_address_that_was_given(
     program: Program, command: tuple[str, ...]
 ) -> None:
-    port = free_ports(1)
+    port = free_port()
     host = "127.0.0.2"  # Only the first of them is the one that is usual.
     program.start(*command, "--metrics-port", str(port), "--metrics-host", host)
     wait_for(lambda: scrape(port, host))
     assert scrape(port) == ""
 
 
+@pytest.mark.measured
 def test_metrics_host_that_cannot_be_used_is_told(program: Program) -> None:
-    options = ("--metrics-port", str(free_ports(1)), "--metrics-host", "192.0.2.1")
+    options = ("--metrics-port", str(free_port()), "--metrics-host", "192.0.2.1")
     program.start("worker", "app:handle", "--burst", *options)
     assert program.status() == 1
     (line,) = program.errors()
@@ -801,6 +833,7 @@ def taken_port() -> Iterator[int]:
         yield owner.getsockname()[1]
 
 
+@pytest.mark.measured
 def test_reload_starts_the_worker_anew_when_its_code_changes(
     program: Program, queue: Queue[Any]
 ) -> None:
@@ -811,7 +844,7 @@ def test_reload_starts_the_worker_anew_when_its_code_changes(
     (former,) = {pid for pid, _ in program.started()}
 
     def write(code: str, *, until: Callable[[], bool]) -> None:
-        """Write it again and again: nobody says from when on changes are noticed."""
+        """Write it again and again: it is not known from when on changes are noticed."""
         deadline = time.monotonic() + 60
         while not until():
             assert time.monotonic() < deadline, "nothing was reloaded"

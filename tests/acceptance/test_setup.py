@@ -37,13 +37,13 @@ class Machine:
         command.write_text(f"#!/bin/bash\n{script}\n")
         command.chmod(0o755)
 
-    def install_python(self, *, version: str, venv: bool) -> None:
+    def install_python(self, *, version: str, venv: bool, name: str = "python3") -> None:
         """Put a Python on the PATH that has the venv module, or lacks it as Debian's does."""
         major, minor = version.split(".")
         supported = 0 if (int(major), int(minor)) >= (3, 11) else 1
         inner = "#!/bin/bash\\nexit 0\\n"
         self.install(
-            "python3",
+            name,
             f"""
 case "$*" in
 *"version_info < (3, 11)"*) exit {supported} ;;
@@ -84,6 +84,18 @@ def test_without_a_python_that_is_new_enough(machine: Machine) -> None:
     run = machine.run("cli")
     assert run.returncode == 1
     assert "3.11" in run.stderr
+
+
+def test_newest_tested_python_is_used(machine: Machine) -> None:
+    machine.install_python(version="3.11", venv=True)
+    machine.install_python(version="3.12", venv=True, name="python3.12")
+    pyenv = machine.home / ".pyenv" / "versions" / "3.13.1" / "bin"
+    pyenv.mkdir(parents=True)
+    machine.install_python(version="3.13", venv=False, name="newest")
+    shutil.move(machine.commands / "newest", pyenv / "python")
+    assert "python3.13-venv" in machine.run("cli").stderr
+    shutil.rmtree(pyenv)
+    assert "Python 3.12" in machine.run("cli").stderr
 
 
 def test_without_venv_and_without_apt(machine: Machine) -> None:

@@ -3,10 +3,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,8 @@ from typing import Any
 import pytest
 
 from microqueue import Queue, QueueSettings
+from tests.ports import free_port
+from tests.waiting import wait_for, wait_until_over
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "sweep.py"
 
@@ -38,7 +38,7 @@ def abandon(database: Any, *names: str) -> None:
         queue.enqueue({})
         assert queue.pop() is not None
         queue.enqueue({}, delay=0.001)
-    time.sleep(0.01)
+    wait_until_over(queue)
 
 
 def test_one_run_sweeps_all_queues_with_one_log_line_and_a_json_report(
@@ -57,7 +57,8 @@ def test_buried_tasks_are_named_in_the_one_line(
     database_uri: str, microqueue_database: Any
 ) -> None:
     queue = Queue[Any](microqueue_database)
-    queue.enqueue({}, task_id="spent", max_attempts=2)
+    queue.enqueue({}, task_id="spent", max_attempts=2, delay=0.001)
+    wait_for(lambda: (due := queue.stats().next_due_at) is not None and due <= queue.now())
     microqueue_database.tasks.update_one({"_id": "spent"}, {"$set": {"attempts": 2}})
     result = run("--json", "--lock-ttl", "3", "--uri", database_uri)
     assert json.loads(result.stdout)["buried_tasks"]["max_attempts"]["ids"] == ["spent"]
@@ -104,16 +105,15 @@ def test_failed_job_is_in_the_one_line_and_the_status(
 def test_letters_go_where_a_service_keeps_them(database_uri: str, microqueue_database: Any) -> None:
     settings = QueueSettings(dead_letters="collection")
     Queue[Any](microqueue_database, settings=settings).ensure_indexes()
-    Queue[Any](microqueue_database).enqueue({}, expires_in=0.001)
-    time.sleep(0.01)
+    queue = Queue[Any](microqueue_database)
+    queue.enqueue({}, expires_in=0.001)
+    wait_until_over(queue)
     assert "expired=1 purged=0 moved=1" in run("--uri", database_uri).stderr
     assert microqueue_database.tasks.count_documents({}) == 0
 
 
 def test_missing_server_is_one_line_without_the_password_and_status_1() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        uri = f"mongodb://anna:sesame@127.0.0.1:{probe.getsockname()[1]}/"
+    uri = f"mongodb://anna:sesame@127.0.0.1:{free_port()}/"
     result = run("--uri", uri, MICROQUEUE_SERVER_TIMEOUT="0.3")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
@@ -141,7 +141,7 @@ def test_every_sweeps_until_a_signal_and_ends_with_status_0(
     for _ in range(3):
         assert json.loads(process.stdout.readline())["errors"] == {}
     process.send_signal(stop)
-    rest, log = process.communicate(timeout=30)
+    rest, log = process.communicate(timeout=90)
     assert process.returncode == 0
     assert len(log.splitlines()) == 3 + len(rest.splitlines())
 

@@ -160,6 +160,7 @@ def test_former_name_of_every_is_hidden_and_deprecated(uri: str) -> None:
     assert (result.exit_code, "every=0 s is not valid" in result.stderr) == (1, True)
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("option", ["--every", "--interval"])
 def test_top_at_a_terminal_refreshes_until_interrupted(queue: Queue[Any], option: str) -> None:
     master, slave = pty.openpty()

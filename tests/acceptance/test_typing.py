@@ -16,8 +16,15 @@ SNIPPETS = """
 from datetime import timedelta
 from typing import Any
 
-from microqueue import AsyncQueue, EnqueueOptions, NewTask, Queue, QueueSettings, Tasks, Worker
+from pyspark.sql import DataFrame
+
+from microqueue import AsyncQueue, EnqueueOptions, NewTask, Queue, QueueSettings, Tasks
+from microqueue import Topic, Worker
 from microqueue import Wroker  # attr-defined reportAttributeAccessIssue
+from microqueue.dashboard import DashboardOptions, dashboard
+from microqueue.dashboard.server import DashboardServer
+from microqueue.spark import write_tasks
+from microqueue.worker import WorkerOptions
 
 
 def add(queue: Queue[Any], options: EnqueueOptions) -> None:
@@ -25,6 +32,10 @@ def add(queue: Queue[Any], options: EnqueueOptions) -> None:
     queue.enqueue({}, **options)
     queue.enqueue({}, prioritty=3)  # call-arg reportCallIssue
     queue.enqueue({}, visibility_timeout="x")  # arg-type reportArgumentType
+    queue.enqueue({}, task_id=1, on_duplicate="replace")
+    queue.enqueue({}, task_id=1, on_duplicate="x")  # arg-type reportArgumentType
+    queue.enqueue({}, dedupe_key="k", dedupe_for=timedelta(hours=1))
+    queue.enqueue({}, dedupe_key="k", dedupe_for="1h")  # arg-type reportArgumentType
     queue.enqueue_many([{}], priority=3)
     queue.enqueue_many([{}], prioritty=3)  # call-arg reportCallIssue
     queue.enqueue_many([{}], max_attempts="x")  # arg-type reportArgumentType
@@ -40,6 +51,7 @@ async def add_async(queue: AsyncQueue[Any], options: EnqueueOptions) -> None:
 NewTask(payload={}, delay=1.5, dedupe_key="a")
 NewTask(payload={}, dedup_key="a")  # call-arg reportCallIssue
 NewTask(payload={}, delay="x")  # arg-type reportArgumentType
+NewTask(payload={}, on_duplicate="x")  # arg-type reportArgumentType
 QueueSettings(max_attempts=3, visibility_timeout=60, retention=None)
 QueueSettings(max_attempt=3)  # call-arg reportCallIssue
 QueueSettings(visibility_timeout="x")  # arg-type reportArgumentType
@@ -56,12 +68,57 @@ def send(to: str) -> None: ...
 send.options(priority=3, session=None)
 send.options(prioritty=3)  # call-arg reportCallIssue
 send.options(expires_in="x")  # arg-type reportArgumentType
+send.options(dedupe_key="k", on_duplicate="return")
+send.options(dedupe_key="k", on_duplicate="x")  # arg-type reportArgumentType
+
+
+tasks.task(priority=3, schedule="@daily", timezone="Europe/Berlin")(send)
+tasks.task(prioritty=3)  # call-arg reportCallIssue
+tasks.task(catch_up="x")  # arg-type reportArgumentType
+
+
+def plan(queue: Queue[Any], topic: Topic) -> None:
+    queue.schedules.put("nightly", cron="@daily", overlap="skip", priority=3)
+    queue.schedules.put("nightly", cronn="@daily")  # call-arg reportCallIssue
+    queue.schedules.put("nightly", every="x")  # arg-type reportArgumentType
+    topic.bind(queue, "a.*", priority=3, delay=1.5)
+    topic.bind(queue, prioritty=3)  # call-arg reportCallIssue
+    topic.bind(queue, delay="x")  # arg-type reportArgumentType
+
+
+def write(frame: DataFrame) -> None:
+    write_tasks(frame, queue="mail", key="id", priority=3)
+    write_tasks(frame, queue="mail", key="id", prioritty=3)  # call-arg reportCallIssue
+    write_tasks(frame, queue="mail", key="id", delay="x")  # arg-type reportArgumentType
 
 
 def work(queue: Queue[Any]) -> None:
     Worker(queue, tasks, concurrency=4, timeout=30).run(burst=True)
     Worker(queue, tasks, concurency=4)  # call-arg reportCallIssue
     Worker(queue, tasks, timeout="x")  # arg-type reportArgumentType
+    WorkerOptions(timeout=30, poll_interval=0.5, weights={"mail": 2}, batch=None)
+    WorkerOptions(timeot=30)  # call-arg reportCallIssue
+    WorkerOptions(timeout="x")  # arg-type reportArgumentType
+
+
+def connect(uri: str) -> None:
+    Queue[Any].from_uri(uri, settings=QueueSettings(), maxPoolSize=5, tlsCAFile="ca.pem")
+    Queue[Any].from_uri(uri, setings=3)  # call-arg reportCallIssue
+    Queue[Any].from_uri(uri, maxPoolSize="x")  # arg-type reportArgumentType
+    AsyncQueue[Any].from_uri(uri, serverSelectionTimeoutMS=500)
+    AsyncQueue[Any].from_uri(uri, setings=3)  # call-arg reportCallIssue
+
+
+def show(queue: Queue[Any]) -> None:
+    dashboard(queue, token="a-long-random-secret", login_period=timedelta(minutes=5), tasks=tasks)
+    dashboard(queue, tokn="a-long-random-secret")  # call-arg reportCallIssue
+    dashboard(queue, page_limit="x")  # arg-type reportArgumentType
+    DashboardServer(queue, host="127.0.0.1", hosts=["localhost"], read_only=True)
+    DashboardServer(queue, prot=8080)  # call-arg reportCallIssue
+    DashboardServer(queue, cache_sec="x")  # arg-type reportArgumentType
+    DashboardOptions(login_period=300, hosts=["localhost"], token="a-long-random-secret")
+    DashboardOptions(login_periode=300)  # call-arg reportCallIssue
+    DashboardOptions(login_period="x")  # arg-type reportArgumentType
 """
 
 
@@ -85,10 +142,17 @@ def errors(command: list[str], pattern: str) -> dict[int, str]:
     return {int(one[1]): one[2] for one in re.finditer(pattern, result.stdout)}
 
 
-def test_mypy_finds_wrong_options(snippets: Path) -> None:
-    found = errors(
-        ["mypy", "--strict", str(snippets)], r"snippets\.py:(\d+): error: .*\[([a-z-]+)\]"
-    )
+PLUGIN = "[mypy]\nplugins = pydantic.mypy\n"
+
+
+@pytest.mark.parametrize("config", ["[mypy]\n", PLUGIN], ids=["plain", "with pydantic's plugin"])
+def test_mypy_finds_wrong_options(snippets: Path, config: str) -> None:
+    (snippets.parent / "mypy.ini").write_text(config)
+    # Each configuration has a cache: with other plugins, mypy uses nothing of it.
+    cache = ROOT / ".mypy_cache" / ("plugin" if config == PLUGIN else "plain")
+    options = ["--config-file", str(snippets.parent / "mypy.ini"), "--cache-dir", str(cache)]
+    command = ["mypy", "--strict", *options]
+    found = errors([*command, str(snippets)], r"snippets\.py:(\d+): error: .*\[([a-z-]+)\]")
     assert found == expected(1)
 
 

@@ -99,6 +99,7 @@ def test_file_that_the_app_logs_to_is_written(program: Program) -> None:
     assert "mine: sent to ada" in program.path("app.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize(
     "setup",
     [

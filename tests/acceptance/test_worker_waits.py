@@ -22,6 +22,7 @@ from microqueue.errors import ServerUnavailable
 from microqueue.worker import AsyncWorker, Worker
 from tests.acceptance.test_processes import Program
 from tests.integration.rig import KINDS, Rig
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 HANDLERS = """
@@ -36,11 +37,8 @@ WAYS = [("plain",), ("awaited",), ("plain", "--processes", "2")]
 
 @pytest.fixture
 def port() -> int:
-    """Give a port at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        found: int = probe.getsockname()[1]
-        return found
+    """Return a port at which no one listens."""
+    return free_port()
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ def new_program(
 
 
 def waits(program: Program) -> list[str]:
-    """Give what the program says that it waits for."""
+    """Return what the program waits for, in its words."""
     told = [json.loads(line) for line in program.errors() if line.endswith("}")]
     return [one["message"] for one in told if one.get("waits_for") == "mongodb"]
 
@@ -106,6 +104,7 @@ def test_command_works_once_its_server_is_there(
         assert queue.workers() == []
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize(
     ("way", "stop", "answers"),
     [
@@ -200,9 +199,15 @@ def test_worker_in_a_burst_does_not_wait(rig: Rig) -> None:
         rig.run(lambda _payload: None)
 
 
+def new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
+    """Return the threads of microqueue that were started since."""
+    return [one for one in set(threading.enumerate()) - before if "microqueue-" in one.name]
+
+
 async def test_worker_that_waits_can_be_cancelled(
     uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = set(threading.enumerate())  # Some of them may be left by other tests.
     client: Any = AsyncMongoClient(uri, serverSelectionTimeoutMS=200)
     worker = AsyncWorker(AsyncQueue[Any](client.shop), lambda _payload: None)
     running = asyncio.create_task(worker.run())
@@ -212,13 +217,14 @@ async def test_worker_that_waits_can_be_cancelled(
         await asyncio.wait_for(running, LIMIT_SEC)
     await client.close()
     ended = len(caplog.records)
-    wait_for(lambda: not [one for one in threading.enumerate() if "microqueue-" in one.name])
+    wait_for(lambda: not new_threads(before))
     assert not any(getattr(one, "waits_for", None) for one in caplog.records[ended:])
 
 
 def test_worker_that_is_stopped_while_it_registers_leaves_nothing_behind(
     microqueue_queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = set(threading.enumerate())
     asked, answered = threading.Event(), threading.Event()
     usual = SyncCore.run
 
@@ -237,7 +243,7 @@ def test_worker_that_is_stopped_while_it_registers_leaves_nothing_behind(
     thread.join(LIMIT_SEC)
     assert not thread.is_alive()
     answered.set()
-    wait_for(lambda: not [one for one in threading.enumerate() if "microqueue-" in one.name])
+    wait_for(lambda: not new_threads(before))
     assert microqueue_queue.workers() == []
 
 

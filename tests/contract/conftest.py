@@ -6,7 +6,7 @@ Tests of checks that happen before any I/O are marked ``one_driver`` and run onc
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import mongomock
@@ -15,11 +15,13 @@ from mongomock_motor import AsyncMongoMockClient
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 
-from microqueue import AsyncQueue, AsyncSweeper, Queue, QueueSettings, Sweeper
-from microqueue.drivers.asynchronous import awaited
+from microqueue import AsyncQueue, AsyncSweeper, AsyncTopic, Queue, QueueSettings, Sweeper, Topic
+from microqueue.drivers.driver import awaited
 from microqueue.embedded import EmbeddedServer
+from microqueue.insights import AsyncInsights, Insights
 from microqueue.testing import FakeClock
 
+TIMEOUT_SEC = 0.2
 DRIVERS = ["pymongo", "motor", "pymongo_async", "mongomock", "mongomock_motor"]
 
 
@@ -31,7 +33,7 @@ class Awaited:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._blocking, name)
-        if name in {"dead_letters", "all_queues"}:
+        if name in {"dead_letters", "all_queues", "schedules"}:
             return Awaited(value)
         if not callable(value):
             return value
@@ -53,9 +55,15 @@ class Harness:
         self.in_memory = driver.startswith("mongomock")
 
     def queue(
-        self, name: str = "default", *, model: type[Any] | None = None, **settings: Any
+        self,
+        name: str = "default",
+        *,
+        model: type[Any] | None = None,
+        hooks: Sequence[Any] = (),
+        **settings: Any,
     ) -> Any:
         options: Any = {
+            "hooks": hooks,
             "settings": QueueSettings(**settings),
             "payload_model": model,
             "clock": self.clock,
@@ -68,6 +76,11 @@ class Harness:
         if self.blocking:
             return Awaited(Sweeper(queue._blocking, **options))  # noqa: SLF001 (what it wraps)
         return AsyncSweeper(queue, **options)
+
+    def insights(self, queue: Any) -> Any:
+        if self.blocking:
+            return Awaited(Insights(queue._blocking))  # noqa: SLF001 (what it wraps)
+        return AsyncInsights(queue)
 
     def lock(self, sweeper: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """Return functions that take and release the lock of a sweeper."""
@@ -134,3 +147,34 @@ async def harness(
 @pytest.fixture
 def queue(harness: Harness) -> Any:
     return harness.queue()
+
+
+class Topics:
+    """Makes topics and reads them, through one driver."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
+        self._opened: list[Any] = []
+
+    def topic(self, name: str = "news", **options: Any) -> Any:
+        options = {"clock": self._harness.clock, **options}
+        if self._harness.blocking:
+            return Awaited(Topic(self._harness.database, name, **options))
+        return AsyncTopic(self._harness.database, name, **options)
+
+    async def subscribe(self, topic: Any, *arguments: Any, **options: Any) -> Any:
+        subscription = await topic.subscribe(*arguments, **{"timeout": TIMEOUT_SEC, **options})
+        subscription = Awaited(subscription) if self._harness.blocking else subscription
+        self._opened.append(subscription)
+        return subscription
+
+    async def close(self) -> None:
+        for subscription in self._opened:
+            await subscription.close()
+
+
+@pytest.fixture
+async def topics(harness: Harness) -> AsyncIterator[Topics]:
+    made = Topics(harness)
+    yield made
+    await made.close()

@@ -12,12 +12,12 @@ from pydantic import BaseModel
 from microqueue import (
     BackoffPolicy,
     DuplicateTask,
-    InvalidArgument,
     InvalidPayload,
     NewTask,
     TaskStatus,
 )
 from tests.contract.conftest import Harness
+from tests.rejection import rejecting
 
 
 async def test_enqueue_returns_the_task_that_is_stored(queue: Any) -> None:
@@ -25,6 +25,22 @@ async def test_enqueue_returns_the_task_that_is_stored(queue: Any) -> None:
     assert task.status is TaskStatus.PENDING
     assert task.payload == {"to": "a@b.c"}
     assert (await queue.get(task.id)) == task
+
+
+async def test_a_new_task_is_added_with_its_own_options(harness: Harness, queue: Any) -> None:
+    task = await queue.enqueue(NewTask(payload={"n": 1}, name="resize", priority=7, task_id="a"))
+    (stored,) = await harness.stored()
+    assert (task.id, task.name, task.priority, task.payload) == ("a", "resize", 7, {"n": 1})
+    assert (stored["payload"], stored["name"]) == ({"n": 1}, "resize")
+
+
+@pytest.mark.one_driver
+async def test_options_beside_a_new_task_are_rejected(harness: Harness, queue: Any) -> None:
+    with rejecting("priority", 3):
+        await queue.enqueue(NewTask(payload={}), priority=3)
+    with rejecting("payload"):
+        await queue.enqueue(NewTask(payload=NewTask(payload={})))
+    assert await harness.stored() == []
 
 
 async def test_document_has_the_designed_fields_and_values(harness: Harness, queue: Any) -> None:
@@ -50,6 +66,7 @@ async def test_options_of_one_task_are_stored_with_it(harness: Harness, queue: A
         visibility_timeout=timedelta(seconds=45),
         dedupe_key="k",
         expires_in=3600,
+        name="send_email",
     )
     (document,) = await harness.stored()
     now = harness.clock.now().replace(tzinfo=None)
@@ -59,6 +76,16 @@ async def test_options_of_one_task_are_stored_with_it(harness: Harness, queue: A
     assert document["visibility_timeout_sec"] == 45
     assert document["dedupe_key"] == "k"
     assert document["expires_at"].replace(tzinfo=None) == now + timedelta(hours=1)
+    assert document["name"] == "send_email"
+    assert "headers" not in document
+
+
+async def test_a_header_names_a_task_that_has_no_other_name(harness: Harness, queue: Any) -> None:
+    await queue.enqueue_many([{}], headers={"task": "resize"})
+    await queue.enqueue({}, headers={"task": "not\nprintable"})
+    documents = await harness.stored()
+    assert [one.get("name") for one in documents] == ["resize", None]
+    assert [task.name for task in await queue.pop_many(2)] == ["resize", "not\nprintable"]
 
 
 async def test_settings_of_the_queue_apply_where_a_task_says_nothing(harness: Harness) -> None:
@@ -76,12 +103,21 @@ async def test_a_task_can_have_an_id_of_the_callers_own(queue: Any, task_id: Any
     assert (await queue.get(task_id)).status is TaskStatus.DONE
 
 
-async def test_a_taken_id_is_refused_and_names_the_task(queue: Any) -> None:
+async def test_a_taken_id_is_rejected_and_names_the_task(queue: Any) -> None:
     await queue.enqueue({"n": 1}, task_id="a")
     with pytest.raises(DuplicateTask) as caught:
         await queue.enqueue({"n": 2}, task_id="a")
-    assert caught.value.existing_id == "a"
+    assert (caught.value.existing_id, caught.value.existing_queue) == ("a", "default")
+    assert caught.value.code is None
     assert (await queue.get("a")).payload == {"n": 1}
+
+
+async def test_first_dedupe_key_comes_after_tasks_without_one(queue: Any) -> None:
+    for _ in range(2):
+        await queue.enqueue({})
+    await queue.enqueue({}, dedupe_key="k")
+    with pytest.raises(DuplicateTask):
+        await queue.enqueue({}, dedupe_key="k")
 
 
 async def test_dedupe_key_is_unique_among_live_tasks_of_a_queue(harness: Harness) -> None:
@@ -119,6 +155,14 @@ async def test_enqueue_many_chunks_keeps_order_and_reports_duplicates(harness: H
 async def test_enqueue_many_applies_common_options_to_bare_payloads(queue: Any) -> None:
     report = await queue.enqueue_many([{}, NewTask(payload={}, priority=1)], priority=9)
     assert [task.priority for task in report.tasks] == [9, 1]
+
+
+async def test_added_tasks_are_a_sequence(queue: Any) -> None:
+    added = (await queue.enqueue_many([{"n": n} for n in range(4)])).tasks
+    assert [task.payload for task in added[1:3]] == [{"n": 1}, {"n": 2}]
+    assert added == list(added)
+    assert added[:2] != added[2:]
+    assert repr(added[:1]) == repr([added[0]])
 
 
 async def test_enqueue_many_writes_nothing_if_one_item_is_bad(harness: Harness, queue: Any) -> None:
@@ -174,10 +218,11 @@ async def test_typed_enqueue_gives_the_model_whatever_was_given(harness: Harness
     assert [task.payload for task in await queue.pop_many(10)] == [email] * 5
 
 
-async def test_payload_that_its_model_refuses_is_not_added(harness: Harness) -> None:
+async def test_payload_that_its_model_rejects_is_not_added(harness: Harness) -> None:
     queue = harness.queue(model=Email)
-    with pytest.raises(InvalidPayload, match="sent_at"):
+    with pytest.raises(InvalidPayload) as caught:
         await queue.enqueue({"to": "x"})
+    assert caught.value.field == "sent_at"
     assert await harness.stored() == []
 
 
@@ -193,41 +238,62 @@ async def test_invalid_stored_payload_fails_that_task_alone(harness: Harness) ->
     assert failed.payload == {"to": 1}
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"priority": 256}, "priority=256"),
-    ({"priority": -1}, "priority=-1"),
-    ({"priority": True}, "priority=True"),
-    ({"priority": "1"}, "priority='1'"),
-    ({"delay": -1}, "delay=-1"),
-    ({"delay": float("nan")}, "delay=nan"),
-    ({"delay": "soon"}, "delay='soon'"),
-    ({"delay": True}, "delay=True"),
-    ({"delay": timedelta.max}, "delay="),
-    ({"delay": 1, "eta": datetime.now(UTC)}, "not both"),
-    ({"eta": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001 (that is the point)
-    ({"eta": "2026-01-01"}, "eta='2026-01-01'"),
-    ({"max_attempts": 0}, "max_attempts=0"),
-    ({"visibility_timeout": 0}, "visibility_timeout=0"),
-    ({"dedupe_key": {"$gt": ""}}, "dedupe_key="),
-    ({"dedupe_key": ""}, "dedupe_key=''"),
-    ({"task_id": {"$ne": None}}, "task_id="),
-    ({"task_id": 1.5}, "task_id=1.5"),
-    ({"task_id": True}, "task_id=True"),
-    ({"expires_in": -3}, "expires_in=-3"),
-    ({"headers": ["x"]}, "headers="),
-    ({"headers": {1: "x"}}, "headers"),
-    ({"backoff": "fast"}, "backoff='fast'"),
+REFUSED: list[dict[str, Any]] = [
+    {"priority": 256},
+    {"priority": -1},
+    {"priority": True},
+    {"priority": "1"},
+    {"delay": -1},
+    {"delay": float("nan")},
+    {"delay": "soon"},
+    {"delay": True},
+    {"delay": timedelta.max},
+    {"eta": datetime(2026, 1, 1)},  # noqa: DTZ001 (that is the point)
+    {"eta": "2026-01-01"},
+    {"max_attempts": 0},
+    {"visibility_timeout": 0},
+    {"dedupe_key": {"$gt": ""}},
+    {"dedupe_key": ""},
+    {"task_id": {"$ne": None}},
+    {"task_id": 1.5},
+    {"task_id": True},
+    {"expires_in": -3},
+    {"headers": ["x"]},
+    {"name": ""},
+    {"name": 5},
+    {"name": "x" * 121},
+    {"name": "a\nb"},
+    {"name": "a\ud800"},
+    {"backoff": "fast"},
 ]
 
 
 @pytest.mark.one_driver
-@pytest.mark.parametrize(("options", "says"), REFUSED)
-async def test_bad_options_are_refused_by_name_and_nothing_is_written(
-    harness: Harness, queue: Any, options: dict[str, Any], says: str
+@pytest.mark.parametrize("options", REFUSED)
+async def test_bad_options_are_rejected_by_name_and_nothing_is_written(
+    harness: Harness, queue: Any, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidArgument) as caught:
+    ((argument, value),) = options.items()
+    with rejecting(argument) as caught:
         await queue.enqueue({}, **options)
-    assert says in str(caught.value)
+    assert repr(caught.value.value) == repr(value)  # NaN is not equal to itself.
+    assert await harness.stored() == []
+
+
+@pytest.mark.one_driver
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"delay": 1, "eta": datetime.now(UTC)}, "delay"),
+        ({"name": "a", "headers": {"task": "b"}}, "name"),
+        ({"headers": {1: "x"}}, "headers.1.[key]"),
+    ],
+)
+async def test_options_that_do_not_agree_are_rejected_by_name(
+    harness: Harness, queue: Any, options: dict[str, Any], argument: str
+) -> None:
+    with rejecting(argument):
+        await queue.enqueue({}, **options)
     assert await harness.stored() == []
 
 
@@ -246,7 +312,7 @@ async def test_bad_options_are_refused_by_name_and_nothing_is_written(
     ],
     ids=["object", "long", "nul", "surrogate", "key", "list", "text", "none", "large"],
 )
-async def test_payloads_that_cannot_be_stored_are_refused(
+async def test_payloads_that_cannot_be_stored_are_rejected(
     harness: Harness, queue: Any, payload: Any
 ) -> None:
     with pytest.raises(InvalidPayload):
@@ -254,9 +320,11 @@ async def test_payloads_that_cannot_be_stored_are_refused(
     assert await harness.stored() == []
 
 
-async def test_text_that_is_none_is_refused_by_name(queue: Any) -> None:
-    with pytest.raises(InvalidPayload, match="surrogates not allowed"):
+async def test_text_that_is_none_is_rejected_by_name(queue: Any) -> None:
+    with pytest.raises(InvalidPayload) as caught:
         await queue.enqueue({"text": "\ud800"})
+    assert isinstance(caught.value.__cause__, UnicodeEncodeError)
+    assert str(caught.value.__cause__.reason) in str(caught.value)
 
 
 async def test_dollars_and_dots_in_payload_keys_are_data(queue: Any) -> None:

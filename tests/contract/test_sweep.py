@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from pymongo.errors import AutoReconnect, ExecutionTimeout
 
-from microqueue import BackoffPolicy, InvalidArgument, Outcome, ServerUnavailable, TaskStatus
+from microqueue import BackoffPolicy, Outcome, ServerUnavailable, TaskStatus
 from microqueue.sweeper import JOBS, SweeperCore
 from tests.contract.conftest import Harness
+from tests.rejection import rejecting
 
 
 async def test_expired_lease_returns_task_to_pending_with_backoff(harness: Harness) -> None:
@@ -101,14 +102,39 @@ async def test_sweeper_can_be_limited_to_some_queues(harness: Harness) -> None:
 
 
 async def test_waiting_task_without_attempts_left_is_buried(harness: Harness, queue: Any) -> None:
-    spent = await queue.enqueue({}, max_attempts=2)
-    other = await queue.enqueue({}, max_attempts=5)
-    await harness.edit(spent.id, attempts=2)
-    await harness.edit(other.id, attempts=4)
+    spent = await queue.enqueue({}, max_attempts=2, delay=5)
+    other = await queue.enqueue({}, max_attempts=5, delay=5)
+    later = await queue.enqueue({}, max_attempts=2, delay=60)
+    for task, attempts in ((spent, 2), (other, 4), (later, 2)):
+        await harness.edit(task.id, attempts=attempts)
+    harness.clock.advance(5)
     assert await harness.sweeper(queue).bury_exhausted() == 1
     buried = await queue.get(spent.id)
     assert (buried.status, buried.error.code) == (TaskStatus.FAILED, "max_attempts")
     assert (await queue.get(other.id)).status is TaskStatus.PENDING
+    assert (await queue.get(later.id)).status is TaskStatus.PENDING
+
+
+async def test_ready_task_without_attempts_left_is_buried_and_never_delivered(
+    harness: Harness, queue: Any
+) -> None:
+    spent = await queue.enqueue({}, max_attempts=2)
+    other = await queue.enqueue({}, max_attempts=5)
+    await harness.edit(spent.id, attempts=2)
+    await harness.edit(other.id, attempts=4)
+    assert (await queue.pop()).id == other.id
+    buried = await queue.get(spent.id)
+    assert (buried.status, buried.error.code, buried.attempts) == ("failed", "max_attempts", 2)
+
+
+async def test_due_task_without_attempts_left_is_buried_by_whoever_promotes_it(
+    harness: Harness, queue: Any
+) -> None:
+    spent = await queue.enqueue({}, max_attempts=2, delay=5)
+    await harness.edit(spent.id, attempts=2)
+    harness.clock.advance(5)
+    assert await queue.pop() is None
+    assert (await queue.get(spent.id)).error.code == "max_attempts"
 
 
 async def test_burying_never_touches_a_live_lease(harness: Harness, queue: Any) -> None:
@@ -166,7 +192,7 @@ async def test_report_tells_what_every_job_did(harness: Harness) -> None:
     await queue.mark_done((await queue.pop_many(3))[0])
     await queue.enqueue({}, delay=5)
     await queue.enqueue({}, expires_in=5)
-    spent = await queue.enqueue({}, max_attempts=1)
+    spent = await queue.enqueue({}, max_attempts=1, delay=5)
     await harness.edit(spent.id, attempts=1)
     harness.clock.advance(10)
     reports: list[Any] = []
@@ -248,17 +274,18 @@ async def test_abandoned_replay_of_another_queue_is_left_alone(harness: Harness)
 
 @pytest.mark.one_driver
 @pytest.mark.parametrize("jobs", [["reclaim"], ["promote_due", "x"]])
-async def test_unknown_jobs_are_refused_by_name(harness: Harness, queue: Any, jobs: Any) -> None:
-    with pytest.raises(InvalidArgument, match="promote_due"):
+async def test_unknown_jobs_are_rejected_by_name(harness: Harness, queue: Any, jobs: Any) -> None:
+    with rejecting("jobs", jobs[-1:]) as caught:
         harness.sweeper(queue, jobs=jobs)
+    assert "promote_due" in str(caught.value)  # One of those that exist.
 
 
 @pytest.mark.one_driver
 @pytest.mark.parametrize("every", [0, -1, "often"])
-async def test_sweeping_without_a_pause_is_refused(
+async def test_sweeping_without_a_pause_is_rejected(
     harness: Harness, queue: Any, every: Any
 ) -> None:
-    with pytest.raises(InvalidArgument, match="every="):
+    with rejecting("every"):
         await harness.sweeper(queue).run_forever(every=every)
 
 
@@ -275,7 +302,7 @@ async def test_reclaim_waits_as_the_queue_says_whatever_the_sweeper_has(harness:
 
 @pytest.mark.parametrize(
     ("cause", "tried"),
-    [(None, 1), (AutoReconnect("gone"), 1), (ExecutionTimeout("slow"), 7)],
+    [(None, 1), (AutoReconnect("gone"), 1), (ExecutionTimeout("slow"), len(JOBS))],
     ids=["away", "gone", "slow"],
 )
 async def test_sweep_ends_with_the_first_job_that_finds_the_server_away(
@@ -309,8 +336,17 @@ async def test_sweep_that_fails_is_logged_in_a_line_and_followed_by_the_next(
     monkeypatch.setattr(SweeperCore, "acquire", acquire)
     await sweeper.run_forever(every=0.01)
     failures = [
-        (record.name, record.levelname, record.__dict__["pause_sec"], record.exc_info)
+        (record.name, record.levelname, record.__dict__["wait_sec"], record.exc_info)
         for record in caplog.records
     ]
     assert failures == [("microqueue.sweeper", "ERROR", 0.01, None)] * 2
     assert all("no server" in record.getMessage() for record in caplog.records)
+
+
+async def test_sweeper_is_named_in_its_reports_and_jobs_can_be_run_alone(
+    harness: Harness, queue: Any
+) -> None:
+    assert await queue.workers() == []
+    sweeper = harness.sweeper(queue)
+    assert (await sweeper.run_once()).sweeper_id == sweeper.sweeper_id
+    assert await sweeper.reclaim_orphaned() == 0

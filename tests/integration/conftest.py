@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from pymongo import MongoClient
 
 from microqueue.embedded import EmbeddedServer
+from microqueue.testing.fixtures import temporary_database
 from tests.integration.dashboard_site import Site, opened
+from tests.integration.proxy import Proxy
 from tests.integration.rig import KINDS, Rig
+from tests.servers import direct_uri
+
+
+@pytest.fixture(scope="module")
+def new_database(microqueue_client: MongoClient[Any]) -> Iterator[Callable[[], Any]]:
+    """Return a function that makes databases, which are dropped after the last test of a file."""
+    with ExitStack() as databases:
+        yield lambda: databases.enter_context(temporary_database(microqueue_client))
 
 
 @pytest.fixture(params=KINDS)
 def rig(
     request: pytest.FixtureRequest, microqueue_server: EmbeddedServer, microqueue_database: Any
 ) -> Rig:
-    """Give a queue, and a worker of one kind on it."""
+    """Return a queue, and a worker of one kind on it."""
     return Rig(request.param, microqueue_server.uri, microqueue_database)
 
 
@@ -29,3 +41,10 @@ async def site(
     options = {"kind": request.param, "uri": uri, "manual_actions": True}
     async with opened(microqueue_database, **options) as site:
         yield site
+
+
+@pytest.fixture
+def proxy(microqueue_server: EmbeddedServer) -> Iterator[Proxy]:
+    """A proxy in front of the server, whose connections a test can silence."""
+    with Proxy(direct_uri(microqueue_server)) as proxy:
+        yield proxy

@@ -13,7 +13,7 @@ from pymongo import AsyncMongoClient
 
 from microqueue import AsyncQueue, BackoffPolicy, Queue, QueueSettings, Task
 from microqueue.dashboard import dashboard
-from microqueue.drivers.asynchronous import awaited
+from microqueue.drivers.driver import awaited
 from microqueue.testing import FakeClock
 from tests.integration.queues import popped
 

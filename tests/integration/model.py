@@ -307,17 +307,22 @@ class Model:
         return False
 
     def promote(self, queue: str) -> int:
-        due = [
-            task
-            for task in self.tasks.values()
-            if task.queue == queue
-            and task.status == PENDING
-            and task.next_retry_at is not None
-            and task.next_retry_at <= self.now
-        ]
+        """Make due tasks ready, and bury what expired or has no attempt left."""
+        here = [task for task in self.tasks.values() if task.queue == queue]
+        self._bury_waiting(self._expired, "expired", here)
+        self._bury_waiting(self._due_and_used_up, "max_attempts", here)
+        due = [task for task in here if self._due(task)]
         for task in due:
             task.next_retry_at, task.updated_at = None, self.now
         return len(due)
+
+    def _due(self, task: ModelTask) -> bool:
+        later = task.next_retry_at
+        return task.status == PENDING and later is not None and later <= self.now
+
+    def _due_and_used_up(self, task: ModelTask) -> bool:
+        used_up = task.attempts >= max(task.max_attempts, 1)
+        return used_up and self._due(task) and not self._expired(task)
 
     # Settle
 
@@ -407,7 +412,9 @@ class Model:
         self, task: ModelTask, outcome: str, code: str | None = None, *, keep_code: bool = False
     ) -> None:
         entry = Entry(task.attempts, outcome, code, task.token)
-        task.history = [*task.history, entry][-self.rules.history_limit :]
+        # A success is not stored in the history, and so pushes nothing out of it.
+        kept = self.rules.history_limit + (outcome == "done")
+        task.history = [*task.history, entry][-kept:]
         if not keep_code:
             task.code = code
         task.updated_at = self.now
@@ -439,13 +446,14 @@ class Model:
     def reclaim_orphaned(self) -> int:
         return 0  # Nobody registers here.
 
+    def fire_schedules(self) -> int:
+        return 0  # The model has none.
+
     def promote_due(self) -> int:
         return sum(self.promote(queue) for queue in {task.queue for task in self.tasks.values()})
 
     def bury_exhausted(self) -> int:
-        return self._bury_waiting(
-            lambda task: task.attempts >= max(task.max_attempts, 1), "max_attempts"
-        )
+        return self._bury_waiting(self._due_and_used_up, "max_attempts")
 
     def expire_undelivered(self) -> int:
         return self._bury_waiting(self._expired, "expired")
@@ -453,10 +461,14 @@ class Model:
     def _expired(self, task: ModelTask) -> bool:
         return task.expires_at is not None and task.expires_at <= self.now
 
-    def _bury_waiting(self, condition: Callable[[ModelTask], bool], code: str) -> int:
-        chosen = [
-            task for task in self.tasks.values() if task.status == PENDING and condition(task)
-        ]
+    def _bury_waiting(
+        self,
+        condition: Callable[[ModelTask], bool],
+        code: str,
+        among: Sequence[ModelTask] | None = None,
+    ) -> int:
+        tasks = list(self.tasks.values()) if among is None else among
+        chosen = [task for task in tasks if task.status == PENDING and condition(task)]
         for task in chosen:
             self._bury(task)
             task.code = code

@@ -1,7 +1,8 @@
 """A TCP proxy in front of a server, whose connections a test can freeze, cut, slow down or mute.
 
 It belongs before a server that is reached directly (``directConnection=true``), as the members of
-a replica set tell clients their own addresses.
+a replica set tell clients the addresses of its configuration. Proxies in front of all members work
+if the configuration has the addresses of the proxies, through which the members then talk, too.
 """
 
 from __future__ import annotations
@@ -47,9 +48,12 @@ class Proxy:
     - ``cut()``: connections that exist are closed.
     - ``drop_replies()``: on connections that exist, requests reach the server, replies are lost.
     - ``request_delay_sec``, ``reply_delay_sec``: what passes in that direction comes later.
+
+    Each direction of a connection wakes up every ``look_sec``, which costs time with hundreds.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, look_sec: float = LOOK_SEC) -> None:
+        self._look_sec = look_sec
         found = re.search(r"//(?:[^@/]*@)?([^:/,]+):(\d+)", uri)
         assert found is not None, uri
         self._target = found[1], int(found[2])
@@ -136,8 +140,10 @@ class Proxy:
     def _pass(self, link: Link, source: socket.socket, sink: socket.socket) -> None:
         """Pass on one direction until either end closes."""
         with suppress(OSError, ValueError):  # What was closed has no number any more.
+            incoming = select.poll()  # Not select(), which takes small numbers only.
+            incoming.register(source, select.POLLIN)
             while not link.closed:
-                if not select.select([source], [], [], LOOK_SEC)[0]:
+                if not incoming.poll(self._look_sec * 1000):
                     continue
                 data = b"" if link.closed else source.recv(CHUNK)
                 requests = source is link.client

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,22 +19,41 @@ from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
 
 from microqueue.embedded import find_mongod
-from microqueue.embedded.probe import any_free_port
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 NAME = "trio"
+APP_NAME = "tests"
+"""How the clients of the tests introduce themselves, whose connections are not the queue's."""
 MEMORY_DISK = Path("/dev/shm")
 PATIENCE_SEC = 90
 ONE = WriteConcern(1)
 
 
 class Member:
-    """One mongod, which keeps its files and its port when it is killed and started again."""
+    """One mongod, which keeps its files and its port when it is killed and started again.
 
-    def __init__(self, port: int, place: Path) -> None:
+    Attributes:
+        advertised: The address that the replica set tells its clients and members.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        place: Path,
+        arguments: Sequence[str] = (),
+        *,
+        replica_set: str | None = NAME,
+        options: str = "",
+    ) -> None:
         self.port = port
         self.address = f"127.0.0.1:{port}"
-        self._place = place
+        self.advertised = self.address
+        self.place = place
+        self._arguments = arguments
+        self._replica_set = replica_set
+        self._options = options
+        self._user: dict[str, str] = {}
         self.frozen = False
         self._process: subprocess.Popen[bytes] | None = None
         self._client: MongoClient[Any] | None = None
@@ -50,20 +69,31 @@ class Member:
     def client(self) -> MongoClient[Any]:
         """A connection to this member alone, whatever its state is."""
         if self._client is None:
-            uri = f"mongodb://{self.address}/?directConnection=true"
+            uri = f"mongodb://{self.address}/?directConnection=true{self._options}"
             limits: dict[str, Any] = {"serverSelectionTimeoutMS": 2000, "connectTimeoutMS": 2000}
-            self._client = MongoClient(uri, socketTimeoutMS=30_000, **limits)
+            limits |= {"socketTimeoutMS": 30_000, "appname": APP_NAME, **self._user}
+            self._client = MongoClient(uri, **limits)
         return self._client
+
+    def log_in(self, options: str, **user: str) -> None:
+        """Connect to this member as a user from now on."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._options = options
+        self._user = user
 
     def start(self) -> None:
         """Start the process, or start it again after it was killed."""
-        self._place.mkdir(exist_ok=True)
-        command = [str(find_mongod()), "--replSet", NAME, "--bind_ip", "127.0.0.1"]
-        command += ["--port", str(self.port), "--dbpath", str(self._place)]
-        command += ["--nounixsocket", "--quiet", "--oplogSize", "64"]
+        self.place.mkdir(exist_ok=True)
+        command = [str(find_mongod()), "--bind_ip", "127.0.0.1"]
+        if self._replica_set is not None:
+            command += ["--replSet", self._replica_set, "--oplogSize", "64"]
+        command += ["--port", str(self.port), "--dbpath", str(self.place)]
+        command += ["--nounixsocket", "--quiet"]
         command += ["--wiredTigerCacheSizeGB", "0.25"]
         command += ["--setParameter", "enableTestCommands=1"]
-        command += ["--setParameter", "diagnosticDataCollectionEnabled=false"]
+        command += ["--setParameter", "diagnosticDataCollectionEnabled=false", *self._arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def kill(self) -> None:
@@ -96,12 +126,21 @@ class Member:
 class ReplicaSet:
     """Three members, and what can happen to them."""
 
-    def __init__(self, place: Path, *, election_timeout_sec: float, catch_up: bool) -> None:
+    def __init__(
+        self,
+        place: Path,
+        *,
+        election_timeout_sec: float,
+        catch_up: bool,
+        advertise: Callable[[Member], str] | None = None,
+    ) -> None:
         self.members: list[Member] = []
         while len(self.members) < 3:
-            port = any_free_port()
+            port = free_port()
             if port not in {member.port for member in self.members}:
                 self.members.append(Member(port, place / str(port)))
+        for member in self.members:
+            member.advertised = member.address if advertise is None else advertise(member)
         self._settings = {
             "electionTimeoutMillis": int(election_timeout_sec * 1000),
             "heartbeatIntervalMillis": 250,
@@ -112,14 +151,26 @@ class ReplicaSet:
 
     @classmethod
     @contextlib.contextmanager
-    def started(cls, *, election_timeout_sec: float = 2, catch_up: bool = True) -> Iterator[Self]:
+    def started(
+        cls,
+        *,
+        election_timeout_sec: float = 2,
+        catch_up: bool = True,
+        advertise: Callable[[Member], str] | None = None,
+    ) -> Iterator[Self]:
         """Start a set, in memory where there is a memory disk, and end it afterwards.
 
-        Without ``catch_up``, what only a lost primary had is rolled back.
+        Without ``catch_up``, what only a lost primary had is rolled back. ``advertise`` gives the
+        address at which clients and the other members reach a member, such as a proxy's.
         """
         disk = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None
         place = Path(tempfile.mkdtemp(prefix="microqueue-trio-", dir=disk))
-        trio = cls(place, election_timeout_sec=election_timeout_sec, catch_up=catch_up)
+        trio = cls(
+            place,
+            election_timeout_sec=election_timeout_sec,
+            catch_up=catch_up,
+            advertise=advertise,
+        )
         try:
             for member in trio.members:
                 member.start()
@@ -133,7 +184,7 @@ class ReplicaSet:
     def _initiate(self) -> None:
         for member in self.members:  # All must answer before the set is initiated.
             _until(lambda member=member: member.client.admin.command("ping"), f"{member}")
-        hosts = [{"_id": n, "host": one.address} for n, one in enumerate(self.members)]
+        hosts = [{"_id": n, "host": one.advertised} for n, one in enumerate(self.members)]
         config = {"_id": NAME, "members": hosts, "settings": self._settings}
         self.members[0].client.admin.command("replSetInitiate", config)
         self.heal()
@@ -141,7 +192,7 @@ class ReplicaSet:
     @property
     def uri(self) -> str:
         """The address of the whole set."""
-        hosts = ",".join(member.address for member in self.members)
+        hosts = ",".join(member.advertised for member in self.members)
         return f"mongodb://{hosts}/test?replicaSet={NAME}"
 
     def primary(self) -> Member:

@@ -16,7 +16,7 @@ NOW = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 def purging(letter: dict[str, Any]) -> Operation[archive.Purged]:
-    return archive.purge([letter], now=NOW)
+    return archive.delete_archived([letter], now=NOW)
 
 
 def test_a_letter_whose_mover_and_purge_were_both_killed_is_not_taken_to_live_on(

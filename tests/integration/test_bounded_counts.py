@@ -52,14 +52,15 @@ def seed(database: Any, numbers: Numbers, *, letters: str = "tasks", **sizes: in
             )
             ended = NOW - timedelta(seconds=n % 3600)
             if kind == "delayed":
-                document |= {"next_retry_at": NOW + timedelta(minutes=1, seconds=n)}
+                due = NOW + timedelta(minutes=1, seconds=n)
+                document |= {"next_retry_at": due, "deadline_at": due}
             if kind in {"processing", "overdue"}:
                 until = NOW + timedelta(minutes=1 if kind == "processing" else -1, seconds=n % 50)
-                document |= {"status": "processing", "lease_expires_at": until, "lease_token": "t"}
+                document |= {"status": "processing", "deadline_at": until, "lease_token": "t"}
                 document |= {"started_at": created_at, "worker_id": "w"}
             if kind == "done":
                 document |= {"status": "done", "finished_at": ended, "updated_at": ended}
-                document |= {"started_at": created_at}
+                document |= {"started_at": created_at, "deadline_at": ended}
             if kind == "failed":
                 document |= {"status": "failed", "finished_at": ended, "updated_at": ended}
                 document |= {"error": {"message": "no", "code": f"c{n % 2}", "at": ended}}
@@ -70,7 +71,6 @@ def seed(database: Any, numbers: Numbers, *, letters: str = "tasks", **sizes: in
 
 
 def queue_of(database: Any, name: str = "mail", **settings: Any) -> Queue[Any]:
-    # Kept for good: the server deletes by its own clock, not by the one of these tests.
     given = QueueSettings(**{"count_limit": LIMIT, "retention": None, **settings})
     queue: Queue[Any] = Queue(database, name, settings=given, clock=FakeClock(NOW))
     queue.ensure_indexes()
@@ -103,6 +103,8 @@ LOOKS: dict[str, Callable[[Queue[Any]], Any]] = {
     "insights.stats": lambda queue: Insights(queue).stats(),
     "insights.overview": lambda queue: Insights(queue).overview(),
     "insights.latency": lambda queue: Insights(queue).latency("mail"),
+    "insights.by_name": lambda queue: Insights(queue).by_name(),
+    "insights.by_name of a queue": lambda queue: Insights(queue).by_name("mail"),
 }
 
 
@@ -218,8 +220,10 @@ def test_minutes_are_exact_where_they_are_few_and_marked_where_not(
     queue = queue_of(microqueue_database, count_limit=600)
     seed(microqueue_database, {("mail", "done"): 3600})  # 60 a minute.
     busy = microqueue_database.tasks.find({}, limit=3000)
+    recently = NOW - timedelta(minutes=5)
     copies = [
-        {**one, "_id": n, "finished_at": NOW - timedelta(minutes=5)} for n, one in enumerate(busy)
+        {**one, "_id": n, "finished_at": recently, "deadline_at": recently}
+        for n, one in enumerate(busy)
     ]
     microqueue_database.tasks.insert_many(copies)
     microqueue_database.tasks.delete_many({"finished_at": {"$lt": NOW - timedelta(minutes=10)}})
@@ -253,6 +257,16 @@ def test_letter_that_moves_is_counted_once(microqueue_database: Any) -> None:
     assert queue.stats(exact=True).failed == 39
     assert queue.dead_letters.stats().total == 39
     assert Insights(queue).overview().queues[0].failed == 39
+
+
+def test_many_letters_that_have_not_moved_yet_are_estimated(microqueue_database: Any) -> None:
+    queue = queue_of(microqueue_database, dead_letters="collection")
+    seed(microqueue_database, {("mail", "failed"): 3 * LIMIT})
+    seed(microqueue_database, {("mail", "failed"): 30}, letters="tasks_dlq")
+    found = queue.stats()
+    assert found.failed == pytest.approx(330, rel=0.2)
+    assert found.estimated == ("failed",)
+    assert queue.stats(exact=True).failed == 330
 
 
 @pytest.fixture

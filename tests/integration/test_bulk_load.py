@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from pymongo.errors import PyMongoError
 
-from microqueue import NewTask, Queue
+from microqueue import DeadLetterFilter, NewTask, Queue, QueueSettings
 from microqueue.core import core_of
 from microqueue.operations import bulk_load
 from microqueue.operations.call import Operation
@@ -86,3 +86,40 @@ def test_rows_whose_keys_are_taken_stay_out(microqueue_database: Any) -> None:
     assert core_of(queue).run(loading(queue, "load", keyed=False)) == (1, 2)
     assert core_of(queue).run(loading(queue, "load", keyed=False)) == (1, 2)
     assert core_of(queue).run(bulk_load.release([NAME], "load", NOW)) == 1
+
+
+@pytest.mark.parametrize("place", ["status", "collection"])
+@pytest.mark.parametrize("end", ["failed", "replayed"])
+def test_a_load_counts_its_own_rows_as_new_although_they_failed_since(
+    microqueue_database: Any, place: Any, end: str
+) -> None:
+    settings = QueueSettings(dead_letters=place)
+    queue: Queue[Any] = Queue(microqueue_database, NAME, settings=settings)
+    queue.ensure_indexes()
+
+    def load(by: str) -> tuple[int, int]:
+        documents = [
+            new_document(
+                NewTask[Any](payload={}, task_id=f"row-{number}"),
+                queue=NAME,
+                payload={},
+                settings=settings,
+                now=NOW,
+                position=number,
+                insert_token=by,
+            )
+            for number in range(3)
+        ]
+        loading = bulk_load.insert_chunk(documents, settings=settings, hold=None)
+        return core_of(queue).run(loading)
+
+    assert load("first") == (3, 0)
+    for task in queue.pop_many(2):
+        queue.mark_failure(task, "broken")
+    if end == "replayed":
+        queue.dead_letters.replay(DeadLetterFilter())
+    failed = 2 * (end == "failed")
+    for by, counts in (("first", (3, 0)), ("second", (0, 3))):
+        assert load(by) == counts
+        stats = queue.stats()
+        assert (stats.ready, stats.failed) == (3 - failed, failed)

@@ -68,6 +68,23 @@ def test_type_registry_of_the_caller_is_kept(microqueue_database: Any) -> None:
     assert task.payload == {"price": Decimal("9.99")}
 
 
+def test_id_of_a_type_of_the_caller_is_settled(microqueue_database: Any) -> None:
+    """Another program may have chosen it."""
+    options: CodecOptions[Any] = CodecOptions(type_registry=TypeRegistry([DecimalCodec()]))
+    queue: Queue[Any] = Queue(microqueue_database.tasks.with_options(codec_options=options))
+    queue.enqueue({})
+    stored = microqueue_database.tasks.find_one_and_delete({})
+    microqueue_database.tasks.insert_one({**stored, "_id": Decimal128("1.5")})
+    task = queue.pop()
+    assert task is not None
+    assert task.id == Decimal("1.5")
+    queue.release(task)
+    again = queue.pop()
+    assert again is not None
+    queue.mark_done(queue.touch(again))
+    assert microqueue_database.tasks.find_one()["status"] == "done"
+
+
 def test_date_outside_of_pythons_range_stops_nothing(microqueue_database: Any) -> None:
     queue: Queue[Any] = Queue(microqueue_database)
     queue.enqueue({"at": DatetimeMS(2**50)})
@@ -78,10 +95,11 @@ def test_date_outside_of_pythons_range_stops_nothing(microqueue_database: Any) -
     assert queue.pop() is not None
 
 
-def test_unacknowledged_writes_are_refused(microqueue_database: Any) -> None:
+def test_unacknowledged_writes_are_rejected(microqueue_database: Any) -> None:
     collection = microqueue_database.tasks.with_options(write_concern=WriteConcern(w=0))
-    with pytest.raises(InvalidArgument, match="loses tasks"):
+    with pytest.raises(InvalidArgument) as caught:
         Queue(collection)
+    assert (caught.value.argument, caught.value.value) == ("write_concern", WriteConcern(w=0))
 
 
 def test_default_write_concern_becomes_majority_and_a_chosen_one_is_kept(

@@ -13,7 +13,6 @@ import pytest
 
 from microqueue import BackoffPolicy, Outcome, Queue, QueueSettings, Sweeper, TaskStatus
 from microqueue.core import core_of
-from microqueue.operations.call import Target
 from microqueue.operations.workers import beat
 from microqueue.reports import WorkerInfo
 from microqueue.testing import FakeClock
@@ -58,7 +57,7 @@ def registered(
     if silent_sec:
         assert isinstance(queue.clock, FakeClock)
         missed = {"$set": {"missed_at": now}}
-        core_of(queue).collections.at(Target.WORKERS).update_one({"worker_id": worker_id}, missed)
+        core_of(queue).collections.workers.update_one({"worker_id": worker_id}, missed)
         queue.clock.advance(silent_sec)
 
 

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from microqueue import InvalidArgument, Queue
+from microqueue import DeadLetter, Hooks, InvalidArgument, Queue
 from microqueue.core import core_of
 from microqueue.dashboard import dashboard
+from microqueue.embedded import EmbeddedServer
 from microqueue.operations import workers
 from microqueue.operations.workers import MOST_NAMES
 from microqueue.reports import WorkerInfo
 from microqueue.testing import memory_queue
 from microqueue.worker import Tasks, Worker
 from tests.integration.dashboard_site import Site, opened
+from tests.rejection import rejecting
 from tests.waiting import wait_for
 
 MANUAL = ["/tasks/{id}/succeed", "/tasks/{id}/fail", "/queues/default/succeed-next",
@@ -33,6 +35,54 @@ def send_email(to: str, *, copies: int = 1) -> None:
 
 class Mail(BaseModel):
     to: str
+
+
+# Hooks
+
+
+class Recorder(Hooks):
+    """Keeps the dead letters that it is notified of."""
+
+    def __init__(self) -> None:
+        self.letters: list[DeadLetter] = []
+
+    def on_dead_letter(self, letter: DeadLetter) -> None:
+        self.letters.append(letter)
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async", "motor"])
+async def test_dead_letters_that_viewers_make_reach_hooks(
+    microqueue_database: Any, microqueue_server: EmbeddedServer, kind: str
+) -> None:
+    recorder = Recorder()
+    options: Any = {"hooks": [recorder], "manual_actions": True}
+    async with opened(microqueue_database, kind=kind, uri=microqueue_server.uri, **options) as site:
+        cancelled = site.queue.enqueue({})
+        await site.post(f"/tasks/{cancelled.id}/cancel")
+        failed = site.queue.enqueue({}, max_attempts=1)
+        await site.post(f"/tasks/{failed.id}/fail", {"message": "no", "code": "own"})
+        next_one = site.queue.enqueue({}, max_attempts=1)
+        await site.post("/queues/default/fail-next", {"message": "no", "code": "next"})
+        expired = site.queue.enqueue({}, expires_in=5)
+        site.clock.advance(6)
+        await site.post("/sweeper/run")
+    assert [(one.id, one.error.code, one.source) for one in recorder.letters] == [
+        (cancelled.id, "cancelled", "dashboard"),
+        (failed.id, "own", "dashboard"),
+        (next_one.id, "next", "dashboard"),
+        (expired.id, "expired", "sweeper"),
+    ]
+
+
+async def test_hooks_of_the_queue_are_those_of_its_dashboard(microqueue_database: Any) -> None:
+    recorder = Recorder()
+    queue: Queue[Any] = Queue(microqueue_database, hooks=[recorder])
+    app = dashboard(queue, hooks=[recorder])
+    access = app.state.context.access
+    task = queue.enqueue({})
+    await access.call(access.queue("default").cancel, task.id)
+    app.state.context.events.stop()
+    assert [(one.id, one.source) for one in recorder.letters] == [(task.id, "dashboard")]
 
 
 # Manual actions
@@ -69,7 +119,7 @@ async def test_tasks_are_settled_by_hand_where_that_is_allowed(
 
 
 def test_read_only_page_has_no_manual_actions() -> None:
-    with pytest.raises(InvalidArgument, match="read_only"):
+    with pytest.raises(InvalidArgument, match="read_only"):  # It is about two arguments.
         dashboard(memory_queue(), read_only=True, manual_actions=True)
 
 
@@ -105,15 +155,15 @@ async def test_task_is_enqueued_by_its_name(site: Site) -> None:
     shown = await site.post("/tasks", body, expect=201)
     assert (shown["name"], shown["warnings"]) == ("send_email", [])
     task = site.queue.peek(1)[0]
-    assert task.headers == {"trace": "t", "task": "send_email"}
+    assert task.headers == {"trace": "t"}
     assert (task.name, task.priority) == ("send_email", 3)
     assert task.next_retry_at == site.clock.now() + timedelta(seconds=5)
-    # The header of old is still a way to say it, but not to say something else.
+    # A header may name the task, too, but not otherwise.
     again = await site.post("/tasks", {"headers": {"task": "send_email"}}, expect=201)
     assert (again["name"], again["warnings"]) == ("send_email", [])
     contradicting = {"name": "send_email", "headers": {"task": "other"}}
     problem = await site.post("/tasks", contradicting, expect=422)
-    assert [one["path"] for one in problem["errors"]] == ["headers"]
+    assert [one["path"] for one in problem["errors"]] == ["name"]
 
 
 async def test_names_that_workers_registered_are_listed(site: Site) -> None:
@@ -166,7 +216,7 @@ async def test_payload_of_a_known_task_is_checked_before_it_is_stored(
         body = {"name": "send_email", "payload": {"to": "ada", "copies": 2}}
         assert (await site.post("/tasks", body, expect=201))["warnings"] == []
         await site.post("/tasks", {"name": "other", "payload": payload}, expect=201)
-    with pytest.raises(InvalidArgument, match="tasks"):
+    with rejecting("tasks"):
         dashboard(memory_queue(), tasks=print)
 
 

@@ -23,12 +23,13 @@ from microqueue.dashboard.events import EventHub, Message, Subscriber
 from microqueue.dashboard.feeds import ChangeFeed
 from microqueue.dashboard.options import DashboardOptions
 from microqueue.dashboard.server import DashboardServer
-from microqueue.drivers.asynchronous import awaited
+from microqueue.drivers.driver import awaited
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations.workers import beat, leave
 from microqueue.reports import WorkerInfo
 from tests.integration.dashboard_listener import Listener, serving
 from tests.integration.queues import popped
+from tests.waiting import wait_for, wait_until_over
 
 SETTINGS = QueueSettings(
     visibility_timeout=60, max_attempts=2, backoff=BackoffPolicy(base_sec=30, jitter="none")
@@ -52,6 +53,20 @@ def live(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
         monkeypatch.setattr(feeds.ChangeFeed, "open", refuse)
     return kind
+
+
+def test_viewer_hears_of_schedules(queue: Queue[Any], live: str) -> None:
+    with serving(queue) as (address, _), Listener(address) as viewer:
+        queue.schedules.put("often", every=3600)
+        viewer.wait_for_types("schedule.changed")
+        (changed,) = viewer.of("schedule.changed")
+        assert changed["schedules"] == [{"queue": "default", "name": "often"}]
+        assert changed["queues"] == ["default"]
+        queue.schedules.trigger("often")
+        viewer.wait_for_types("schedule.fired")
+        queue.schedules.remove("often")
+        viewer.wait_for_types("schedule.removed")
+        assert viewer.of("hello")[0]["live"] == live
 
 
 def test_viewer_hears_the_life_of_tasks(queue: Queue[Any], live: str) -> None:
@@ -94,7 +109,7 @@ def test_viewer_hears_what_the_sweeper_did(queue: Queue[Any], live: str) -> None
         viewer.wait_for(lambda: viewer.count("task.started") >= 2)
         for task in tasks:
             queue.touch(task, extend=0.001)
-        time.sleep(0.01)  # Two leases of a millisecond end.
+        wait_until_over(queue)
         sweeper = Sweeper(queue)
         sweeper.run_once()
         viewer.wait_for_types("sweep.finished", "queue.requeue", "queue.move_to_dlq")
@@ -152,7 +167,7 @@ def test_viewer_hears_of_every_sweep_that_moved_something(
     with serving(queue) as (address, _), Listener(address) as viewer:
         queue.enqueue({}, max_attempts=1)
         queue.touch(popped(queue), extend=0.001)
-        time.sleep(0.01)  # A lease of a millisecond ends.
+        wait_until_over(queue)
         first, second = Sweeper(queue), Sweeper(queue)
         assert first.run_once().buried == 1
         assert not second.run_once().active
@@ -183,11 +198,13 @@ def test_viewer_hears_of_workers_and_pauses(queue: Queue[Any], live: str) -> Non
         core_of(queue).run(leave("stays", "tasks"))
         viewer.wait_for_types("worker.left")
         assert viewer.of("worker.left")[0]["workers"] == ["stays"]
-        time.sleep(1)  # Three heartbeats of a tenth of a second are missed, and seen to be.
-        Sweeper(queue).run_once()
-        time.sleep(0.2)
-        Sweeper(queue).run_once()
-        viewer.wait_for_types("worker.gone")
+        # Three heartbeats of a tenth of a second are missed, and seen to be.
+
+        def is_gone() -> bool:
+            Sweeper(queue).run_once()
+            return bool(viewer.of("worker.gone"))
+
+        viewer.wait_for(is_gone)
         assert viewer.of("worker.gone")[0]["workers"] == ["dies"]
         queue.pause()
         viewer.wait_for_types("queue.paused")
@@ -203,10 +220,7 @@ def test_viewer_who_returns_hears_what_was_missed(queue: Queue[Any], live: str) 
             viewer.wait_for_types("task.enqueued", "refresh")
         last_id = viewer.last_id
         queue.enqueue({}, task_id="missed")
-        deadline = time.monotonic() + 40
-        while len(context.events._remembered) < 4:  # noqa: SLF001 (there is no other listener)
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: len(context.events._remembered) >= 4)  # noqa: SLF001 (no one listens)
         with Listener(address, last_id=last_id) as again:
             again.wait_for_types("task.enqueued")
             assert again.of("hello")[0]["resumed"] is True
@@ -271,15 +285,33 @@ def test_viewer_without_a_stream_is_asked_to_refresh_by_what_is_done_to_letters(
     async def refuse(_feed: Any) -> bool:
         return False
 
+    real = feeds.PollFeed.read
+    polls: list[float] = []
+
+    async def read(feed: Any, for_sec: float) -> Any:
+        polls.append(for_sec)
+        return await real(feed, for_sec)
+
+    def await_polls() -> None:
+        """What changed before is sent: each poll begins when the one before it has reported."""
+        begun = len(polls)
+        wait_for(lambda: len(polls) > begun + 2)
+
     monkeypatch.setattr(feeds.ChangeFeed, "open", refuse)
+    monkeypatch.setattr(feeds.PollFeed, "read", read)
     # What is done in a dashboard is seen at once, by its audit log; all else by the counts.
     monkeypatch.setattr(feeds, "COUNTS_SEC", 3600.0 if where == "here" else 0.0)
     for _ in range(3):
         queue.enqueue({})
         queue.mark_failure(popped(queue), "no")
-    with serving(queue) as (address, _), Listener(address) as viewer:
-        time.sleep(1)  # What happened before was told, if it was.
-        before = len(viewer.of("refresh"))
+    with serving(queue) as (address, context), Listener(address) as viewer:
+
+        def refreshes() -> int:
+            remembered = context.events._remembered  # noqa: SLF001 (what every viewer is sent)
+            return [one.type for one in remembered].count("refresh")
+
+        await_polls()
+        before = refreshes()
         if where == "here":
             path = f"{address}api/v1/dead-letters/{action}"
             httpx.post(
@@ -287,11 +319,11 @@ def test_viewer_without_a_stream_is_asked_to_refresh_by_what_is_done_to_letters(
             ).raise_for_status()
         else:
             getattr(queue.dead_letters, action)(DeadLetterFilter(), limit=1)
-        viewer.wait_for(lambda: len(viewer.of("refresh")) > before)
-        if where == "elsewhere":
-            assert viewer.of("refresh")[-1]["queues"] == ["default"]
-        time.sleep(1)
-        assert len(viewer.of("refresh")) <= before + 2, "it is reported once"
+        wait_for(lambda: refreshes() > before)
+        about = [] if where == "here" else ["default"]
+        viewer.wait_for(lambda: about in [one["queues"] for one in viewer.of("refresh")])
+        await_polls()
+        assert refreshes() <= before + 2, "it is reported once"
 
 
 def test_stream_that_comes_later_is_taken_and_nothing_is_missed(
@@ -307,18 +339,13 @@ def test_stream_that_comes_later_is_taken_and_nothing_is_missed(
     monkeypatch.setattr(events, "REOPEN_SEC", 0.0)
     with serving(queue) as (address, context), Listener(address) as viewer:
         assert context.events.live == "polling"
-        for n in range(30):
-            if n == 10:
+        for n in range(10):
+            if n == 5:
                 there.set()
             queue.enqueue({"n": n}, task_id=n)
-            time.sleep(0.02)
-        viewer.wait_for(
-            lambda: (
-                {one["id"] for data in viewer.of("task.enqueued") for one in data["tasks"]}
-                == set(range(30))
-            )
-        )
-        assert context.events.live == "change_stream"
+        wait_for(lambda: context.events.live == "change_stream")
+        queue.enqueue({"n": 10}, task_id=10)
+        viewer.wait_for(lambda: set(tasks_told(viewer)) == set(range(11)))
 
 
 def test_viewer_who_asks_after_a_refresh_sees_the_change(queue: Queue[Any]) -> None:
@@ -328,11 +355,8 @@ def test_viewer_who_asks_after_a_refresh_sees_the_change(queue: Queue[Any]) -> N
             assert ready(address) == n - 1
             queue.enqueue({})
             viewer.wait_for(lambda n=n: viewer.count("task.enqueued") == n)  # type: ignore[misc]  # A lambda has no types.
-            deadline = time.monotonic() + 40
             # A costly answer is kept a little longer, and then there is one more refresh.
-            while ready(address) != n:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_for(lambda n=n: ready(address) == n)  # type: ignore[misc]  # A lambda has no types.
 
 
 def ready(address: str) -> int:
@@ -364,10 +388,7 @@ def test_vanished_viewer_is_forgotten(queue: Queue[Any]) -> None:
     with serving(queue) as (address, context):
         with Listener(address):
             assert context.events.subscribers == 1
-        deadline = time.monotonic() + 40
-        while context.events.subscribers:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: not context.events.subscribers)
 
 
 def test_heartbeat_keeps_the_connection(queue: Queue[Any]) -> None:
@@ -386,7 +407,7 @@ def test_server_that_stops_ends_the_streams_of_its_viewers(
         with server.running():
             viewer = viewers.enter_context(Listener(server.address))
         assert viewer.ended.wait(40)
-    assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == []
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
 async def test_hub_that_rested_does_not_pretend_to_resume(queue: Queue[Any]) -> None:
@@ -536,6 +557,7 @@ async def test_what_happens_between_opening_and_reading_is_told(
     await awaited(client.close())
 
 
+@pytest.mark.usefixtures("own_server")
 async def test_motor_has_no_change_stream_where_the_server_has_none(tmp_path: Any) -> None:
     with EmbeddedServer.start(tmp_path, replica_set=False) as server:
         client: Any = AsyncIOMotorClient(server.uri)
@@ -543,6 +565,7 @@ async def test_motor_has_no_change_stream_where_the_server_has_none(tmp_path: An
         client.close()
 
 
+@pytest.mark.usefixtures("own_server")
 def test_server_without_change_streams_is_polled(tmp_path: Any) -> None:
     """A real standalone server, on which a change stream is refused."""
     with (

@@ -6,16 +6,16 @@ import asyncio
 import json
 import time
 import tracemalloc
-from collections.abc import AsyncIterator
-from datetime import timedelta
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from bson import Binary, ObjectId
 
 from microqueue import Queue, QueueSettings
-from microqueue.dashboard.payloads import Redactor, to_json
-from microqueue.dashboard.views import TaskViews
+from microqueue.dashboard.payloads import Redactor, to_extended_json
+from microqueue.dashboard.task_views import TaskViews
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import paging
 from tests.integration.dashboard_site import API, Site, opened
@@ -23,39 +23,42 @@ from tests.integration.dashboard_site import API, Site, opened
 LETTERS = 60
 BODY = ("lorem ipsum dolor sit amet " * 40_000)[:1_000_000]
 MOST_BYTES = 60 * 2**20
+NOW = datetime.now(UTC)
 
 
-@pytest.fixture(params=["status", "collection"])
-def settings(request: pytest.FixtureRequest) -> QueueSettings:
-    return QueueSettings(dead_letters=request.param)
+@pytest.fixture(scope="module", params=["status", "collection"])
+def large_database(
+    request: pytest.FixtureRequest, new_database: Callable[[], Any]
+) -> Iterator[Any]:
+    """A database with large dead letters, which the tests only read."""
+    database = new_database()
+    Queue(database, settings=QueueSettings(dead_letters=request.param)).ensure_indexes()
+    place = database["tasks" if request.param == "status" else "tasks_dlq"]
+    for n in range(LETTERS):
+        at = NOW - timedelta(milliseconds=n)
+        place.insert_one(
+            {
+                "_id": ObjectId(), "queue": "default", "status": "failed", "attempts": 1,
+                "payload": {"n": n, "body": BODY, "text": "zebra" if n == 50 else "horse"},
+                "max_attempts": 1, "created_at": at, "updated_at": at, "finished_at": at,
+                "error": {"message": "m", "code": "X", "at": at}, "version": 1,
+            }
+        )  # fmt: skip
+    yield database
+    database.client.drop_database(database)
 
 
 @pytest.fixture(params=["blocking", "async", "motor"])
 async def site(
-    request: pytest.FixtureRequest,
-    microqueue_database: Any,
-    microqueue_server: EmbeddedServer,
-    settings: QueueSettings,
+    request: pytest.FixtureRequest, large_database: Any, microqueue_server: EmbeddedServer
 ) -> AsyncIterator[Site]:
-    Queue(microqueue_database, settings=settings).ensure_indexes()
+    place: Any = "status" if large_database.tasks.estimated_document_count() else "collection"
     options: dict[str, Any] = {
         "kind": request.param,
         "uri": microqueue_server.uri,
-        "settings": settings,
+        "settings": QueueSettings(dead_letters=place),
     }
-    async with opened(microqueue_database, **options) as one:
-        now = one.clock.now()
-        place = microqueue_database["tasks" if settings.dead_letters == "status" else "tasks_dlq"]
-        for n in range(LETTERS):
-            at = now - timedelta(milliseconds=n)
-            place.insert_one(
-                {
-                    "_id": ObjectId(), "queue": "default", "status": "failed", "attempts": 1,
-                    "payload": {"n": n, "body": BODY, "text": "zebra" if n == 50 else "horse"},
-                    "max_attempts": 1, "created_at": at, "updated_at": at, "finished_at": at,
-                    "error": {"message": "m", "code": "X", "at": at}, "version": 1,
-                }
-            )  # fmt: skip
+    async with opened(large_database, **options) as one:
         await one.get("/config")
         yield one
 
@@ -164,7 +167,7 @@ PAYLOADS: list[Any] = [
 @pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))
 def test_preview_is_the_beginning_of_the_whole(payload: Any, pattern: str | None) -> None:
     redactor = Redactor(pattern)
-    whole = json.dumps(to_json(redactor.mask(payload)), ensure_ascii=False)
+    whole = json.dumps(to_extended_json(redactor.mask(payload)), ensure_ascii=False)
     expected = whole if len(whole) <= 200 else f"{whole[:199]}…"
     assert TaskViews(redactor, read_only=True).preview(payload) == expected
 

@@ -9,7 +9,7 @@ import pytest
 
 from microqueue import Queue
 from microqueue.core import core_of
-from microqueue.dlq import DeadLetterFilter
+from microqueue.dead_letter_models import DeadLetterFilter
 from microqueue.operations import dead_letters, paging
 from microqueue.operations.indexes import index_names
 from tests.integration.dashboard_site import SETTINGS, Site, opened

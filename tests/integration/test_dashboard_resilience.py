@@ -19,11 +19,12 @@ from microqueue.dashboard.access import QueueAccess, ReadCache
 from microqueue.dashboard.events import EventHub
 from microqueue.dashboard.feeds import ChangeFeed
 from microqueue.dashboard.options import DashboardOptions
-from microqueue.drivers.asynchronous import awaited
+from microqueue.drivers.driver import awaited
 from microqueue.embedded import EmbeddedServer
 from tests.integration.dashboard_listener import Listener, serving
 from tests.integration.dashboard_site import opened
 from tests.integration.proxy import Proxy
+from tests.servers import direct_uri
 
 UNUSUAL_IDS: list[Any] = [
     {"a": 1},
@@ -61,7 +62,7 @@ def test_viewer_hears_of_tasks_whose_ids_are_unusual(
     with serving(queue) as (address, _), Listener(address) as viewer:
         for task_id in UNUSUAL_IDS:
             now = queue.now()
-            lease = {"lease_expires_at": now, "started_at": now, "created_at": now}
+            lease = {"deadline_at": now, "started_at": now, "created_at": now}
             tasks.insert_one(unusual_task(task_id, "processing", **lease))
         viewer.wait_for(lambda: viewer.count("task.enqueued") == len(UNUSUAL_IDS))
         told = [one for data in viewer.of("task.enqueued") for one in data["tasks"]]
@@ -123,11 +124,18 @@ async def test_events_continue_after_all_connections_froze(
     driver: str,
 ) -> None:
     monkeypatch.setattr(feeds, "SILENT_SEC", 0.5)
+    reads, real = asyncio.Semaphore(0), feeds.ChangeFeed.read
+
+    async def read(feed: feeds.ChangeFeed, for_sec: float) -> Any:
+        reads.release()
+        return await real(feed, for_sec)
+
+    monkeypatch.setattr(feeds.ChangeFeed, "read", read)
     kinds: dict[str, Any] = {
         "blocking": MongoClient, "pymongo": AsyncMongoClient, "motor": AsyncIOMotorClient,
     }  # fmt: skip
     settings = QueueSettings(call_timeout=1)
-    with Proxy(microqueue_server.uri) as proxy:
+    with Proxy(direct_uri(microqueue_server)) as proxy:
         client = kinds[driver](proxy.uri)
         database = client[core_of(queue).collections.database.name]
         shown: Any = (Queue if driver == "blocking" else AsyncQueue)(database, settings=settings)
@@ -136,6 +144,10 @@ async def test_events_continue_after_all_connections_froze(
         async with asyncio.timeout(40):
             await anext(stream)
             assert hub.live == "change_stream"
+            # The greeting used connections, too. From the second read on, only the stream does, so
+            # it cannot be on a new connection, which the proxy would not freeze.
+            for _ in range(2):
+                await reads.acquire()
             proxy.freeze()
             while json.loads((message := await anext(stream))["data"]).get("types") != ["reset"]:
                 assert message["event"] == "refresh"
@@ -253,7 +265,7 @@ async def test_tasks_with_unusual_ids_are_listed_page_by_page_and_exported(
 async def test_running_task_with_an_unusual_id_is_shown(microqueue_database: Any) -> None:
     async with opened(microqueue_database) as site:
         now = site.clock.now()
-        lease = {"lease_expires_at": now, "started_at": now, "worker_id": "w"}
+        lease = {"deadline_at": now, "started_at": now, "worker_id": "w"}
         microqueue_database.tasks.insert_one(unusual_task({"a": 1}, "processing", **lease))
         running = await site.get("/running")
         assert [one["id"] for one in running["items"]] == ["{'a': 1}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -13,11 +14,15 @@ from uuid import uuid4
 import pytest
 from bson import ObjectId
 
-from microqueue import Queue, QueueSettings
-from microqueue.dashboard import dashboard
+from microqueue import BackoffPolicy, Queue, QueueSettings
+from microqueue.dashboard import access, dashboard
+from microqueue.drivers import result_watch
 from microqueue.embedded import EmbeddedServer
 from microqueue.errors import InvalidArgument, ServerUnavailable
+from microqueue.masking import MASK
 from tests.integration.dashboard_site import API, Site, opened
+from tests.rejection import rejecting
+from tests.waiting import wait_for
 
 # Looking
 
@@ -49,6 +54,54 @@ async def test_overview_shows_queues_workers_charts_and_the_last_sweep(site: Sit
     assert (await site.get("/queues"))["queues"] == overview["queues"]
     assert (await site.get("/workers"))["workers"] == []
     assert (await site.get("/sweeper"))["last_sweep"] == overview["last_sweep"]
+
+
+async def test_result_of_a_finished_task_is_masked(site: Site) -> None:
+    site.queue.enqueue({})
+    done = site.popped()
+    site.queue.mark_done(done, result={"width": 3, "password": "x"})
+    found = await site.get(f"/results/{done.id}")
+    assert (found["id"], found["status"], found["finished"]) == (str(done.id), "done", True)
+    assert (found["result"], found["error"]) == ({"width": 3, "password": MASK}, None)
+    failed = await site.get(f"/results/{site.bury('no photo', 'gone').id}", wait=30)
+    assert (failed["status"], failed["finished"]) == ("failed", True)
+    assert (failed["error"]["code"], failed["error"]["message"]) == ("gone", "no photo")
+
+
+async def test_result_is_waited_for_as_long_as_asked(site: Site) -> None:
+    task = site.queue.enqueue({}, task_id="a/b")
+    for wait in (0, 0.1):
+        found = await site.get(f"/results/{task.id}", wait=wait)
+        assert (found["status"], found["finished"], found["result"]) == ("pending", False, None)
+    waits = [asyncio.ensure_future(site.get(f"/results/{task.id}", wait=30)) for _ in range(60)]
+    # More than the server has threads, so that none of them waits in one.
+    await asyncio.to_thread(wait_for, lambda: waiters() == 60)
+    site.queue.mark_done(site.popped(), result=7)
+    for found in await asyncio.gather(*waits):
+        assert (found["status"], found["finished"], found["result"]) == ("done", True, 7)
+
+
+def waiters() -> int:
+    watches = list(result_watch._watches.values())  # noqa: SLF001 (to see who waits)
+    return sum(len(several) for watch in watches for several in list(watch._waiters.values()))  # noqa: SLF001 (as above)
+
+
+async def test_result_that_cannot_come_is_a_problem(site: Site) -> None:
+    await site.get("/results/nothing", wait=30, expect=404)
+    await site.get("/results/nothing", wait=31, expect=422)
+    task = site.queue.enqueue({})
+    waiting = asyncio.ensure_future(site.get(f"/results/{task.id}", wait=30, expect=404))
+    await asyncio.to_thread(wait_for, lambda: waiters() == 1)
+    site.queue.purge(status="pending")
+    await waiting
+
+
+async def test_requests_over_the_limit_do_not_wait(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "MAX_WAITS", 0)
+    task = site.queue.enqueue({})
+    assert (await site.get(f"/results/{task.id}", wait=30))["finished"] is False
 
 
 async def test_running_tasks_tell_when_their_leases_end(site: Site) -> None:
@@ -95,6 +148,49 @@ async def test_tasks_are_listed_filtered_and_paged(site: Site) -> None:
     assert (await site.get("/tasks", status="failed"))["items"] == []
 
 
+async def test_tasks_are_counted_by_name(site: Site, microqueue_database: Any) -> None:
+    for _ in range(3):
+        site.queue.enqueue({}, name="pay")
+    site.clock.advance(4)
+    site.queue.mark_done(site.popped())
+    site.queue.mark_failure(site.popped(), "no")
+    other: Queue[Any] = Queue(microqueue_database, "other", clock=site.clock)
+    other.enqueue({})
+    reply = await site.get("/names")
+    pay, nameless = reply["names"]
+    counts = ("name", "waiting", "running", "done", "failed", "failure_rate")
+    assert [pay[field] for field in counts] == ["pay", 1, 0, 1, 1, 0.5]
+    assert [nameless[field] for field in counts] == [None, 1, 0, 0, 0, None]
+    assert pay["wait_p95"] == pytest.approx(4, rel=0.07)
+    assert (reply["total"], reply["queue"], reply["all_queues"]) == (2, None, True)
+    since = site.clock.now() - timedelta(hours=1)
+    assert datetime.fromisoformat(reply["since"]) == since
+    reply = await site.get("/names", queue="default", limit=1)
+    assert ([one["name"] for one in reply["names"]], reply["all_queues"]) == (["pay"], False)
+    site.clock.advance(60)
+    (pay,) = (await site.get("/names", queue="default", since_sec=30))["names"]
+    assert (pay["waiting"], pay["done"], pay["failed"]) == (1, 0, 0)
+    for query in ({"since_sec": 0}, {"since_sec": 1e9}, {"limit": 0}):
+        await site.get("/names", **query, expect=422)
+
+
+async def test_tasks_and_dead_letters_are_filtered_by_name(site: Site) -> None:
+    for name in ("pay", "ship", None, "pay"):
+        site.queue.enqueue({}, name=name)
+        site.queue.enqueue({}, name=name, priority=9)
+        site.queue.mark_failure(site.popped(), "no", code="c")
+    for name, number in (("pay", 2), ("ship", 1), ("", 1), ("other", 0)):
+        found = await site.get("/tasks", name=name, status="ready")
+        assert [row["name"] for row in found["items"]] == [name or None] * number
+        dead = await site.get("/dead-letters", name=name)
+        assert [row["name"] for row in dead["items"]] == [name or None] * number
+        groups = await site.get("/dead-letters/groups", name=name)
+        assert groups["total"] == number
+        body = {"filter": {"name": name}, "queue": "default", "dry_run": True}
+        assert (await site.post("/dead-letters/replay", body))["matched"] == number
+    await site.get("/tasks", name="x" * 201, expect=422)
+
+
 async def test_page_is_never_larger_than_the_limit(
     microqueue_database: Any, microqueue_server: EmbeddedServer
 ) -> None:
@@ -128,6 +224,20 @@ async def test_task_shows_its_attempts_and_what_can_be_done(site: Site) -> None:
     assert shown["payload"]["at"] == {"$date": "2026-05-01T00:00:00Z"}
     assert set(shown["payload"]["ref"]) == {"$oid"}
     assert "lease_token" not in json.dumps(shown)
+
+
+async def test_a_tasks_last_error_has_its_traceback(site: Site) -> None:
+    task = site.queue.enqueue({})
+    try:
+        raise ValueError("boom, password=sesame")
+    except ValueError as exc:
+        site.queue.mark_retry(site.popped(), exc)
+    shown = await site.get(f"/tasks/{task.id}")
+    assert shown["error"]["traceback"].endswith(f"ValueError: boom, password={MASK}")
+    assert "sesame" not in json.dumps(shown)
+    assert "traceback" not in shown["history"][0]["error"]
+    (row,) = (await site.get("/tasks"))["items"]
+    assert "traceback" not in row["error"]
 
 
 async def test_document_of_another_hand_is_still_shown(
@@ -220,7 +330,8 @@ async def test_task_is_enqueued_by_hand(site: Site) -> None:
     body = {
         "queue": "mail", "payload": {"at": {"$date": "2026-05-01T00:00:00Z"}}, "priority": 7,
         "delay_sec": 5, "max_attempts": 4, "dedupe_key": "k", "task_id": "mine",
-        "headers": {"by": "hand"}, "expires_in_sec": 60,
+        "headers": {"by": "hand"}, "expires_in_sec": 60, "visibility_timeout_sec": 900,
+        "backoff": {"base_sec": 7, "jitter": "none"},
     }  # fmt: skip
     shown = await site.post("/tasks", body, expect=201)
     assert (shown["id"], shown["queue"], shown["state"]) == ("mine", "mail", "delayed")
@@ -229,9 +340,58 @@ async def test_task_is_enqueued_by_hand(site: Site) -> None:
     assert task.payload == {"at": datetime(2026, 5, 1, tzinfo=UTC)}
     assert (task.priority, task.max_attempts, task.dedupe_key) == (7, 4, "k")
     assert task.headers == {"by": "hand"}
+    assert task.backoff == BackoffPolicy(base_sec=7, jitter="none")
+    assert task.visibility_timeout_sec == 900
     assert task.expires_at == site.clock.now() + timedelta(seconds=60)
     problem = await site.post("/tasks", body, expect=409)
     assert problem["code"] == "DuplicateTask"
+
+
+async def test_task_is_enqueued_for_an_instant(site: Site) -> None:
+    at = site.clock.now() + timedelta(hours=2)
+    shown = await site.post("/tasks", {"eta": at.isoformat()}, expect=201)
+    assert datetime.fromisoformat(shown["next_retry_at"]) == at
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"eta": "2026-05-01T12:00:00"}, "eta"),
+        ({"eta": "2026-05-01T12:00:00Z", "delay_sec": 5}, "delay_sec"),
+        ({"backoff": {"base_sec": -1}}, "backoff"),
+        ({"backoff": {"base": 1}}, "backoff.base"),
+        ({"visibility_timeout_sec": 0}, "visibility_timeout_sec"),
+        ({"visibility_timeout_sec": 1e-9}, "visibility_timeout_sec"),
+        ({"dedupe_for_sec": 60}, "dedupe_for_sec"),
+        ({"name": "a", "headers": {"task": "b"}}, "name"),
+    ],
+)
+async def test_mistake_in_an_option_is_named_by_its_field(
+    site: Site, fields: dict[str, Any], path: str
+) -> None:
+    problem = await site.post("/tasks", fields, expect=422)
+    assert [one["path"] for one in problem["errors"]] == [path]
+    assert site.queue.peek() == []
+
+
+async def test_duplicate_is_returned_or_replaced(site: Site) -> None:
+    body: dict[str, Any] = {"queue": "mail", "payload": {"n": 1}, "dedupe_key": "k"}
+    first = await site.post("/tasks", {**body, "on_duplicate": "return"}, expect=201)
+    assert first["is_duplicate"] is False
+    again = {**body, "payload": {"n": 2}}
+    found = await site.post("/tasks", {**again, "on_duplicate": "return"}, expect=200)
+    assert (found["id"], found["is_duplicate"], found["payload"]) == (first["id"], True, {"n": 1})
+    found = await site.post("/tasks", {**again, "on_duplicate": "replace"}, expect=200)
+    assert (found["id"], found["is_duplicate"], found["payload"]) == (first["id"], True, {"n": 2})
+    period = {"queue": "mail", "dedupe_key": "held", "dedupe_for_sec": 60}
+    shown = await site.post("/tasks", period, expect=201)
+    until = datetime.fromisoformat(shown["dedupe_until"])
+    assert until == site.clock.now() + timedelta(seconds=60)
+    await site.post("/tasks", period, expect=409)
+    await site.post("/tasks", {"payload": {}, "dedupe_for_sec": 60}, expect=422)
+    await site.post("/tasks", {**body, "on_duplicate": "repalce"}, expect=422)
+    await site.post("/tasks", {"payload": {}, "on_duplicate": "return"}, expect=422)
+    assert len(site.queue.peek(10, all_queues=True)) == 2
 
 
 @pytest.mark.parametrize(
@@ -243,7 +403,7 @@ async def test_task_is_enqueued_by_hand(site: Site) -> None:
         {"payload": {"a": {"$date": "never"}}},
     ],
 )  # fmt: skip
-async def test_task_that_is_not_valid_is_refused(site: Site, body: Any) -> None:
+async def test_task_that_is_not_valid_is_rejected(site: Site, body: Any) -> None:
     problem = await site.post("/tasks", body, expect=422)
     assert problem["code"] in {"InvalidArgument", "InvalidPayload"}
     assert site.queue.stats().pending == 0
@@ -337,7 +497,7 @@ async def test_queue_is_paused_and_resumed(site: Site) -> None:
     pause = site.queue.paused()
     assert pause is not None
     assert pause.reason is not None
-    assert "anybody at" in pause.reason
+    assert "anonymous at" in pause.reason
     assert (await site.get("/overview"))["queues"][0]["paused"]
     problem = await site.post("/queues/default/succeed-next", expect=409)
     assert "'default' is paused" in problem["detail"]
@@ -378,7 +538,7 @@ def deep_stack() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("deep_stack")
-async def test_payload_that_is_nested_too_deep_is_refused(site: Site) -> None:
+async def test_payload_that_is_nested_too_deep_is_rejected(site: Site) -> None:
     problem = await site.post("/tasks", {"payload": nested(900)}, expect=422)
     assert (problem["code"], "901 levels" in problem["detail"]) == ("InvalidPayload", True)
     added = await site.post("/tasks", {"payload": nested(169)}, expect=201)
@@ -528,7 +688,7 @@ async def test_id_that_does_not_exist_is_reported(site: Site, verb: str, dry_run
      {"filter": {}, "queue": "default", "all_queues": True},
      {"filter": {"since": "2026-05-01T00:00:00"}}],
 )  # fmt: skip
-async def test_selection_that_is_not_valid_is_refused(site: Site, body: Any) -> None:
+async def test_selection_that_is_not_valid_is_rejected(site: Site, body: Any) -> None:
     site.bury()
     await site.post("/dead-letters/replay", body, expect=422)
     await site.post("/dead-letters/discard", {**body, "spread_sec": 1}, expect=422)
@@ -587,7 +747,7 @@ async def test_filters_never_become_operators(site: Site, word: str) -> None:
     assert (await site.get("/dead-letters", text=".*"))["items"] == []
 
 
-async def test_text_that_cannot_be_searched_for_is_refused(site: Site) -> None:
+async def test_text_that_cannot_be_searched_for_is_rejected(site: Site) -> None:
     query: dict[str, Any] = {"text": "a\0b"}
     await site.get("/dead-letters", expect=422, **query)
     await site.post("/dead-letters/replay", {"queue": "default", "filter": query}, expect=422)
@@ -615,7 +775,7 @@ async def test_every_action_is_in_the_audit_log(site: Site) -> None:
     ]
     newest = audit["items"][0]
     assert (newest["queue"], newest["target"]) == ("default", "text='boom'")
-    assert newest["who"].startswith("anybody at ")
+    assert newest["who"].startswith("anonymous at ")
     assert datetime.fromisoformat(newest["at"]) == site.clock.now()
 
 
@@ -683,9 +843,9 @@ async def test_dashboard_of_a_queue_over_motor(
         assert len((await site.get("/audit"))["items"]) == 2
 
 
-def test_dashboard_of_something_else_is_refused(microqueue_queue: Queue[Any]) -> None:
+def test_dashboard_of_something_else_is_rejected(microqueue_queue: Queue[Any]) -> None:
     for wrong in (None, "queue", object()):
-        with pytest.raises(InvalidArgument, match="queue"):
+        with rejecting("queue"):
             dashboard(wrong)  # type: ignore[arg-type]  # The point.
     for options in ({"redact": "("}, {"page_limit": 0}, {"unknown": 1}, {"token": "short"}):
         with pytest.raises(InvalidArgument) as refusal:

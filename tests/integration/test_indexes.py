@@ -1,25 +1,28 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from microqueue import IndexConflict, Queue, QueueSettings, Sweeper
+from microqueue import DuplicateTask, IndexConflict, NewTask, Queue, QueueSettings, Sweeper
 from microqueue.testing import FakeClock
 
 
-def expiry(database: Any) -> int:
-    seconds: int = database.tasks.index_information()["finished"]["expireAfterSeconds"]
+def expiry(database: Any) -> float | None:
+    seconds: float | None = database.microqueue_locks.find_one("schema:tasks")["retention_sec"]
     return seconds
 
 
-def test_changed_retention_is_applied_to_the_existing_index(microqueue_database: Any) -> None:
+def test_changed_retention_is_applied_to_the_existing_collection(microqueue_database: Any) -> None:
     for retention, seconds in [
         (timedelta(days=7), 604_800),
         (timedelta(hours=1), 3600),
-        (None, 2**31 - 1),
-        (timedelta(days=30_000), 2**31 - 1),
+        (None, None),
+        (timedelta(days=30_000), 30_000 * 86_400),
+        (timedelta(0), 0),
         (timedelta(seconds=90), 90),
     ]:
         settings = QueueSettings(retention=retention)
@@ -31,7 +34,7 @@ def test_indexes_can_be_made_without_changing_the_retention(microqueue_database:
     Queue(microqueue_database, settings=QueueSettings(retention=None)).ensure_indexes()
     microqueue_database.tasks.drop_index("ready")
     assert Queue(microqueue_database).ensure_indexes(adjust=False) == ["ready"]
-    assert expiry(microqueue_database) == 2**31 - 1
+    assert expiry(microqueue_database) is None
 
 
 def test_first_write_of_another_service_leaves_the_retention_alone(
@@ -40,10 +43,10 @@ def test_first_write_of_another_service_leaves_the_retention_alone(
     Queue(microqueue_database, settings=QueueSettings(retention=None)).ensure_indexes()
     other: Queue[Any] = Queue(microqueue_database, "other")
     other.enqueue({})
-    assert expiry(microqueue_database) == 2**31 - 1
+    assert expiry(microqueue_database) is None
 
 
-def test_sweeper_goes_by_the_retention_that_the_index_says(
+def test_sweeper_goes_by_the_retention_of_the_collection(
     microqueue_database: Any, microqueue_clock: FakeClock
 ) -> None:
     keeper: Queue[Any] = Queue(
@@ -73,8 +76,9 @@ def test_index_of_another_shape_is_named_with_the_way_out(microqueue_database: A
     with pytest.raises(IndexConflict) as caught:
         Queue(microqueue_database).ensure_indexes()
     assert caught.value.index == "ready"
-    assert "created_at" in str(caught.value)
-    assert "drop it and run ensure_indexes()" in str(caught.value)
+    assert caught.value.collection == "tasks"
+    assert "created_at" in str(caught.value.found)
+    assert all(one in str(caught.value) for one in ("'ready'", "created_at", "ensure_indexes()"))
 
 
 def test_same_keys_under_another_name_are_a_conflict_too(microqueue_database: Any) -> None:
@@ -99,6 +103,38 @@ def test_first_write_creates_the_indexes_unless_told_not_to(microqueue_database:
     assert list(microqueue_database.bare.index_information()) == ["_id_"]
     Queue(microqueue_database.tasks).enqueue({})
     assert "ready" in microqueue_database.tasks.index_information()
+
+
+def test_index_of_dedupe_keys_is_created_when_the_first_key_is_used(
+    microqueue_database: Any,
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    queue.enqueue({})
+    assert set(microqueue_database.tasks.index_information()) == {
+        "_id_", "ready", "deadline", "failed", "browse",
+    }  # fmt: skip
+    queue.enqueue_many([{}, NewTask(payload={}, dedupe_key="k")])
+    assert "dedupe" in microqueue_database.tasks.index_information()
+    with pytest.raises(DuplicateTask):
+        Queue[Any](microqueue_database).enqueue({}, dedupe_key="k")
+
+
+def test_of_many_first_users_of_a_key_one_wins(microqueue_database: Any) -> None:
+    Queue[Any](microqueue_database).enqueue_many([{}] * 2000)
+    start = threading.Barrier(8)
+
+    def add(_: int) -> bool:
+        queue: Queue[Any] = Queue(microqueue_database)
+        start.wait()
+        try:
+            queue.enqueue({}, dedupe_key="k")
+        except DuplicateTask:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(add, range(8))) == [False] * 7 + [True]
+    assert microqueue_database.tasks.count_documents({"dedupe_key": "k"}) == 1
 
 
 def test_looking_creates_nothing(microqueue_database: Any) -> None:

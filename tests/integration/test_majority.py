@@ -26,6 +26,7 @@ from microqueue import (
     Queue,
     QueueSettings,
     ServerUnavailable,
+    WaitTimeout,
 )
 from microqueue.core import core_of
 from microqueue.operations import dlq_collection, filters
@@ -43,7 +44,7 @@ Queue.from_uri(sys.argv[1], "invoices").enqueue({"n": 1}, task_id="march")
 
 
 @pytest.fixture(scope="module")
-def set_of_three() -> Iterator[ReplicaSet]:
+def set_of_three(own_server: None) -> Iterator[ReplicaSet]:
     # A new primary does not fetch what only the old one has, so that it is rolled back.
     with ReplicaSet.started(catch_up=False) as trio:
         yield trio
@@ -216,12 +217,13 @@ def test_a_settlement_is_known_again_only_where_a_majority_has_it(
         queue.release(task)  # Lost: so nothing matches, and a majority has that.
         settle = (lambda twin: twin.mark_done_many([task])) if many else None
         steps = Steps(queue, settle or (lambda twin: twin.mark_done(task)))
-        steps.until("bulk_write" if many else "update_one").step()
+        steps.until("update_many" if many else "update_one").step()
         steps.queue = hurried(queue)
+        settled = {"status": "done", "lease_token": task.lease.token if task.lease else None}
         with trio.without_replication() as primary:
             # The settlement as the primary alone has it.
             tasks = primary.client.test.tasks.with_options(write_concern=ONE)
-            assert tasks.update_one({}, {"$set": {"history.0.outcome": "done"}}).modified_count
+            assert tasks.update_one({}, {"$set": settled}).modified_count
             with pytest.raises(PyMongoError):
                 steps.finish()
         assert steps.next is not None
@@ -261,3 +263,33 @@ def test_a_dead_letter_that_only_the_primary_has_is_not_taken_from_the_tasks(
                 assert trio.primary() is not primary
         trio.heal()
         assert [letter.id for letter in queue.dead_letters.list()] == ["letter"]
+
+
+def test_result_that_only_the_primary_has_is_not_returned(trio: ReplicaSet) -> None:
+    settings = QueueSettings(retry_deadline=60)
+    with Queue[Any].from_uri(trio.uri, settings=settings) as queue:
+        task = queue.enqueue({}, task_id="result")
+        waiting = begin(lambda: queue.wait_for(task))
+        claimed = popped(queue)
+        with trio.without_replication() as primary:
+            tasks = primary.client.test.tasks.with_options(write_concern=ONE)
+            Queue[Any](tasks, settings=settings).mark_done(claimed, result="alone")
+            seen = queue.get("result")
+            assert seen is not None
+            assert seen.result == "alone"
+            with pytest.raises(WaitTimeout):
+                queue.wait_for(task, timeout=1)
+            assert not waiting.done()
+        assert waiting.result(60).result == "alone"
+
+
+def test_wait_survives_a_failover(trio: ReplicaSet) -> None:
+    settings = QueueSettings(retry_deadline=60)
+    with Queue[Any].from_uri(trio.uri, settings=settings) as queue:
+        task = queue.enqueue({}, task_id="result")
+        waiting = begin(lambda: queue.wait_for(task))
+        claimed = popped(queue)
+        former = trio.step_down()
+        assert trio.primary() is not former
+        queue.mark_done(claimed, result="later")
+        assert waiting.result(90).result == "later"

@@ -10,8 +10,20 @@ import pytest
 from bson import Decimal128
 from bson.datetime_ms import DatetimeMS
 
-from microqueue import DeadLetterFilter, Queue, QueueSettings, Sweeper, TaskStatus
+from microqueue import (
+    DeadLetterFilter,
+    DuplicateTask,
+    NewTask,
+    Queue,
+    QueueSettings,
+    Sweeper,
+    TaskStatus,
+)
 from microqueue.core import core_of
+from microqueue.operations import bulk_load
+from microqueue.operations.call import Call
+from microqueue.operations.enqueue import new_document
+from microqueue.operations.leases import LeaseState, lease_states, renew
 from microqueue.sweeper import SweeperCore
 from microqueue.testing import FakeClock
 from microqueue.worker import Worker
@@ -150,6 +162,39 @@ def test_odd_dead_letter_does_not_hide_the_others(
     assert seen.dead_letters.discard(DeadLetterFilter()) <= 1
 
 
+WITHOUT_A_TIME = ["no updated_at", "updated_at is text"]
+
+
+@pytest.mark.parametrize("place", ["status", "collection"])
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [(name, "all") for name in MALFORMED]
+    + [(name, which) for name in WITHOUT_A_TIME for which in ("by id", "group")],
+)
+def test_odd_dead_letter_is_replayed_once_with_the_others(
+    microqueue_database: Any, microqueue_clock: FakeClock, name: str, which: str, place: Any
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(), clock=microqueue_clock)
+    queue.enqueue_many([{}, {}, {}])
+    for task in queue.pop_many(3):
+        queue.mark_failure(task, "no", code="c")
+    ids = [task.id for task in queue.peek()]
+    make_malformed(queue, ids[1], name)
+    seen: Queue[Any] = Queue(
+        microqueue_database, settings=QueueSettings(dead_letters=place), clock=microqueue_clock
+    )
+    chosen: dict[str, Any] = {
+        "by id": ids,
+        "all": DeadLetterFilter(),
+        "group": DeadLetterFilter(group="no"),
+    }
+    assert seen.dead_letters.replay(chosen[which], dry_run=True).matched == 3
+    report = seen.dead_letters.replay(chosen[which])
+    assert (report.matched, report.replayed, report.skipped) == (3, 3, [])
+    assert {stored["status"] for stored in microqueue_database["tasks"].find()} == {"pending"}
+    assert len(seen.dead_letters.list()) == 0
+
+
 def test_one_failing_job_does_not_stop_the_others(
     microqueue_queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,3 +215,117 @@ def test_one_failing_job_does_not_stop_the_others(
     assert report.promoted == 1
     assert not report.ok
     assert "a bug" in report.errors["reclaim_stuck"]
+
+
+# Ids that only Python takes for equal: another program may have stored True beside 1.
+
+LOOKALIKES = [True, 1, False, 0]
+
+
+def lookalikes(queue: Queue[Any], **fields: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            **new_document(
+                NewTask.model_construct(payload={}),
+                queue=queue.name,
+                payload={},
+                settings=queue.settings,
+                now=queue.now(),
+                position=place,
+            ),
+            "_id": one,
+            **fields,
+        }
+        for place, one in enumerate(LOOKALIKES)
+    ]
+
+
+def typed(ids: Any) -> list[str]:
+    return sorted(map(repr, ids))
+
+
+@pytest.mark.parametrize("age_sec", [0, 3600], ids=["read again", "as read"])
+def test_true_and_one_are_claimed_renewed_and_settled_apart(
+    microqueue_database: Any, age_sec: float
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    written_at = queue.now() - timedelta(seconds=age_sec)
+    core = core_of(queue)
+    core.collections.tasks.insert_many(lookalikes(queue, updated_at=written_at))
+    tasks = queue.pop_many(9)
+    assert typed(task.id for task in tasks) == typed(LOOKALIKES)
+    queue.release(next(task for task in tasks if task.id is True))
+    lost = core.run(renew(tasks, now=queue.now(), timeout=timedelta(minutes=1)))
+    assert typed(task.id for task in lost) == typed([True])
+    states = core.run(lease_states(tasks))
+    held = [task.id for task, one in zip(tasks, states, strict=True) if one is LeaseState.HELD]
+    assert typed(held) == typed([1, False, 0])
+    assert typed(one.task_id for one in queue.mark_done_many(tasks)) == typed([True])
+    assert queue.stats().done == 3
+
+
+def test_true_and_one_are_won_apart_by_two_workers(microqueue_database: Any) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    core = core_of(queue)
+    stale = queue.now() - timedelta(hours=1)
+    core.collections.tasks.insert_many(lookalikes(queue, updated_at=stale))
+    taken: list[Any] = []
+
+    def take_one_first(call: Call) -> None:
+        if call.method == "update_many" and not taken:
+            taken.append(1)
+            core.collections.tasks.update_one({"_id": 1}, {"$set": {"status": "done"}})
+
+    core._driver.before_call = take_one_first  # noqa: SLF001 (between the read and the claim)
+    assert typed(task.id for task in queue.pop_many(9)) == typed([True, False, 0])
+
+
+def test_worker_settles_true_and_one(microqueue_database: Any) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    core_of(queue).collections.tasks.insert_many(lookalikes(queue))
+    assert Worker(queue, lambda _payload: None).run(burst=True) == len(LOOKALIKES)
+    assert queue.stats().done == len(LOOKALIKES)
+
+
+def test_holder_of_a_dedupe_key_is_not_taken_for_the_id(microqueue_database: Any) -> None:
+    queue: Queue[Any] = Queue(microqueue_database)
+    queue.ensure_indexes()
+    (holder, *_) = lookalikes(queue, dedupe_key="k")
+    core_of(queue).collections.tasks.insert_one(holder)
+    with pytest.raises(DuplicateTask) as caught:
+        queue.enqueue({}, task_id=1, dedupe_key="k")
+    assert caught.value.dedupe_key == "k"
+    assert caught.value.existing_id is True
+
+
+@pytest.mark.parametrize("place", ["status", "collection"])
+@pytest.mark.parametrize("hold", [None, "load"])
+def test_bulk_load_takes_true_and_one_for_two(
+    microqueue_database: Any, place: Any, hold: str | None
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(dead_letters=place))
+    queue.ensure_indexes()
+    collections = core_of(queue).collections
+    letters = collections.dead_letters if place == "collection" else collections.tasks
+    letters.insert_one(lookalikes(queue, status="failed", insert_token="theirs", version=0)[0])
+    rows = lookalikes(queue, insert_token="ours")
+    loading = bulk_load.insert_chunk(rows, settings=queue.settings, hold=hold)
+    assert core_of(queue).run(loading) == (3, 1)
+    stored = [one["_id"] for one in collections.tasks.find({"insert_token": "ours"})]
+    assert typed(stored) == typed([1, False, 0])
+
+
+@pytest.mark.parametrize("place", ["status", "collection"])
+@pytest.mark.parametrize("stored", [1.0, Decimal128("1.0")], ids=["float", "decimal"])
+def test_number_of_another_type_is_the_same_id(
+    microqueue_database: Any, place: Any, stored: Any
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database, settings=QueueSettings(dead_letters=place))
+    queue.ensure_indexes()
+    collections = core_of(queue).collections
+    letters = collections.dead_letters if place == "collection" else collections.tasks
+    letters.insert_one({**lookalikes(queue, status="failed", version=0)[0], "_id": stored})
+    with pytest.raises(DuplicateTask):
+        queue.enqueue({}, task_id=1)
+    assert [one.task_id for one in queue.enqueue_many([NewTask(payload={}, task_id=1)]).duplicates]
+    assert letters.count_documents({}) == 1

@@ -19,9 +19,15 @@ from pymongo.monitoring import CommandListener
 from microqueue import AsyncQueue, BackoffPolicy, InvalidArgument, Queue, QueueSettings, Sweeper
 from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
-from microqueue.metrics import PrometheusHooks, QueueCollector, SweepMetrics
+from microqueue.metrics import (
+    PrometheusHooks,
+    QueueCollector,
+    ScheduleCollector,
+    SweepMetrics,
+)
 from microqueue.testing import FakeClock
 from microqueue.worker import AsyncWorker, Fail, Snooze, Tasks, Worker
+from tests.rejection import rejecting
 
 
 @pytest.fixture
@@ -89,6 +95,9 @@ def test_tasks_are_counted_by_queue_name_and_outcome(
         ("snoozed", "default", "act"): 1,
         ("failed", "default", ""): 1,
     }
+    assert scrape(registry, "microqueue_task_wait_seconds_count") == {
+        ("default", "act"): 5, ("default", ""): 1,
+    }  # fmt: skip
     assert scrape(registry, "microqueue_task_run_seconds_count") == {
         ("default", "act"): 5,
         ("default", ""): 1,
@@ -122,6 +131,59 @@ def test_header_of_a_plain_functions_task_is_no_label(
     run(lambda _payload: None, hooks=[PrometheusHooks(registry)])
     assert scrape(registry, "microqueue_tasks_total") == {("done", "default", ""): 5}
     assert scrape(registry, "microqueue_tasks_in_progress") == {("default", ""): 0}
+
+
+def test_so_many_other_names_are_labels_as_was_asked_for(
+    run: Callable[..., Any], microqueue_queue: Queue[Any], registry: CollectorRegistry
+) -> None:
+    for name in ("pay", "ship", "pay", "bill", "audit", None):
+        microqueue_queue.enqueue({}, name=name)
+    run(lambda _payload: None, hooks=[PrometheusHooks(registry, names=2)], concurrency=1)
+    assert scrape(registry, "microqueue_tasks_total") == {
+        ("done", "default", "pay"): 2,
+        ("done", "default", "ship"): 1,
+        ("done", "default", "other"): 2,
+        ("done", "default", ""): 1,
+    }
+
+
+def test_collector_counts_tasks_by_name_up_to_so_many_names(
+    microqueue_queue: Queue[Any], registry: CollectorRegistry
+) -> None:
+    registry.register(QueueCollector(microqueue_queue, cache=0, names=2))
+    assert scrape(registry, "microqueue_name_tasks") == {}
+    queue = microqueue_queue
+    queue.enqueue_many([{}] * 3, name="pay", priority=9)
+    for settle in (queue.mark_done, lambda task: queue.mark_failure(task, "no"), lambda task: task):
+        task = queue.pop()
+        assert task is not None
+        assert task.name == "pay"
+        settle(task)
+    for name, number in (("pay", 1), ("ship", 2), ("bill", 1), ("audit", 1), (None, 1)):
+        queue.enqueue_many([{}] * number, name=name)
+    found = scrape(registry, "microqueue_name_tasks")
+    statuses = ("waiting", "running", "done", "failed")
+    assert {name: tuple(found[name, "default", one] for one in statuses)
+            for name in ("pay", "ship", "other", "")} == {
+        "pay": (1, 1, 1, 1),
+        "ship": (2, 0, 0, 0),
+        "other": (2, 0, 0, 0),
+        "": (1, 0, 0, 0),
+    }  # fmt: skip
+    assert len(found) == 4 * len(statuses)
+
+
+def test_metrics_by_name_are_read_on_request_only(
+    microqueue_queue: Queue[Any], registry: CollectorRegistry
+) -> None:
+    microqueue_queue.enqueue({}, name="pay")
+    registry.register(QueueCollector(microqueue_queue))
+    assert scrape(registry, "microqueue_name_tasks") == {}
+    for bad in (-1, 1.5, "many"):
+        with pytest.raises(InvalidArgument):
+            QueueCollector(microqueue_queue, names=bad)  # type: ignore[arg-type]  # That is the point.
+        with pytest.raises(InvalidArgument):
+            PrometheusHooks(registry, names=bad)  # type: ignore[arg-type]  # As above.
 
 
 def test_worker_of_one_named_task_labels_it(
@@ -185,8 +247,8 @@ def test_wait_is_from_enqueue_to_the_first_claim_only(
     microqueue_clock.advance(1000)
     run(handler, hooks=[hooks])
     assert scrape(registry, "microqueue_tasks_total")["retried", "default", ""] >= 1
-    assert scrape(registry, "microqueue_task_wait_seconds_count") == {("default",): 1}
-    assert scrape(registry, "microqueue_task_wait_seconds_sum") == {("default",): 100}
+    assert scrape(registry, "microqueue_task_wait_seconds_count") == {("default", ""): 1}
+    assert scrape(registry, "microqueue_task_wait_seconds_sum") == {("default", ""): 100}
 
 
 def test_lost_lease_is_counted_and_ends_the_run_of_its_handler(
@@ -280,6 +342,7 @@ def test_queues_of_one_collection_are_read_together(
         queues.append(Queue(database.elsewhere, "q0"))
         registry.register(QueueCollector(*queues[:-1]))
         scrape(registry, "microqueue_queue_depth")  # The clock is read.
+        queues[-1].now()  # Its collection is opened.
         commands.count = 0
         collector = QueueCollector(*queues)
         depth, overdue, _oldest, _estimated = collector.collect()
@@ -287,6 +350,53 @@ def test_queues_of_one_collection_are_read_together(
     ready = [one.value for one in depth.samples if one.labels["status"] == "ready"]
     assert ready == [1] * 10 + [0]
     assert len(overdue.samples) == 11
+
+
+def test_collector_reads_schedules(
+    microqueue_queue: Queue[Any], microqueue_clock: FakeClock, registry: CollectorRegistry
+) -> None:
+    queue = microqueue_queue
+    registry.register(ScheduleCollector(queue, cache=0))
+    assert scrape(registry, "microqueue_schedules") == {}
+    queue.schedules.put("fired", every=60)
+    queue.schedules.put("due", every=62)
+    queue.schedules.put("paused", every=60, paused=True)
+    microqueue_clock.advance(61.5)
+    sweeper = Sweeper(queue)
+    assert sweeper.fire_schedules() == 1
+    microqueue_clock.advance(10)
+    assert scrape(registry, "microqueue_schedules") == {
+        ("default", "active"): 2, ("default", "paused"): 1,
+    }  # fmt: skip
+    runs = scrape(registry, "microqueue_schedule_runs_total")
+    assert runs == {("default", "fired"): 1, ("default", "due"): 0, ("default", "paused"): 0}
+    (late,) = scrape(registry, "microqueue_schedule_late_seconds").items()
+    assert late[0] == ("default", "fired")
+    assert 0.5 <= late[1] <= 1.5
+    overdue = scrape(registry, "microqueue_schedule_overdue_seconds")
+    assert overdue["default", "fired"] == 0
+    assert 8.5 <= overdue["default", "due"] <= 9.5
+    assert len(overdue) == 2
+    upcoming = scrape(registry, "microqueue_schedule_next_run_timestamp_seconds")
+    found = queue.schedules.get("fired")
+    assert found is not None
+    assert found.next_at is not None
+    assert upcoming["default", "fired"] == found.next_at.timestamp()
+    assert ("default", "paused") not in upcoming
+    queue.schedules.trigger("fired")
+    assert scrape(registry, "microqueue_schedule_runs_total")["default", "fired"] == 2
+    assert scrape(registry, "microqueue_schedule_late_seconds") == {}
+
+
+def test_schedules_of_an_unavailable_server_do_not_affect_other_metrics(
+    registry: CollectorRegistry,
+) -> None:
+    with MongoClient[Any]("mongodb://localhost:1", serverSelectionTimeoutMS=50) as client:
+        settings = QueueSettings(retry_deadline=0)
+        registry.register(ScheduleCollector(Queue(client.nowhere, settings=settings)))
+        assert scrape(registry, "microqueue_schedules") == {}
+    with pytest.raises(InvalidArgument):
+        ScheduleCollector(object())  # type: ignore[arg-type]
 
 
 class Commands(CommandListener):
@@ -321,15 +431,15 @@ def test_queue_whose_server_is_unavailable_does_not_affect_other_metrics(
         registry.register(QueueCollector(away, microqueue_queue))
         assert not caplog.records  # Registering sends nothing to a server.
         assert {queue for queue, _ in scrape(registry, "microqueue_queue_depth")} == {"default"}
-    [warning] = [one.getMessage() for one in caplog.records if one.name == "microqueue.metrics"]
-    assert warning.startswith("could not read the stats of queue away: ")
+    [warning] = [one for one in caplog.records if one.name == "microqueue.metrics"]
+    assert (warning.levelname, vars(warning)["queue"]) == ("WARNING", "away")
 
 
 def test_collector_rejects_an_async_queue(
     microqueue_server: EmbeddedServer,
 ) -> None:
     queue: Any = AsyncQueue(AsyncMongoClient[Any](microqueue_server.uri, connect=False).test)
-    with pytest.raises(InvalidArgument, match=r"^queue=.* is not valid: give a Queue; "):
+    with rejecting("queue", queue):
         QueueCollector(queue)
 
 

@@ -32,9 +32,12 @@ from microqueue.drivers import change_stream
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import AsyncWorker, Retry, Worker
 from tests.integration.rig import KINDS, Rig
+from tests.servers import fail_command
 from tests.waiting import wait_for
 
-GLANCE, STREAM, CLAIM = "glance", "change stream", "claim"
+pytestmark = pytest.mark.usefixtures("replica_set")
+
+POLL, STREAM, CLAIM = "poll", "change stream", "claim"
 APPLICATION = "watched-worker"
 MOST_PER_INTERVAL = 1 / 0.8  # Intervals are shortened by up to a fifth, at random.
 NO_STREAMS = 40573
@@ -50,7 +53,7 @@ class Commands(CommandListener):
     def started(self, event: CommandStartedEvent) -> None:
         name = event.command_name
         if name == "aggregate":
-            name = STREAM if "$changeStream" in event.command["pipeline"][0] else GLANCE
+            name = STREAM if "$changeStream" in event.command["pipeline"][0] else POLL
         elif name in {"find", "findAndModify"}:
             name = CLAIM  # A batch is read before it is claimed; a single task is not.
         self._asked.append(name)
@@ -80,7 +83,7 @@ class Commands(CommandListener):
             if CLAIM in asked:
                 mark += len(asked)
                 return False
-            return asked.count(GLANCE) >= count
+            return asked.count(POLL) >= count
 
         wait_for(are_there)
 
@@ -229,11 +232,11 @@ def test_idle_worker_asks_once_per_poll_interval_and_reads_its_stream(crew: Crew
     with crew.working(["some", "queues", "together"], poll_interval=poll_sec):
         crew.commands.await_looks(2)
         mark, begun = len(crew.commands), time.monotonic()
-        wait_for(lambda: crew.commands.count(GLANCE, since=mark) >= 7)
+        wait_for(lambda: crew.commands.count(POLL, since=mark) >= 7)
         took_sec = time.monotonic() - begun
         asked = crew.commands.since(mark)
-    assert set(asked) <= {GLANCE, "getMore"}
-    assert asked.count(GLANCE) <= MOST_PER_INTERVAL * took_sec / poll_sec + 1
+    assert set(asked) <= {POLL, "getMore"}
+    assert asked.count(POLL) <= MOST_PER_INTERVAL * took_sec / poll_sec + 1
     assert asked.count("getMore") <= took_sec + 2  # The server holds each back for a second.
 
 
@@ -242,8 +245,8 @@ def test_workers_of_one_process_share_one_change_stream(any_crew: Crew) -> None:
     with any_crew.working(["a", "b"], ["b", "c"], ["d", "a"], poll_interval=60):
         for name in "abcd":  # All are heard, the first and the last.
             any_crew.queue(name).enqueue({"queue": name})
-            wait_for(lambda: any_crew.queue().stats().pending == 0)
-        wait_for(lambda: len(any_crew.seen) == 4)
+            wait_for(lambda name=name: {"queue": name} in any_crew.seen)  # type: ignore[misc]  # A lambda has no types.
+        assert len(any_crew.seen) == 4
         wait_for(lambda: any_crew.open_streams() == 1)
 
 
@@ -255,7 +258,7 @@ def test_worker_that_ended_leaves_no_stream_open(any_crew: Crew) -> None:
 
 @pytest.mark.usefixtures("quick_ends")
 @pytest.mark.parametrize(
-    ("hot_sec", "fewest", "most"), [(0, 1, 8), (0.8, 15, 1600)], ids=["never", "for a while"]
+    ("hot_sec", "fewest", "most"), [(0, 1, 8), (2, 9, 4000)], ids=["never", "for a while"]
 )
 def test_worker_polls_fast_after_work_and_then_slows_down(
     crew: Crew, hot_sec: float, fewest: int, most: int
@@ -282,7 +285,7 @@ def test_news_of_other_queues_cost_few_queries(threads: Crew) -> None:
         took_sec = time.monotonic() - begun
         asked = threads.commands.since(mark)
         # A claim and a look each time that it wakes, soon no more than five times a second.
-        assert asked.count(CLAIM) + asked.count(GLANCE) <= 20 + 2 * 5 * took_sec
+        assert asked.count(CLAIM) + asked.count(POLL) <= 20 + 2 * 5 * took_sec
         threads.handle_one()  # It is not deaf.
 
 
@@ -324,17 +327,13 @@ def test_stream_that_the_server_ends_is_opened_anew(
         wait_for(lambda: threads.open_streams() == 1)
         assert threads.is_woken_by_its_stream()
         opened = threads.commands.count(STREAM)
-        microqueue_client.admin.command(
-            "configureFailPoint",
-            "failCommand",
-            mode={"times": 1},
-            data={
-                "failCommands": ["getMore"],
-                "errorCode": HISTORY_LOST,  # An end from which a driver does not resume.
-                "appName": APPLICATION,
-            },
-        )
-        wait_for(lambda: threads.commands.count(STREAM) > opened)
+        ending: dict[str, Any] = {
+            "failCommands": ["getMore"],
+            "errorCode": HISTORY_LOST,  # An end from which a driver does not resume.
+            "appName": APPLICATION,
+        }
+        with fail_command(microqueue_client, {"times": 1}, **ending):
+            wait_for(lambda: threads.commands.count(STREAM) > opened)
         wait_for(lambda: threads.open_streams() == 1)
         assert threads.is_woken_by_its_stream()
 
@@ -343,7 +342,7 @@ def test_stream_that_the_server_ends_is_opened_anew(
 
 
 @pytest.fixture(scope="module")
-def standalone() -> Iterator[EmbeddedServer]:
+def standalone(own_server: None) -> Iterator[EmbeddedServer]:
     memory_disk = Path("/dev/shm")
     place = memory_disk if os.access(memory_disk, os.W_OK) else None
     with (
@@ -366,14 +365,14 @@ def test_worker_on_a_standalone_server_polls(lone_crew: Crew) -> None:
     with lone_crew.working(poll_interval=poll_sec):
         lone_crew.commands.await_looks(2)
         mark, begun = len(lone_crew.commands), time.monotonic()
-        wait_for(lambda: lone_crew.commands.count(GLANCE, since=mark) >= 7)
+        wait_for(lambda: lone_crew.commands.count(POLL, since=mark) >= 7)
         took_sec = time.monotonic() - begun
         asked = lone_crew.commands.since(mark)
-        assert set(asked) <= {GLANCE, STREAM, CLAIM}
+        assert set(asked) <= {POLL, STREAM, CLAIM}
         # It tries for a stream now and then, and looks once more after each try.
         tries = took_sec / change_stream.REOPEN_SEC + 1
         assert asked.count(STREAM) <= tries
-        assert asked.count(GLANCE) <= MOST_PER_INTERVAL * took_sec / poll_sec + 1 + tries
+        assert asked.count(POLL) <= MOST_PER_INTERVAL * took_sec / poll_sec + 1 + tries
         for _ in range(3):
             lone_crew.handle_one()
         late = lone_crew.queue().enqueue({"late": True}, delay=0.5)
@@ -402,7 +401,7 @@ def lateness(crew: Crew, task: Any) -> timedelta:
 
 
 # A poll of thirty seconds would be later by twenty at least.
-IN_TIME = timedelta(seconds=10)
+IN_TIME = timedelta(seconds=20)
 POLL_SEC = 30
 CLOCKS_DIFFER = timedelta(milliseconds=100)
 

@@ -18,6 +18,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import pytest
 from pymongo import AsyncMongoClient, MongoClient, monitoring
 
 from microqueue import (
@@ -277,6 +278,7 @@ def is_explained(earlier: Run, later: Run, faults: list[Fault]) -> bool:
     return any(one.begin <= later.start and earlier.start <= one.end for one in faults)
 
 
+@pytest.mark.usefixtures("own_server")
 def test_nothing_is_lost_or_stuck_or_early_and_every_repeat_has_its_fault() -> None:
     ledger = Ledger()
     with ReplicaSet.started() as trio, contextlib.ExitStack() as running:

@@ -17,17 +17,23 @@ from pymongo.errors import AutoReconnect, PyMongoError
 from microqueue import (
     AsyncQueue,
     DeadLetterFilter,
+    Hooks,
     NewTask,
     OperationFailed,
     Queue,
     QueueSettings,
     ServerUnavailable,
+    Sweeper,
     TaskStatus,
+    Topic,
 )
 from microqueue.core import core_of
-from microqueue.drivers.retry import translate
+from microqueue.drivers.error_translation import translate
 from microqueue.embedded import EmbeddedServer
 from microqueue.operations.call import Call, Target
+from microqueue.operations.replay import PlannedReplay, requeue
+from tests.integration.queues import popped
+from tests.servers import fail_command
 
 
 @contextmanager
@@ -35,11 +41,8 @@ def failing(client: MongoClient[Any], commands: list[str], **data: Any) -> Itera
     """Make the server fail the next commands of these names."""
     mode = {"times": data.pop("times", 1)}
     point = {"failCommands": commands, "appName": "victim", **data}
-    client.admin.command("configureFailPoint", "failCommand", mode=mode, data=point)
-    try:
+    with fail_command(client, mode, **point):
         yield
-    finally:
-        client.admin.command("configureFailPoint", "failCommand", mode="off")
 
 
 class Commands(monitoring.CommandListener):
@@ -91,7 +94,35 @@ REPEATED: dict[str, tuple[str, Callable[[Queue[Any], Any], Any]]] = {
     "touch": ("update", lambda queue, task: queue.touch(task)),
     "get": ("find", lambda queue, task: queue.get(task.id)),
     "stats": ("aggregate", lambda queue, _: queue.stats()),
+    "schedules.put": ("insert", lambda queue, _: queue.schedules.put("a", every=60)),
+    "schedules.put, changed": ("update", lambda queue, _: put_twice(queue)),
+    "schedules.pause": ("findAndModify", lambda queue, _: put_twice(queue, "pause")),
+    "schedules.resume": ("update", lambda queue, _: put_twice(queue, "pause", "resume")),
+    "schedules.trigger": ("insert", lambda queue, _: put_twice(queue, "trigger")),
+    "schedules.remove": ("delete", lambda queue, _: put_twice(queue, "remove")),
+    "bind": ("update", lambda queue, _: bind_twice(queue)),
+    "unbind": ("update", lambda queue, _: bind_twice(queue, unbind=True)),
 }
+
+
+def bind_twice(queue: Queue[Any], *, unbind: bool = False) -> None:
+    topic = Topic(queue, "news")
+    for priority in (1, 2):
+        topic.bind("mail", priority=priority)
+    if unbind:
+        assert topic.unbind("mail")
+    assert [one.queue for one in topic.bindings()] == ([] if unbind else ["mail"])
+
+
+def put_twice(queue: Queue[Any], *methods: str) -> None:
+    for every in (60, 61):
+        queue.schedules.put("a", every=every)
+    for method in methods:
+        getattr(queue.schedules, method)("a")
+    found = queue.schedules.get("a")
+    assert (found is None) is (methods == ("remove",))
+    assert found is None or found.every == timedelta(seconds=61)
+    assert found is None or found.runs == methods.count("trigger")
 
 
 @pytest.mark.parametrize("fault", [{"closeConnection": True}, {"errorCode": 10107}])
@@ -117,7 +148,7 @@ def test_repeating_ends_at_the_deadline(
             started = time.monotonic()
             with pytest.raises(ServerUnavailable) as caught:
                 queue.enqueue({})
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 12  # The default would be 15 seconds.
         assert isinstance(caught.value.__cause__, AutoReconnect)
 
 
@@ -246,6 +277,143 @@ def test_batch_insert_whose_reply_was_lost_reports_no_duplicates(
     assert microqueue_queue.stats().ready == 10
 
 
+@pytest.mark.parametrize("dedupe_key", [None, "k"])
+@pytest.mark.parametrize("started", [0, 1, 3])
+def test_replay_counts_what_a_write_replayed_whose_reply_was_lost(
+    microqueue_database: Any, dedupe_key: str | None, started: int
+) -> None:
+    queue, other = Queue[Any](microqueue_database), Queue[Any](microqueue_database)
+    queue.enqueue_many([{"n": n} for n in range(4)])
+    queue.enqueue({"n": 4}, dedupe_key=dedupe_key)
+    for task in queue.pop_many(9):
+        queue.mark_failure(task, "broken")
+
+    def in_between() -> None:
+        for finish in (other.mark_done, other.mark_retry, other.release)[:started]:
+            finish(popped(other))
+
+    lossy = losing(queue, "update_many", in_between=in_between)
+    report = queue.dead_letters.replay(DeadLetterFilter())
+
+    assert lossy.lost == 1
+    assert (report.matched, report.replayed, report.skipped) == (5, 5, [])
+    assert queue.stats().failed == 0
+    assert {one["replays"] for one in core_of(other).collections.tasks.find()} == {1}
+
+
+def lose_reply(queue: Queue[Any], target: Target, method: str) -> ReplyLost:
+    collections = core_of(queue).collections
+    lossy = ReplyLost(getattr(collections, target), method)
+    setattr(collections, target, lossy)
+    return lossy
+
+
+def dead_letter(queue: Queue[Any]) -> None:
+    queue.enqueue({})
+    queue.mark_failure(popped(queue), "broken")
+
+
+def delayed_task(queue: Queue[Any]) -> None:
+    queue.enqueue({}, delay=0.01)
+    time.sleep(0.1)
+
+
+UNCOUNTED: dict[str, tuple[Callable[[Queue[Any]], Any], Target, str, Any, Any]] = {
+    "discard": (
+        dead_letter,
+        Target.TASKS,
+        "delete_many",
+        lambda queue: queue.dead_letters.discard(DeadLetterFilter()),
+        0,
+    ),
+    "purge": (
+        lambda queue: queue.enqueue({}),
+        Target.TASKS,
+        "delete_many",
+        lambda queue: queue.purge(status="pending"),
+        0,
+    ),
+    "promote_due": (
+        delayed_task,
+        Target.TASKS,
+        "update_many",
+        lambda queue: Sweeper(queue).promote_due(),
+        0,
+    ),
+    "schedules.remove": (
+        lambda queue: queue.schedules.put("a", every=60),
+        Target.SCHEDULES,
+        "delete_one",
+        lambda queue: queue.schedules.remove("a"),
+        False,
+    ),
+    "unbind": (
+        lambda queue: Topic(queue, "news").bind("mail"),
+        Target.BINDINGS,
+        "update_one",
+        lambda queue: Topic(queue, "news").unbind("mail"),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNCOUNTED)
+def test_what_a_write_whose_reply_was_lost_changed_is_not_counted(
+    microqueue_database: Any, name: str
+) -> None:
+    queue = Queue[Any](microqueue_database)
+    prepare, target, method, call, expected = UNCOUNTED[name]
+    prepare(queue)
+    lossy = lose_reply(queue, target, method)
+    assert call(queue) == expected
+    assert lossy.lost == 1
+    again = Queue[Any](microqueue_database)
+    assert not call(again), "the write was made"
+    assert again.stats().ready == (1 if name == "promote_due" else 0)
+
+
+def test_replay_does_not_count_what_another_one_replayed(microqueue_database: Any) -> None:
+    queue, other = Queue[Any](microqueue_database), Queue[Any](microqueue_database)
+    queue.enqueue_many([{"n": n} for n in range(5)])
+    for task in queue.pop_many(9):
+        queue.mark_failure(task, "broken")
+
+    def in_between() -> None:
+        assert other.dead_letters.replay(DeadLetterFilter(), limit=2).replayed == 2
+
+    losing(queue, "update_many", performed=False, in_between=in_between)
+    report = queue.dead_letters.replay(DeadLetterFilter())
+    assert report.replayed == 3
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_run_of_replays_counts_what_a_write_replayed_whose_reply_was_lost(
+    microqueue_queue: Queue[Any], blocked: bool
+) -> None:
+    queue = microqueue_queue
+    queue.enqueue_many([{"n": n} for n in range(3)])
+    queue.enqueue({"n": 3}, dedupe_key="k")
+    for task in queue.pop_many(9):
+        queue.mark_failure(task, "broken")
+    if blocked:
+        queue.enqueue({}, dedupe_key="k", delay=3600)
+    dead_letters = list(core_of(queue).collections.tasks.find({"status": "failed"}))
+    now = queue.now()
+
+    def send_back(run: str) -> int:
+        planned = [PlannedReplay(one, now) for one in dead_letters]
+        operation = requeue(
+            planned, run=run, queue=None, position=7, now=now, settings=queue.settings
+        )
+        return core_of(queue).run(operation)
+
+    lossy = losing(queue, "bulk_write")
+    assert send_back("one") == 4 - blocked
+    assert lossy.lost == 1
+    assert send_back("another") == 0
+    assert queue.stats().failed == blocked
+
+
 # Dead letters in their own collection: the task may have moved there before the repeat.
 
 SEPARATE_DLQ = QueueSettings(dead_letters="collection")
@@ -365,7 +533,7 @@ def test_insert_that_was_not_made_is_repeated_until_the_deadline(
         started = time.monotonic()
         with pytest.raises(ServerUnavailable) as caught:
             add(queue)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 12  # The default would be 15 seconds.
     assert isinstance(caught.value.__cause__, PyMongoError)
     assert queue.stats().ready == 1 + many
 
@@ -443,6 +611,33 @@ def test_settlement_whose_reply_was_lost_counts_once(
     assert stored.attempts == (0 if name == "release" else 1)
 
 
+class Letters(Hooks):
+    def __init__(self) -> None:
+        self.reported: list[Any] = []
+
+    def on_dead_letter(self, letter: Any) -> None:
+        self.reported.append((letter.id, letter.error.code))
+
+
+@pytest.mark.parametrize("performed", [True, False], ids=["written", "not written"])
+@pytest.mark.parametrize("status", ["pending", "processing"])
+def test_cancellation_whose_reply_was_lost_reaches_the_hooks(
+    microqueue_database: Any, status: str, performed: bool
+) -> None:
+    letters = Letters()
+    queue: Queue[Any] = Queue(microqueue_database, hooks=[letters])
+    task = queue.enqueue({})
+    if status == "processing":
+        assert queue.pop() is not None
+    losing(queue, "find_one_and_update", performed=performed)
+    if not performed:
+        with pytest.raises(ServerUnavailable):
+            queue.cancel(task.id)
+        assert letters.reported == []
+    assert queue.cancel(task.id).status == "failed"
+    assert letters.reported == [(task.id, "cancelled")]
+
+
 def test_server_time_is_read_again_after_a_failover(
     victim: Queue[Any], microqueue_client: MongoClient[Any]
 ) -> None:
@@ -453,6 +648,7 @@ def test_server_time_is_read_again_after_a_failover(
     assert victim.clock.stale
 
 
+@pytest.mark.usefixtures("own_server")
 def test_no_task_is_lost_or_doubled_while_the_primary_steps_down() -> None:
     with EmbeddedServer.start() as server, MongoClient[Any](server.uri) as client:
         queue: Queue[Any] = Queue(client.test)

@@ -1,4 +1,4 @@
-"""Handlers that are not what they look like, or that end in odd ways."""
+"""Handlers that are not what they look like, or that end in unusual ways."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import functools
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
+from pymongo import AsyncMongoClient
 
-from microqueue import InvalidArgument, Queue, TaskStatus
+from microqueue import AsyncQueue, Queue, TaskStatus
 from microqueue.embedded import EmbeddedServer
-from microqueue.worker import Fail, Hooks, Retry, Snooze, Tasks, Worker, completer
+from microqueue.worker import AsyncWorker, Fail, Hooks, Retry, Snooze, Tasks, Worker, completer
 from microqueue.worker.completer import Completer
 from tests.integration.rig import Rig, stored
+from tests.rejection import rejecting
 from tests.waiting import wait_for
 
 
@@ -76,10 +79,10 @@ def test_whatever_gives_a_coroutine_is_awaited_before_its_task_is_done(
 
 
 @pytest.mark.parametrize("handler", [*RECOGNISED, Noter()])
-def test_threads_refuse_what_is_known_to_give_a_coroutine(
+def test_threads_reject_what_is_known_to_give_a_coroutine(
     microqueue_queue: Queue[Any], handler: Any
 ) -> None:
-    with pytest.raises(InvalidArgument, match="AsyncWorker"):
+    with rejecting("handler", handler, code="coroutine"):
         Worker(microqueue_queue, handler)
 
 
@@ -138,8 +141,8 @@ async def count_later(payload: Any) -> Any:
 
 
 @pytest.mark.parametrize("function", [count_up, count_later, functools.partial(count_up)])
-def test_generator_function_is_refused(microqueue_queue: Queue[Any], function: Any) -> None:
-    with pytest.raises(InvalidArgument, match="generator"):
+def test_generator_function_is_rejected(microqueue_queue: Queue[Any], function: Any) -> None:
+    with rejecting("handler", function, code="generator"):
         Worker(microqueue_queue, function)
 
 
@@ -231,6 +234,69 @@ class ExitingHooks(Hooks):
             raise SystemExit(3)
 
 
+@pytest.mark.parametrize("kind", [ValueError, Fail, Retry])
+def test_traceback_is_stored_for_unexpected_errors_only(rig: Rig, kind: Any) -> None:
+    task = rig.queue.enqueue({})
+
+    def handler(payload: Any) -> None:
+        raise kind("boom")
+
+    rig.run(handler)
+    found = stored(rig, task).error
+    assert found is not None
+    if kind is ValueError:
+        assert found.traceback is not None
+        first, *_, source, last = found.traceback.splitlines()
+        assert first == "Traceback (most recent call last):"
+        assert (source.strip(), last) == ('raise kind("boom")', "ValueError: boom")
+        assert "microqueue/worker" not in found.traceback
+    else:
+        assert found.traceback is None
+
+
+@pytest.mark.parametrize("kind", [Fail, Retry])
+@pytest.mark.parametrize("link", ["cause", "context", "none"])
+def test_traceback_of_what_led_to_an_outcome_is_stored(rig: Rig, kind: Any, link: str) -> None:
+    task = rig.queue.enqueue({})
+
+    def handler(payload: Any) -> None:
+        try:
+            int("abc")
+        except ValueError as exc:
+            if link == "cause":
+                raise kind("bad order", code="bad") from exc
+            if link == "none":
+                raise kind("bad order", code="bad") from None
+            raise kind("bad order", code="bad")  # noqa: B904 (the context is what is tested)
+
+    rig.run(handler)
+    found = stored(rig, task).error
+    assert found is not None
+    assert (found.message, found.code) == ("bad order", "bad")
+    if link == "none":
+        assert found.traceback is None
+    else:
+        assert found.traceback is not None
+        assert 'int("abc")' in found.traceback
+        assert found.traceback.splitlines()[-1].endswith(f"{kind.__name__}: bad order")
+
+
+def test_timeout_has_no_traceback(rig: Rig) -> None:
+    task = rig.queue.enqueue({})
+    released = threading.Event()
+
+    def handler(payload: Any) -> None:
+        released.wait(30)
+
+    try:
+        rig.run(handler, timeout=0.05)
+    finally:
+        released.set()
+    found = stored(rig, task).error
+    assert found is not None
+    assert (found.code, found.traceback) == ("TimeoutError", None)
+
+
 def test_hook_that_would_exit_changes_nothing(rig: Rig) -> None:
     rig.queue.enqueue_many([{"n": 0}, {"n": 1}])
     assert rig.run(lambda _payload: None, concurrency=1, hooks=[ExitingHooks()]) == 2
@@ -273,7 +339,9 @@ def test_settling_goes_on_after_an_error_that_nobody_foresaw(
     first = rig.queue.enqueue({"n": 0})
     thread = rig.start(lambda _payload: None)
     try:
-        wait_for(lambda: "unforeseen" in caplog.text)
+        wait_for(
+            lambda: RuntimeError in [one.exc_info[0] for one in caplog.records if one.exc_info]
+        )
         second = rig.queue.enqueue({"n": 1})
         wait_for(lambda: stored(rig, second).status is TaskStatus.DONE)
         wait_for(lambda: len(rig.worker._in_flight) == 0)  # noqa: SLF001 (nothing renews it)
@@ -283,7 +351,7 @@ def test_settling_goes_on_after_an_error_that_nobody_foresaw(
     assert stored(rig, first).status is TaskStatus.PROCESSING
 
 
-# Handlers that go on after their time
+# Handlers that continue after their timeout
 
 
 def test_plain_functions_beside_a_loop_keep_their_place_after_their_time(loop_rig: Rig) -> None:
@@ -367,3 +435,79 @@ def test_what_a_handler_sets_in_its_context_no_other_sees(rig: Rig) -> None:
     user.set("whoever runs the worker")
     assert rig.run(handler, concurrency=1) == 3
     assert seen == ["whoever runs the worker"] * 3
+
+
+# Handlers that share an asyncio task
+
+TRACE: ContextVar[str] = ContextVar("TRACE", default="none")
+
+
+def run_async(database: Any, uri: str, handler: Any, **options: Any) -> int:
+    async def run() -> int:
+        async with AsyncMongoClient[Any](uri) as client:
+            queue: AsyncQueue[Any] = AsyncQueue(client[database.name])
+            return await AsyncWorker(queue, handler, **options).run(burst=True)
+
+    return asyncio.run(run())
+
+
+def test_coroutines_do_not_see_what_others_left_in_context_variables(
+    microqueue_server: EmbeddedServer, microqueue_database: Any
+) -> None:
+    Queue[Any](microqueue_database).enqueue_many([{"n": n} for n in range(20)])
+    seen: list[str] = []
+
+    async def handler(payload: Any) -> None:
+        seen.append(TRACE.get())
+        if payload["n"] % 3 == 0:
+            TRACE.set(f"left by {payload['n']}")
+
+    assert run_async(microqueue_database, microqueue_server.uri, handler, concurrency=1) == 20
+    assert seen == ["none"] * 20
+
+
+def test_coroutine_that_swallowed_a_cancellation_does_not_cancel_the_next(
+    microqueue_server: EmbeddedServer, microqueue_database: Any
+) -> None:
+    Queue[Any](microqueue_database).enqueue_many([{"n": n} for n in range(4)], max_attempts=1)
+    requests: list[int] = []
+
+    async def handler(payload: Any) -> None:
+        running = asyncio.current_task()
+        assert running is not None
+        requests.append(running.cancelling())
+        if payload["n"] == 1:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+        await asyncio.sleep(0)
+
+    uri = microqueue_server.uri
+    handled = run_async(microqueue_database, uri, handler, concurrency=1, timeout=0.2)
+    assert handled == 4
+    assert requests == [0] * 4
+
+
+def test_coroutines_that_never_wait_let_others_run(
+    microqueue_server: EmbeddedServer, microqueue_database: Any
+) -> None:
+    Queue[Any](microqueue_database).enqueue_many([{"n": n} for n in range(60)])
+    turns: list[int] = []
+    handled: list[int] = []
+
+    async def tick() -> None:
+        while True:
+            turns.append(len(handled))
+            await asyncio.sleep(0)
+
+    async def handler(payload: Any) -> None:
+        if payload["n"] == 0:
+            ticking.append(asyncio.create_task(tick()))
+        until = time.monotonic() + 0.002
+        while time.monotonic() < until:
+            pass
+        handled.append(payload["n"])
+
+    ticking: list[asyncio.Task[None]] = []
+    assert run_async(microqueue_database, microqueue_server.uri, handler, concurrency=1) == 60
+    # Each handler takes longer than a turn, so there is one after each of them.
+    assert set(range(1, 60)) <= set(turns)

@@ -14,9 +14,9 @@ from microqueue.core import core_of
 from microqueue.drivers import change_stream
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import AsyncWorker, Worker, lease_renewal, shutdown
+from microqueue.worker.daemon_threads import DaemonThread
 from microqueue.worker.effects import ReleaseUnstarted
 from microqueue.worker.lease_renewal import TimeoutMonitor
-from microqueue.worker.threads import DaemonThread
 from tests.integration.rig import Rig
 from tests.waiting import wait_for
 

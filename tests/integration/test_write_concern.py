@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
@@ -26,6 +27,7 @@ from microqueue import (
     Queue,
     QueueSettings,
     ServerUnavailable,
+    Topic,
 )
 from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
@@ -33,9 +35,10 @@ from microqueue.operations import archive, bulk_load
 from microqueue.operations.enqueue import new_document
 from microqueue.operations.replay import PlannedReplay, requeue
 from tests.integration.queues import popped
+from tests.servers import fail_command
 
 NOW = datetime(2100, 1, 1, tzinfo=UTC)
-WRITES = ("insert", "update", "delete", "findAndModify")
+WRITES = ("insert", "update", "delete", "findAndModify", "commitTransaction")
 ERRORS = {
     "timed out": {"code": 64, "errmsg": "timed out", "errInfo": {"wtimeout": True}},
     "killed": {"code": 11601, "errmsg": "operation was interrupted"},
@@ -65,11 +68,8 @@ def unacknowledged(client: MongoClient[Any], error: Any, *, after: int) -> Itera
     data = {"failCommands": list(WRITES), "appName": "victim", "writeConcernError": error}
     # "skip" is at least one, or it is "always".
     mode: Any = {"skip": after} if after else "alwaysOn"
-    client.admin.command("configureFailPoint", "failCommand", mode=mode, data=data)
-    try:
+    with fail_command(client, mode, **data):
         yield
-    finally:
-        client.admin.command("configureFailPoint", "failCommand", mode="off")
 
 
 def failed_letter(queue: Queue[Any], **options: Any) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def blocked_letter(queue: Queue[Any]) -> dict[str, Any]:
     return letter
 
 
-def settled(queue: Queue[Any]) -> Any:
-    queue.enqueue({})
+def settled(queue: Queue[Any], **options: Any) -> Any:
+    queue.enqueue({}, **options)
     task = popped(queue)
     queue.mark_done(task)
     return task
@@ -130,6 +130,20 @@ def send_back(queue: Queue[Any], letter: dict[str, Any]) -> Any:
     return core_of(queue).run(requeue(back, now=NOW, settings=queue.settings, **options))
 
 
+def new_topic(queue: Queue[Any], *, bound: tuple[str, ...] = (), published: bool = False) -> str:
+    """Make a topic with bound queues, and give its name."""
+    topic = Topic(queue, uuid4().hex)
+    for name in bound:
+        topic.bind(name)
+    if published:
+        topic.publish({}, message_id="m")
+    return topic.name
+
+
+def publish(queue: Queue[Any], topic: str) -> Any:
+    return Topic(queue, topic).publish({}, message_id="m")
+
+
 CASES: dict[str, tuple[Callable[[Queue[Any]], Any], Callable[[Queue[Any], Any], Any]]] = {
     "enqueue": (lambda queue: None, lambda queue, _: queue.enqueue({}, task_id=1)),
     "enqueue, the id is taken": (
@@ -147,6 +161,35 @@ CASES: dict[str, tuple[Callable[[Queue[Any]], Any], Callable[[Queue[Any], Any], 
     "enqueue_many, one is taken": (
         lambda queue: queue.enqueue({}, task_id=1),
         lambda queue, _: queue.enqueue_many([NewTask(payload={}, task_id=n) for n in (0, 1, 2)]),
+    ),
+    "enqueue, return": (
+        lambda queue: queue.enqueue({}, task_id=1),
+        lambda queue, _: queue.enqueue({}, task_id=1, on_duplicate="return"),
+    ),
+    "enqueue, replace": (
+        lambda queue: queue.enqueue({}, task_id=1),
+        lambda queue, _: queue.enqueue({}, task_id=1, on_duplicate="replace"),
+    ),
+    "enqueue, for a period": (
+        lambda queue: None,
+        lambda queue, _: queue.enqueue({}, dedupe_key="key", dedupe_for=60),
+    ),
+    "enqueue, taken for a period": (
+        lambda queue: settled(queue, dedupe_key="key", dedupe_for=60),
+        lambda queue, _: queue.enqueue({}, dedupe_key="key", dedupe_for=60),
+    ),
+    "publish": (new_topic, publish),
+    "publish, one bound queue": (partial(new_topic, bound=("a",)), publish),
+    "publish, two bound queues": (partial(new_topic, bound=("a", "b")), publish),
+    "publish, known": (partial(new_topic, bound=("a", "b"), published=True), publish),
+    "bind": (new_topic, lambda queue, topic: Topic(queue, topic).bind("a")),
+    "bind, known": (
+        partial(new_topic, bound=("a",)),
+        lambda queue, topic: Topic(queue, topic).bind("a", "shop.*"),
+    ),
+    "unbind": (
+        partial(new_topic, bound=("a",)),
+        lambda queue, topic: Topic(queue, topic).unbind("a"),
     ),
     "pop": (lambda queue: queue.enqueue({}), lambda queue, _: queue.pop()),
     "pop_many": (
@@ -195,11 +238,11 @@ CASES: dict[str, tuple[Callable[[Queue[Any]], Any], Callable[[Queue[Any], Any], 
     ),
     "archive purge": (
         failed_letter,
-        lambda queue, letter: core_of(queue).run(archive.purge([letter], now=NOW)),
+        lambda queue, letter: core_of(queue).run(archive.delete_archived([letter], now=NOW)),
     ),
     "archive purge, it lives on": (
         relived,
-        lambda queue, letter: core_of(queue).run(archive.purge([letter], now=NOW)),
+        lambda queue, letter: core_of(queue).run(archive.delete_archived([letter], now=NOW)),
     ),
 }
 
@@ -244,6 +287,7 @@ def test_nothing_is_reported_after_an_unacknowledged_write(
         for collection in (
             core_of(healthy).collections.tasks,
             core_of(healthy).collections.dead_letters,
+            core_of(healthy).collections.dedupe_keys,
         ):
             collection.delete_many({})
         given = prepare(healthy)

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from microqueue import Queue
 from microqueue.spark import session
 from microqueue.spark.location import close_locations
+from tests.conftest import measuring
 
 HERE = Path(__file__).parent
+
+# Pytest adds its handlers to each logger that does not propagate, and one of PySpark's would give
+# them its own format for the rest of the run.
+PySparkLogger.addHandler = logging.Logger.addHandler  # type: ignore[assignment, method-assign]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,20 +28,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600))
 
 
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One session for the whole run: it takes many seconds to start and to warm up."""
-    started = session(
-        master="local[2,4]",  # Two threads, four attempts per task.
-        name="microqueue tests",
-        config={
-            "spark.sql.shuffle.partitions": "2",
-            "spark.driver.memory": "1g",
-            # Only the fast compiler: no test runs long enough for the optimising one to pay off.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        },
-    )
+@pytest.fixture(scope="package")
+def spark(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
+    """One session for all tests of this folder: it takes many seconds to start and to warm up.
+
+    It stops right after the last of them, while Java still runs.
+    """
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in measuring(pytestconfig).items():
+            environment.setenv(name, value)  # Java hands it to the Python processes it starts.
+        started = session(
+            master="local[2,4]",  # Two threads, four attempts per task.
+            name="microqueue tests",
+            config={
+                "spark.sql.shuffle.partitions": "2",
+                "spark.driver.memory": "1g",
+                "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            },
+        )
     started.sparkContext.setLogLevel("OFF")
     yield started
     started.stop()

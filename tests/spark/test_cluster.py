@@ -82,10 +82,6 @@ def test_a_part_of_which_spark_runs_a_copy_is_archived_once(ran: Ran, way: str) 
     assert len(set(ran.facts["kept"])) == len(ran.facts["kept"]) == 60
 
 
-def test_a_running_session_is_used(spark: SparkSession) -> None:
-    assert session(master="local[7]") is spark
-
-
 @pytest.mark.parametrize("home", [None, "/nowhere"])
 def test_a_missing_java_is_reported_in_one_sentence(
     home: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -10,11 +10,12 @@ import pytest
 from bson import Decimal128, ObjectId, Regex
 from pyspark.sql import SparkSession
 
-from microqueue import InvalidArgument, QueueSettings
+from microqueue import QueueSettings
 from microqueue.core import core_of
 from microqueue.spark.archive.job import archive
 from microqueue.spark.archive.reader import read_archive
 from microqueue.spark.progress import Step
+from tests.rejection import rejecting
 from tests.spark.archived import HOUR, documents_of
 from tests.spark.past import Past, encoded
 
@@ -124,5 +125,5 @@ def test_dead_letters_in_a_separate_collection_are_archived(
 def test_only_finished_tasks_can_be_archived(
     spark: SparkSession, tmp_path: Path, database_uri: str, statuses: list[str]
 ) -> None:
-    with pytest.raises(InvalidArgument, match="statuses"):
+    with rejecting("statuses"):
         archive(spark, tmp_path, uri=database_uri, statuses=statuses)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from microqueue import MicroqueueError
-from microqueue.spark.analytics.history import all_tasks
+from microqueue import PipelineError
+from microqueue.spark.analytics.task_source import all_tasks
 from microqueue.spark.archive import purge
 from microqueue.spark.archive.job import archive
 from microqueue.spark.archive.log import ArchiveConflict, ArchiveLog, Entry
@@ -19,6 +19,7 @@ from microqueue.spark.archive.reader import read_archive
 from microqueue.spark.location import locate
 from microqueue.spark.progress import Step
 from microqueue.spark.storage import Storage
+from tests.rejection import raising
 from tests.spark.archived import HOUR, documents_of
 from tests.spark.past import Past
 
@@ -82,7 +83,7 @@ def test_the_later_of_two_runs_takes_over_and_nothing_is_archived_twice(
         if step.name == "commit":
             archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
 
-    with pytest.raises(ArchiveConflict, match="taken over"):
+    with raising(ArchiveConflict, "taken_over", path=Storage(spark, tmp_path).root):
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR, progress=overtake)
     assert len(documents_of(spark, tmp_path)) == 4
     assert microqueue_database.tasks.count_documents({}) == 0
@@ -110,8 +111,10 @@ def test_a_run_begun_in_one_database_is_not_finished_in_another(
 ) -> None:
     log = ArchiveLog(Storage(spark, tmp_path))
     log.commit(Entry(kind="archived", run="r", at=datetime.now(UTC), place="shop.tasks#1"))
-    with pytest.raises(MicroqueueError, match=r"shop\.tasks#1"):
+    other = {"run": "r", "place": "shop.tasks#1"}
+    with raising(PipelineError, "other_database", **other) as caught:
         archive(spark, tmp_path, uri=database_uri)
+    assert caught.value.path == Storage(spark, tmp_path).root
 
 
 def test_a_log_number_can_be_used_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from microqueue.core import core_of
-from microqueue.spark.analytics.history import all_tasks
+from microqueue.spark.analytics.task_source import all_tasks
 from microqueue.spark.archive import purge
 from microqueue.spark.archive.job import archive
 from microqueue.spark.archive.reader import read_archive

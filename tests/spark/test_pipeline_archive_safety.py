@@ -11,7 +11,7 @@ from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions
 from pyspark.sql import SparkSession
 
-from microqueue import MicroqueueError, QueueSettings, Sweeper
+from microqueue import PipelineError, QueueSettings, Sweeper
 from microqueue.core import core_of
 from microqueue.spark import storage
 from microqueue.spark.archive import parquet
@@ -20,6 +20,7 @@ from microqueue.spark.archive.log import ArchiveLog, Entry
 from microqueue.spark.archive.reader import read_archive
 from microqueue.spark.progress import Step
 from microqueue.spark.storage import Storage
+from tests.rejection import raising
 from tests.spark.faults import WritesElsewhere
 from tests.spark.past import Past
 
@@ -36,14 +37,14 @@ def test_a_run_that_stalls_before_it_sweeps_keeps_the_files_of_a_later_one(
     past = Past(microqueue_database, ago=2 * HOUR)
     past.enqueue(4)
     past.work(4)
-    sweep = parquet.sweep
+    delete_leftovers = parquet.delete_leftovers
 
     def stall(storage: Storage, state: Any) -> int:
-        monkeypatch.setattr(parquet, "sweep", sweep)
+        monkeypatch.setattr(parquet, "delete_leftovers", delete_leftovers)
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
-        return sweep(storage, state)
+        return delete_leftovers(storage, state)
 
-    monkeypatch.setattr(parquet, "sweep", stall)
+    monkeypatch.setattr(parquet, "delete_leftovers", stall)
     archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert read_archive(spark, tmp_path).count() == 4
     assert microqueue_database.tasks.count_documents({}) == 0
@@ -63,7 +64,7 @@ def test_only_files_of_killed_runs_are_swept(spark: SparkSession, tmp_path: Path
     for name in [*ours, *others]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    parquet.sweep(storage, log.state)
+    parquet.delete_leftovers(storage, log.state)
     left = {info.name for info in storage.list() if not info.name.startswith("_log/")}
     assert left == set(others)
 
@@ -77,7 +78,8 @@ def test_an_archive_without_its_log_is_rejected_and_unchanged(
     (tmp_path / "day=2026-01-01").mkdir()
     foreign = tmp_path / "day=2026-01-01" / "x.parquet"
     foreign.write_text("mine")
-    with pytest.raises(MicroqueueError, match="no _log"):
+    naming = ["day=2026-01-01/x.parquet", "_log"]
+    with raising(PipelineError, "no_log", path=Storage(spark, tmp_path).root, naming=naming):
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert foreign.read_text() == "mine"
     assert not (tmp_path / "_log").exists()
@@ -175,7 +177,7 @@ def test_a_disk_that_machines_do_not_share_is_rejected(
     past.enqueue(2)
     past.work(2)
     monkeypatch.setattr(parquet, "PartWriter", WritesElsewhere)
-    with pytest.raises(MicroqueueError, match="the same disk on all machines"):
+    with raising(PipelineError, "disk_not_shared", path=Storage(spark, tmp_path).root):
         archive(spark, tmp_path, uri=database_uri, older_than=HOUR)
     assert microqueue_database.tasks.count_documents({}) == 2
 

@@ -10,9 +10,11 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
 from microqueue import BackoffPolicy, InvalidArgument, Queue, QueueSettings
-from microqueue.cli.app import app
-from microqueue.cli.pipelines import read_policy
+from microqueue.cli.app import PIPELINE_COMMANDS, app
 from microqueue.cli.spark_runner import explain
+from microqueue.cli.values import read_backoff
+from microqueue.embedded import running
+from microqueue.spark import session
 from microqueue.spark.archive.log import ArchiveLog, Entry
 from microqueue.spark.storage import Storage
 from tests.spark.past import Past
@@ -35,6 +37,10 @@ class Shell:
         assert result.exit_code == 0, result.output
         assert result.stderr == ""
         return json.loads(result.stdout)
+
+
+def test_a_running_session_is_used(spark: SparkSession) -> None:
+    assert session(master="local[7]") is spark
 
 
 @pytest.fixture
@@ -79,6 +85,7 @@ def test_each_pipeline_has_a_dry_run(
         "storms": "gateway <n> is down (95% of failures)",
         "simulate": "45 tasks and 1 outage recorded; 3 runs to simulate",
     }
+    assert set(said) == set(PIPELINE_COMMANDS)
     for name, result in said.items():
         assert result.exit_code == 0, result.output
         assert expected[name] in result.stdout, (name, result.stdout)
@@ -102,7 +109,7 @@ def test_each_pipeline_prints_one_json_document(shell: Shell, past: Past, tmp_pa
     assert simulated["outcomes"]
     report = shell.json("report", str(tmp_path / "out"), "--since", "3h", "--bucket", "hour")
     (total,) = [row for row in report["rows"] if row["level"] == "total"]
-    assert {row["level"] for row in report["rows"]} == {"total", "queue", "bucket"}
+    assert {row["level"] for row in report["rows"]} == {"total", "queue", "name", "bucket"}
     assert (total["done"], total["failed"]) == (38, 2)
     assert total["success_rate"] == 0.95
     assert Path(report["files"][0]).read_text().startswith("<!DOCTYPE html>")
@@ -212,6 +219,34 @@ def test_a_finished_ingest_is_reported_as_finished(shell: Shell, tmp_path: Path)
         assert part in other.stderr
 
 
+def test_without_an_address_the_embedded_server_runs_for_the_command(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.delenv("MICROQUEUE_URI", raising=False)
+    monkeypatch.setenv("MICROQUEUE_HOME", str(home))
+    source = tmp_path / "rows.csv"
+    source.write_text("a,b\n1,2\n3,4\n")
+    command = ["pipeline", "ingest", str(source), "-q", "rows", "--json"]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["added"] == 2
+    assert running(home) is None
+    with Queue[Any].from_uri(name="rows") as queue:
+        assert queue.stats(exact=True).ready == 2
+
+
+def test_pipeline_that_reads_only_an_archive_starts_no_server(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.delenv("MICROQUEUE_URI", raising=False)
+    monkeypatch.setenv("MICROQUEUE_HOME", str(home))
+    command = ["pipeline", "storms", "--no-live", "--archive", str(tmp_path / "missing")]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 1
+    assert not home.exists()
+
+
 def test_errors_are_one_line(shell: Shell, tmp_path: Path) -> None:
     result = shell.run("replay", *ALL, "--where", "selekt", "--dry-run")
     assert result.exit_code == 1
@@ -273,13 +308,13 @@ def test_an_unwritable_path_is_reported_in_one_line(
     ],
 )  # fmt: skip
 def test_policies_are_parsed(text: str, policy: BackoffPolicy) -> None:
-    assert read_policy(text) == policy
+    assert read_backoff(text) == policy
 
 
 @pytest.mark.parametrize("text", ["", "base", "base=x", "speed=1", "jitter=wild"])
 def test_invalid_policies_are_rejected(text: str) -> None:
     with pytest.raises(InvalidArgument):
-        read_policy(text)
+        read_backoff(text)
 
 
 def test_an_error_of_microqueue_is_found_in_an_error_of_spark() -> None:

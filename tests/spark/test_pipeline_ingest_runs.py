@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from microqueue import InvalidArgument
+from microqueue import RunConflict
 from microqueue.spark.ingest.job import ingest
+from tests.rejection import rejecting
 from tests.spark.rows_model import Order
 
 ROWS = "sku,count\na,1\nb,2\n"
@@ -54,8 +55,14 @@ def test_a_run_with_other_options_is_rejected(
     source.write_text(ROWS)
     assert ingest(spark, source, **options, **first).added == 2
     for dry_run in (True, False):
-        with pytest.raises(InvalidArgument, match=rf"was begun with .*{named}.*--run"):
+        naming = ["--run", named]
+        with rejecting("run", code="other_options", kind=RunConflict, naming=naming) as caught:
             ingest(spark, source, **options, **second, dry_run=dry_run)
+        assert isinstance(caught.value, RunConflict)
+        before, given = caught.value.before, caught.value.given
+        assert any(named in f"{name}={value}" for name, value in before.items())
+        assert before.keys() == given.keys()
+        assert all(before[name] != given[name] for name in before)
     assert ingest(spark, source, **options, **first).repeated
 
 

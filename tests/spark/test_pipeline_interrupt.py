@@ -95,6 +95,7 @@ def test_log_of_the_bridge_to_java_is_silent_and_others_are_not(
     assert [record.pathname for record in caplog.records] == [__file__]
 
 
+@pytest.mark.measured
 def test_interrupt_of_a_pipeline_is_quiet(database_uri: str, tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(f'{{"n": {number}}}\n' for number in range(50_000)))

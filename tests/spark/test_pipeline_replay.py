@@ -10,13 +10,14 @@ from bson.binary import Binary, UuidRepresentation
 from bson.codec_options import CodecOptions
 from pyspark.sql import SparkSession
 
-from microqueue import InvalidArgument, MicroqueueError, Queue, QueueSettings
+from microqueue import PipelineError, Queue, QueueSettings, RunConflict
 from microqueue.core import core_of
 from microqueue.operations import runs as run_notes
 from microqueue.spark.archive.job import archive
 from microqueue.spark.archive.purge import Purge
 from microqueue.spark.replay import job as pipeline
 from microqueue.spark.replay.job import replay
+from tests.rejection import raising, rejecting
 from tests.spark.past import Past
 
 HOUR = timedelta(hours=1)
@@ -29,7 +30,7 @@ def past(microqueue_database: Any) -> Past:
 
 def filled(spark: SparkSession, past: Past, uri: str, path: Path) -> None:
     """Four archived dead letters, one archived done task, and three dead letters in MongoDB."""
-    past.enqueue(5, priority=7, max_attempts=4, headers={"trace": "t"})
+    past.enqueue(5, priority=7, max_attempts=4, headers={"trace": "t"}, name="pay")
     past.fail(["boom"] * 4, code="E")
     past.work(1)
     archive(spark, path, uri=uri, older_than=2 * HOUR)
@@ -65,6 +66,7 @@ def test_selected_tasks_are_replayed_once_per_run_spread_over_the_period(
     assert len(copies) == 3
     for copy in copies:
         assert (copy["priority"], copy["max_attempts"], copy["attempts"]) == (7, 4, 0)
+        assert copy["name"] == "pay"
         assert copy["headers"]["trace"] == "t"
         assert copy["headers"]["replay_run"] == "monday"
 
@@ -72,7 +74,8 @@ def test_selected_tasks_are_replayed_once_per_run_spread_over_the_period(
     assert again.repeated
     assert (again.archived, again.letters) == (3, 3)
     assert microqueue_database.tasks.count_documents({"queue": "again"}) == 6
-    with pytest.raises(InvalidArgument, match="monday"):
+    differ: dict[str, Any] = {"before": {"to": "again"}, "given": {"to": "elsewhere"}}
+    with rejecting("run", "replay:monday", code="other_options", kind=RunConflict, **differ):
         replay(spark, **{**options, "to": "elsewhere"})
 
 
@@ -108,7 +111,8 @@ def test_archived_tasks_that_are_done_are_replayed_only_on_request(
     sent = replay(spark, **options)
     assert (sent.matched, sent.archived, sent.letters) == (2, 2, 0)
     assert microqueue_database.tasks.count_documents({}) == 2
-    with pytest.raises(InvalidArgument, match="include_done=None, not with include_done=True"):
+    differ: dict[str, Any] = {"before": {"include_done": None}, "given": {"include_done": True}}
+    with rejecting("run", "replay:r", code="other_options", kind=RunConflict, **differ):
         replay(spark, **options, include_done=True)
     more = replay(spark, **{**options, "run": "all"}, include_done=True)
     assert (more.matched, more.archived) == (5, 5)
@@ -135,9 +139,8 @@ def test_a_condition_that_only_done_tasks_meet_replays_nothing_and_counts_them(
 def test_done_tasks_are_replayed_only_from_an_archive(
     spark: SparkSession, database_uri: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match="archive") as refused:
+    with rejecting("include_done", True, code="no_source", naming=["--archive"]):
         replay(spark, where="true", uri=database_uri, include_done=True)
-    assert refused.value.argument == "include_done"
 
 
 def test_an_interrupted_run_is_resumed_without_repeating_anything(
@@ -299,7 +302,7 @@ def test_uuids_are_restored_as_stored_whatever_the_representation(
 def test_a_condition_that_is_not_sql_is_rejected(
     spark: SparkSession, past: Past, database_uri: str, where: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match="SQL condition"):
+    with rejecting("where", where, code="not_sql"):
         replay(spark, where=where, uri=database_uri)
 
 
@@ -311,5 +314,5 @@ def test_a_run_too_old_to_be_resumed_is_rejected(
     details = {"kind": "replay", "where": "true", "to": None, "over_sec": 0.0}
     details |= {"archive": None, "letters": True}
     core_of(past.queue).run(run_notes.begin("replay:old", details, past.begin))
-    with pytest.raises(MicroqueueError, match="cannot be resumed"):
+    with raising(PipelineError, "run_too_old", run="replay:old"):
         replay(spark, where="true", uri=database_uri, run="old")

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 
-from microqueue import InvalidArgument
+from microqueue import Snooze, Worker
 from microqueue.spark.analytics import report as pipeline
 from microqueue.spark.analytics.html import Chart, draw
 from microqueue.spark.analytics.pages import charts_of
@@ -25,6 +25,7 @@ from microqueue.spark.analytics.report import (
     report,
 )
 from microqueue.spark.archive.job import archive
+from tests.rejection import rejecting
 from tests.spark.past import Past
 
 HOUR = timedelta(hours=1)
@@ -80,19 +81,19 @@ def test_a_report_measures_archive_and_live_tasks_together(
 
     table = pyarrow.parquet.read_table(tmp_path / "out" / "report.parquet")
     assert table.num_rows == len(made.rows)
-    (whole,) = [row for row in table.to_pylist() if row["queue"] is None]
+    (whole,) = [row for row in table.to_pylist() if row["level"] == "total"]
     assert whole["target_kept"] == 0.5
     rows = list(csv.DictReader((tmp_path / "out" / "report.csv").read_text().splitlines()))
     assert [row["done"] for row in rows if row["queue"] == "mail" and not row["start"]] == ["14"]
     assert next(iter(rows[0])) == "level"
-    for level in ("total", "queue", "bucket"):  # Each of them sums to the same.
+    for level in ("total", "queue", "name", "bucket"):  # Each of them sums to the same.
         own = [row for row in rows if row["level"] == level]
         assert sum(int(row["done"]) for row in own) == 14
         assert sum(int(row["enqueued"]) for row in own) == 20
     assert [row["level"] for row in rows] == [row.level for row in made.rows]
     assert [row["level"] for row in rows] == [row["level"] for row in as_document(made)["rows"]]
     late = {row["level"]: row["waiting_past_target"] for row in rows}
-    assert late == {"total": "4", "queue": "4", "bucket": ""}  # Not counted by bucket.
+    assert late == {"total": "4", "queue": "4", "bucket": "", "name": ""}  # Counted by queue only.
 
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("<svg") == 6
@@ -113,12 +114,12 @@ def test_a_report_can_read_only_the_archive_or_only_mongodb(
     assert kept.total.done == 3
     assert kept.total.target_kept == 1  # Without a target, whatever started was in time.
     assert report(spark, uri=database_uri).total.done == 0
-    with pytest.raises(InvalidArgument, match="nothing to read"):
+    with rejecting("archive", None, code="no_source"):
         report(spark, live=False)
-    with pytest.raises(InvalidArgument, match="bucket"):
+    with rejecting("bucket"):
         report(spark, archive=tmp_path, live=False, bucket="week")  # type: ignore[arg-type]  # The point.
     now = datetime.now(UTC)
-    with pytest.raises(InvalidArgument, match="since"):
+    with rejecting("since"):
         report(spark, archive=tmp_path, live=False, since=now, until=now)
 
 
@@ -146,6 +147,26 @@ def test_a_stopped_queue_misses_the_target(
     made = report(spark, uri=database_uri, target_wait=60, until=then)
     assert made.total.waiting_past_target == 0
     assert report(spark, uri=database_uri).total.waiting_past_target == 0  # No target is missed.
+
+
+def test_snoozed_and_released_attempts_do_not_count(
+    spark: SparkSession, microqueue_database: Any, database_uri: str
+) -> None:
+    past = Past(microqueue_database, ago=timedelta(hours=1))
+    past.enqueue(1)
+
+    def snooze(_payload: dict[str, Any]) -> None:
+        raise Snooze(30)
+
+    Worker(past.queue, snooze).run(burst=True)
+    past.wait(30)
+    (task,) = past.queue.pop_many(1)
+    past.queue.release(task)
+    past.work(1)
+    (stored,) = past.queue.peek(1)
+    assert [attempt.outcome for attempt in stored.history] == ["snoozed", "released", "done"]
+    total = report(spark, uri=database_uri, bucket="hour").total
+    assert (total.done, total.attempts, total.retries) == (1, 1, 0)
 
 
 def test_delayed_tasks_wait_from_when_they_are_due(
@@ -255,6 +276,53 @@ def test_tasks_archived_during_a_report_are_counted(
     monkeypatch.setattr(pipeline, "measure", meddle)
     assert report(spark, archive=tmp_path, uri=database_uri).total.done == 4
     assert asked == 2
+
+
+def test_a_report_measures_each_name(
+    spark: SparkSession,
+    microqueue_database: Any,
+    database_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = Past(microqueue_database, ago=5 * HOUR)
+    old.enqueue(4, name="pay")
+    old.wait(10)
+    old.work(3, took=2)
+    old.fail(["boom"], took=2)
+    archive(spark, tmp_path / "archive", uri=database_uri, older_than=4 * HOUR)
+    new = Past(microqueue_database, "other", ago=HOUR)
+    new.enqueue(3, name="pay")
+    new.enqueue(2, headers={"task": "ship"})
+    new.enqueue(1)
+    new.wait(10)
+    new.retry(3, took=6, delay=3600)
+    new.work(2, took=4)
+    # As earlier versions stored it.
+    microqueue_database.tasks.update_many({"name": "ship"}, {"$unset": {"name": ""}})
+    options: dict[str, Any] = {"archive": tmp_path / "archive", "uri": database_uri}
+    options["since"] = old.begin - HOUR
+    made = report(spark, **options, target_wait=30, output=tmp_path / "out")
+    pay, ship, nameless = made.names
+    assert [row.name for row in made.names] == ["pay", "ship", ""]
+    assert (pay.queue, pay.start, pay.level) == (None, None, "name")
+    assert (pay.enqueued, pay.done, pay.failed, pay.retries) == (7, 3, 1, 3)
+    assert (ship.enqueued, ship.done, nameless.enqueued) == (2, 2, 1)
+    assert (pay.failure_rate, pay.wait_p50, pay.run_p99, ship.run_p50) == (0.25, 10, 6, 4)
+    assert pay.seconds == made.total.seconds
+    for field in ("enqueued", "done", "failed", "attempts", "retries", "started", "kept"):
+        assert sum(getattr(row, field) for row in made.names) == getattr(made.total, field)
+    with (tmp_path / "out" / "report.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["level"] == "name"]
+    assert {row["name"]: row["done"] for row in rows} == {"pay": "3", "ship": "2", "": "0"}
+    assert {row["waiting_past_target"] for row in rows} == {""}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Names" in page
+    assert "no name" in page
+
+    monkeypatch.setattr(pipeline, "MOST_NAMES", 1)
+    few = report(spark, **options)
+    assert [(row.name, row.enqueued) for row in few.names] == [("pay", 7), ("others", 3)]
 
 
 def test_a_report_is_the_same_in_a_session_of_any_timezone(

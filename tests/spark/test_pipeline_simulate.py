@@ -8,12 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from microqueue import BackoffPolicy, InvalidArgument, MicroqueueError
+from microqueue import BackoffPolicy, PipelineError
 from microqueue.cli.app import app
 from microqueue.spark.analytics import simulate as pipeline
-from microqueue.spark.analytics.simulate import simulate as run_pipeline
-from microqueue.spark.analytics.simulate import simulate_all
-from microqueue.spark.analytics.simulation import (
+from microqueue.spark.analytics.queue_model import (
     ALWAYS,
     PastAttempt,
     PastTask,
@@ -24,8 +22,11 @@ from microqueue.spark.analytics.simulation import (
     find_outages,
     quantile,
     record,
-    simulate,
+    run_scenario,
 )
+from microqueue.spark.analytics.simulate import simulate as run_pipeline
+from microqueue.spark.analytics.simulate import simulate_all
+from tests.rejection import raising, rejecting
 from tests.spark.past import Past
 
 NONE = BackoffPolicy(base_sec=10, factor=1, jitter="none")
@@ -41,7 +42,7 @@ def scenario(policy: BackoffPolicy = NONE, workers: int = 100, **options: Any) -
 
 
 def test_without_jitter_all_tasks_of_an_outage_are_retried_in_one_second() -> None:
-    result = simulate(OUTAGE, scenario(NONE))
+    result = run_scenario(OUTAGE, scenario(NONE))
     assert result.peak_retries_per_sec == 100
     assert (result.done, result.dead) == (100, 0)
     assert result.attempts == 400  # At 0, 10.1, 20.2 and 30.3 seconds.
@@ -50,26 +51,26 @@ def test_without_jitter_all_tasks_of_an_outage_are_retried_in_one_second() -> No
 
 
 def test_jitter_spreads_retries() -> None:
-    result = simulate(OUTAGE, scenario(FULL))
+    result = run_scenario(OUTAGE, scenario(FULL))
     assert result.done == 100
     assert result.peak_retries_per_sec < 50
 
 
 def test_the_same_seed_has_the_same_result_and_another_seed_another() -> None:
-    one, same, other = (simulate(OUTAGE, scenario(FULL, seed=seed)) for seed in (1, 1, 2))
+    one, same, other = (run_scenario(OUTAGE, scenario(FULL, seed=seed)) for seed in (1, 1, 2))
     assert one == same
     assert one.retries_by_sec != other.retries_by_sec
 
 
 def test_a_task_without_attempts_left_is_dead() -> None:
     tasks = (RecordedTask(arrived_sec=0, run_sec=1, own_failures=ALWAYS, max_attempts=3),)
-    result = simulate(Recording(tasks), scenario())
+    result = run_scenario(Recording(tasks), scenario())
     assert (result.attempts, result.wasted_attempts, result.done, result.dead) == (3, 3, 0, 1)
 
 
 def test_own_failures_happen_whenever_a_task_is_tried() -> None:
     tasks = (RecordedTask(arrived_sec=0, run_sec=1, own_failures=2),)
-    result = simulate(Recording(tasks), scenario())
+    result = run_scenario(Recording(tasks), scenario())
     assert (result.attempts, result.done) == (3, 1)
     assert result.makespan_sec == 21
 
@@ -77,7 +78,7 @@ def test_own_failures_happen_whenever_a_task_is_tried() -> None:
 def test_a_crash_costs_the_rest_of_the_lease() -> None:
     tasks = (RecordedTask(arrived_sec=0, run_sec=1, crashes=1),)
     quick, slow = (
-        simulate(Recording(tasks), scenario(visibility_timeout_sec=timeout))
+        run_scenario(Recording(tasks), scenario(visibility_timeout_sec=timeout))
         for timeout in (60, 600)
     )
     assert (quick.makespan_sec, slow.makespan_sec) == (71, 611)
@@ -85,11 +86,11 @@ def test_a_crash_costs_the_rest_of_the_lease() -> None:
 
 def test_with_few_workers_older_tasks_are_first() -> None:
     tasks = tuple(RecordedTask(arrived_sec=0, run_sec=1) for _ in range(10))
-    one, five = (simulate(Recording(tasks), scenario(workers=number)) for number in (1, 5))
+    one, five = (run_scenario(Recording(tasks), scenario(workers=number)) for number in (1, 5))
     assert (one.makespan_sec, five.makespan_sec) == (10, 2)
     assert one.peak_attempts_per_sec == 1
     urgent = RecordedTask(arrived_sec=0.5, run_sec=1, priority=9)
-    latest = simulate(Recording((*tasks, urgent)), scenario(workers=1))
+    latest = run_scenario(Recording((*tasks, urgent)), scenario(workers=1))
     assert latest.latency_p95_sec == 11  # Everybody else waits for it.
 
 
@@ -135,7 +136,7 @@ def test_quantiles_are_existing_values() -> None:
 
 def test_spark_has_the_same_results_as_one_process(spark: SparkSession) -> None:
     scenarios = [scenario(policy, seed=seed) for policy in (NONE, FULL) for seed in range(5)]
-    expected = [simulate(OUTAGE, one) for one in scenarios]
+    expected = [run_scenario(OUTAGE, one) for one in scenarios]
     assert simulate_all(spark, OUTAGE, scenarios) == expected
 
 
@@ -186,7 +187,9 @@ def test_a_simulation_of_a_sample_shows_it(
 
 
 def test_a_simulation_without_tasks_is_rejected(spark: SparkSession, database_uri: str) -> None:
-    with pytest.raises(MicroqueueError, match="no tasks since"):
+    with raising(PipelineError, "no_tasks") as caught:
         run_pipeline(spark, uri=database_uri)
-    with pytest.raises(InvalidArgument, match="repeat"):
+    assert caught.value.since is not None
+    assert caught.value.since.isoformat() in str(caught.value)
+    with rejecting("repeat"):
         run_pipeline(spark, uri=database_uri, repeat=0)

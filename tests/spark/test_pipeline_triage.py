@@ -10,11 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from microqueue import MicroqueueError
+from microqueue import PipelineError
 from microqueue.cli.app import app
 from microqueue.spark.analytics import triage as pipeline
 from microqueue.spark.analytics.triage import Cluster, Command, triage
 from microqueue.spark.archive.job import archive
+from tests.rejection import raising
 from tests.spark.past import Past
 
 HOUR = timedelta(hours=1)
@@ -103,7 +104,7 @@ def test_only_kinds_that_no_triage_has_seen_are_new(
     }
     assert triage(spark, uri=database_uri, state=state).new == 0
     state.write_text("[]")
-    with pytest.raises(MicroqueueError, match="earlier triage"):
+    with raising(PipelineError, "not_a_state", path=str(state)):
         triage(spark, uri=database_uri, state=state)
 
 
@@ -230,5 +231,22 @@ def test_a_kind_without_any_valid_time_is_reported_and_can_be_replayed(
     result = CliRunner().invoke(app, ["pipeline", "triage", "--uri", database_uri])
     assert result.exit_code == 0, result.output
     assert "2 live, 0 archived, - to -" in result.output
+    assert run(orders.replay) == 2
+    assert failed(microqueue_database.tasks) == {"timed out"}
+
+
+@pytest.mark.parametrize("updated_at", [None, "yesterday"])
+def test_command_also_replays_those_of_a_kind_without_a_valid_time(
+    spark: SparkSession, microqueue_database: Any, database_uri: str, updated_at: Any
+) -> None:
+    past = Past(microqueue_database, ago=HOUR)
+    past.enqueue(3)
+    past.fail(["order 1 not found", "order 2 not found"], code="NotFound")
+    past.fail(["timed out"], code="Timeout")
+    microqueue_database.tasks.update_one(
+        {"error.code": "NotFound"}, {"$set": {"updated_at": updated_at}}
+    )
+    orders = by_pattern(triage(spark, uri=database_uri).clusters)["order <n> not found"]
+    assert (orders.live, orders.first_at is None) == (2, False)
     assert run(orders.replay) == 2
     assert failed(microqueue_database.tasks) == {"timed out"}

@@ -59,12 +59,12 @@ def both_ways(table: pa.Table, **options: str) -> tuple[list[bytes], list[bytes]
     )
     by_columns = builder.build(table, STAMP, CODEC)
     assert isinstance(by_columns.documents, columnar.ColumnarDocuments)
-    assert by_columns.stored is not None
+    assert by_columns.encoded is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columnar, "columnar_documents", lambda *_, **__: None)
         by_rows = builder.build(table, STAMP, CODEC)
     written = [bson.encode(one, codec_options=CODEC) for one in by_rows.documents]
-    return [one.raw for one in by_columns.stored], written
+    return [one.raw for one in by_columns.encoded], written
 
 
 @given(table=tables(), hold=st.booleans())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -29,14 +29,30 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from microqueue import EnqueueOptions, InvalidArgument, InvalidPayload, Queue
+from microqueue import EnqueueOptions, InvalidPayload, Queue
 from microqueue.core import core_of
 from microqueue.spark import key_id
+from microqueue.spark.frames import write_tasks
 from microqueue.spark.options import RowDefaults, SinkOptions
+from microqueue.spark.write.documents import OPTION_COLUMNS
 from microqueue.spark.write.sink import Sink, Written
+from tests.rejection import raising, rejecting
 from tests.waiting import lasts
 
 AT = datetime(2126, 3, 1, tzinfo=UTC)
+
+
+NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001 (that is the point)
+N, HUGE = '{"n": 1}', '{"n": 18446744073709551616}'
+
+
+class Rejected(NamedTuple):
+    """What an error says of a row."""
+
+    argument: str
+    value: Any
+    code: str | None
+    key: str | None
 
 
 class Order(BaseModel):
@@ -152,6 +168,7 @@ def test_options_of_a_task_come_from_columns_named_after_them(
             "dedupe_key": "d",
             "expires_in": 60.0,
             "headers": '{"trace": "abc"}',
+            "name": "pay",
             "queue": "first",
         },
         {
@@ -163,11 +180,13 @@ def test_options_of_a_task_come_from_columns_named_after_them(
             "dedupe_key": None,
             "expires_in": None,
             "headers": None,
+            "name": None,
             "queue": "second",
         },
     ]
     batches, schema = frame(rows)
     options = {"uri": database_uri, "key": "order", "priority": "4", "max_attempts": "7"}
+    options["name"] = "ship"
     written = Sink(schema, SinkOptions.of(options)).write(batches)
     assert written == Written(frozenset({"first", "second"}), 2, 0)
     first = make_queue("first").peek()[0]
@@ -176,6 +195,7 @@ def test_options_of_a_task_come_from_columns_named_after_them(
     assert lasts(first.expires_at - first.created_at, 60)
     second = make_queue("second").peek()[0]
     assert (second.priority, second.max_attempts, second.next_retry_at) == (4, 7, None)
+    assert (first.name, second.name) == ("pay", "ship")
 
 
 def test_a_dedupe_key_that_is_taken_is_a_duplicate(database_uri: str, make_queue: Any) -> None:
@@ -227,23 +247,26 @@ def test_json_payloads_keep_the_types_of_extended_json(database_uri: str, make_q
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "error"),
     [
-        ({"payload": "{", "order": 1}, "payload='{' is not JSON"),
-        ({"payload": "{}", "order": 1, "headers": "{"}, "headers='{' is not JSON"),
-        ({"payload": "[1]", "order": 1}, "a payload is a dict"),
-        ({"payload": None, "order": 1}, "a payload is a dict"),
-        ({"payload": '{"n": 1}', "order": 7, "priority": 256}, "key '7'.*priority=256"),
-        ({"payload": '{"n": 18446744073709551616}', "order": 1}, "cannot store"),
-        ({"payload": '{"n": 1}', "order": None}, "a key cannot be null"),
-        ({"payload": '{"n": 1}', "order": 1, "dedupe_key": ""}, "dedupe_key=''"),
-        ({"payload": '{"n": 1}', "order": 1, "queue": "a\nb"}, "printable"),
-        ({"payload": '{"n": 1}', "order": 1, "queue": None, "priority": 1}, "printable"),
-        ({"payload": '{"n": 1}', "order": 1, "eta": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001 (that is the point)
+        ({"payload": "{", "order": 1}, Rejected("payload", "{", "not_json", "1")),
+        ({"payload": "{}", "order": 1, "headers": "{"}, Rejected("headers", "{", "not_json", "1")),
+        ({"payload": "[1]", "order": 1}, Rejected("payload", [1], "not_a_document", "1")),
+        ({"payload": None, "order": 1}, Rejected("payload", None, "not_a_document", "1")),
+        ({"payload": N, "order": 7, "priority": 256}, Rejected("priority", 256, None, "7")),
+        ({"payload": HUGE, "order": 1}, Rejected("payload", {"n": 2**64}, "unencodable", None)),
+        ({"payload": N, "order": None}, Rejected("order", None, "null_key", None)),
+        ({"payload": N, "order": 1, "dedupe_key": ""}, Rejected("dedupe_key", "", None, "1")),
+        ({"payload": N, "order": 1, "queue": "a\nb"}, Rejected("name", "a\nb", None, "1")),
+        (
+            {"payload": N, "order": 1, "queue": None, "priority": 1},
+            Rejected("name", None, None, "1"),
+        ),
+        ({"payload": N, "order": 1, "eta": NAIVE}, Rejected("eta", NAIVE, "no_timezone", "1")),
     ],
 )
 def test_a_row_that_cannot_become_a_task_is_rejected_by_its_key(
-    row: dict[str, Any], says: str, database_uri: str, make_queue: Any
+    row: dict[str, Any], error: Rejected, database_uri: str, make_queue: Any
 ) -> None:
     schema = StructType([StructField("payload", StringType()), StructField("order", LongType())])
     if len(row) > 2:
@@ -252,37 +275,48 @@ def test_a_row_that_cannot_become_a_task_is_rejected_by_its_key(
     options = {"uri": database_uri, "key": "order"}
     if "queue" not in row:
         options["queue"] = "orders"
-    with pytest.raises(InvalidPayload, match=says):
+    argument, value, code, key = error
+    with rejecting(argument, value, kind=InvalidPayload, key=key) as caught:
         Sink(schema, SinkOptions.of(options)).write(batches)
+    assert caught.value.code == code
     assert make_queue("orders").stats().pending == 0
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "says"),
+    ("kind", "value", "argument", "code", "key"),
     [
-        (ArrayType(BooleanType()), [True] * 2_000_000, "at most [0-9,]* fit"),
+        (ArrayType(BooleanType()), [True] * 2_000_000, "payload", "too_large", None),
         (
             StructType([StructField("x", ArrayType(LongType()))]),
             {"x": [1] * 2_000_000},
-            "at most [0-9,]* fit",
+            "payload",
+            "too_large",
+            None,
         ),
-        (DecimalType(38, 0), Decimal("1234567890" * 3 + "12345678"), "key '1'.*has=.*34 digits"),
+        (DecimalType(38, 0), Decimal("1234567890" * 3 + "12345678"), "has", "too_many_digits", "1"),
     ],
 )
 def test_a_row_that_is_larger_in_mongodb_than_in_spark_is_rejected(
-    kind: DataType, value: Any, says: str, database_uri: str, make_queue: Any
+    kind: DataType,
+    value: Any,
+    argument: str,
+    code: str,
+    key: str | None,
+    database_uri: str,
+    make_queue: Any,
 ) -> None:
     schema = StructType([StructField("order", LongType()), StructField("has", kind)])
     batches, _ = frame([{"order": 1, "has": value}], schema)
-    with pytest.raises(InvalidPayload, match=says):
+    with rejecting(argument, code=code, kind=InvalidPayload, key=key):
         sink(database_uri, schema).write(batches)
     assert make_queue("orders").stats().pending == 0
 
 
 def test_a_model_checks_each_payload(database_uri: str, make_queue: Any) -> None:
     assert write(database_uri, [{"order": 1, "text": "x"}], model=MODEL).inserted == 1
-    with pytest.raises(InvalidPayload, match=r"key '2'.*text"):
+    with raising(InvalidPayload, "rejected_by_model", key="2", field="text") as caught:
         write(database_uri, [{"order": 2, "other": "x"}], model=MODEL)
+    assert caught.value.argument == "payload"
     assert stored(make_queue("orders")) == [1]
 
 
@@ -309,22 +343,27 @@ def test_a_model_sees_what_the_columns_hold(database_uri: str, make_queue: Any) 
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "argument", "value", "code", "naming"),
     [
-        ({"key": ""}, "set key to the columns that identify a row.*keyless=true"),
-        ({"keyless": "true"}, "^key and keyless=true exclude each other"),
-        ({"keyless": "true", "key": "", "hold": "true"}, "^hold=true needs a key"),
-        ({"key": "colour"}, "^key='colour' .*: give one of the columns order, text"),
-        ({"key": "share"}, "^key='share' .*: its type is double; cast it to string"),
-        ({"queue": ""}, "printable"),
-        ({"priority": "300"}, "priority=300"),
-        ({"delay": "-1"}, "negative"),
-        ({"colour": "red"}, "no option 'colour'"),
-        ({"model": "nowhere:Model"}, "^model='nowhere:Model'"),
+        ({"key": ""}, "key", (), "no_key", ["keyless=true"]),
+        ({"keyless": "true"}, "keyless", True, "conflicting_options", ["key", "keyless=true"]),
+        ({"keyless": "true", "key": "", "hold": "true"}, "hold", True, "no_key", ["key"]),
+        ({"key": "colour"}, "key", "colour", "unknown_column", ["order, text"]),
+        ({"key": "share"}, "key", "share", "wrong_type", ["double", "string"]),
+        ({"queue": ""}, "queue", "", None, []),
+        ({"priority": "300"}, "priority", 300, None, []),
+        ({"delay": "-1"}, "delay", -1.0, None, []),
+        ({"colour": "red"}, "colour", "red", "unknown_option", []),
+        ({"model": "nowhere:Model"}, "model", "nowhere:Model", "import_failed", []),
     ],
 )
 def test_an_invalid_write_is_rejected_on_the_driver(
-    options: dict[str, str], says: str, database_uri: str
+    options: dict[str, str],
+    argument: str,
+    value: Any,
+    code: str | None,
+    naming: list[str],
+    database_uri: str,
 ) -> None:
     schema = StructType(
         [
@@ -333,24 +372,25 @@ def test_an_invalid_write_is_rejected_on_the_driver(
             StructField("share", DoubleType()),
         ]
     )
-    with pytest.raises(InvalidArgument, match=says):
+    with rejecting(argument, value, code=code, naming=naming):
         sink(database_uri, schema, **options)
 
 
 def test_invalid_columns_are_rejected(database_uri: str) -> None:
     order = StructField("order", StringType())
     unsupported = StructType([order, StructField("x", CalendarIntervalType())])
-    with pytest.raises(InvalidArgument, match="MongoDB has no such type; cast") as caught:
+    with rejecting("x", "interval", code="unsupported_type"):
         sink(database_uri, unsupported)
-    assert (caught.value.argument, caught.value.value) == ("x", "interval")
     extra = StructType([order, StructField("payload", StringType()), StructField("a", LongType())])
-    with pytest.raises(InvalidArgument, match=r"allowed with payload: .*priority") as caught:
+    with rejecting("columns", "a", code="unknown_column", naming=["priority"]):
         sink(database_uri, extra)
-    assert (caught.value.argument, caught.value.value) == ("columns", "a")
+    for name in ("on_duplicate", "dedupe_for"):
+        column = StructField(name, StringType())
+        with rejecting("columns", name, code="unknown_column"):
+            sink(database_uri, StructType([order, StructField("payload", StringType()), column]))
     nowhere = SinkOptions.of({"uri": database_uri, "key": "order"})
-    with pytest.raises(InvalidArgument, match="give the option queue, or the columns") as caught:
+    with rejecting("queue", None, code="no_queue"):
         Sink(StructType([order]), nowhere)
-    assert (caught.value.argument, caught.value.value) == ("queue", None)
 
 
 # Held loads
@@ -414,6 +454,34 @@ def test_aborting_does_not_delete_tasks_of_another_load(database_uri: str, make_
     assert len(queue.pop_many(100)) == 25
 
 
+NOT_IN_COLUMNS = {"backoff", "task_id", "on_duplicate", "dedupe_for"}
+"""Options that rows do not have: their key is the id, and a repeated row is no duplicate."""
+NOT_FOR_ALL_ROWS = {"eta", "dedupe_key", "headers"}
+"""Options that differ from row to row: one value for all of them has no use."""
+
+
+def test_columns_and_options_of_the_sink_are_those_of_enqueue() -> None:
+    options = set(EnqueueOptions.__annotations__)
+    assert options - NOT_IN_COLUMNS == OPTION_COLUMNS
+    shared = options & set(SinkOptions.model_fields)
+    assert shared == options - NOT_IN_COLUMNS - NOT_FOR_ALL_ROWS
+
+
 def test_every_enqueue_option_of_the_sink_is_an_argument_of_write_tasks() -> None:
     shared = EnqueueOptions.__annotations__.keys() & SinkOptions.model_fields.keys()
     assert RowDefaults.__annotations__.keys() == shared
+
+
+@pytest.mark.parametrize(("typo", "meant"), [("prioritty", "priority"), ("keyles", "keyless")])
+def test_unknown_option_of_write_tasks_names_the_closest_one(typo: str, meant: str) -> None:
+    no_frame: Any = None
+    options: Any = {typo: 3}
+    with rejecting(typo, 3, code="unknown_option", closest=meant) as caught:
+        write_tasks(no_frame, **options)
+    assert str(caught.value).startswith("write_tasks has no option ")
+
+
+def test_unknown_option_of_the_format_names_the_format() -> None:
+    with rejecting("keyles", "3", code="unknown_option", closest="keyless") as caught:
+        SinkOptions.of({"uri": "mongodb://h/db", "keyles": "3"})
+    assert str(caught.value).startswith("format('microqueue') has no option ")

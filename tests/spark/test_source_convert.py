@@ -31,6 +31,7 @@ from microqueue.spark import whole_tasks
 from microqueue.spark.columns import ALL_COLUMNS, COMPUTED_COLUMNS, DEFAULT_VALUES, JSON_COLUMNS
 from microqueue.spark.read.convert import BatchConverter
 from microqueue.spark.read.lossy_types import LossyBatch
+from tests.rejection import raising
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 CODEC = codec_options_for(CodecOptions())
@@ -130,8 +131,10 @@ def test_whole_documents_are_the_same_both_ways(name: str) -> None:
     ],
 )
 def test_a_strict_read_detects_drift(name: str, value: Any) -> None:
-    with pytest.raises(SchemaDrift, match=name):
+    with raising(SchemaDrift, "wrong_type", task_id=TASK["_id"]) as caught:
         list(BatchConverter(SCHEMA, CODEC, strict=True).convert(stored(name, value)))
+    assert caught.value.column.partition(".")[0] == name
+    assert caught.value.column in str(caught.value)
 
 
 @pytest.mark.parametrize("name", list(DEFAULT_VALUES))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (as everybody does)
+from pyspark.sql import functions as F  # noqa: N812 (as is usual)
 from pyspark.sql.datasource import DataSourceReader
 
 from microqueue import Queue

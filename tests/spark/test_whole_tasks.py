@@ -21,12 +21,13 @@ def test_fast_and_exact_columns_are_equal() -> None:
     attempt = {"attempt": 1, "worker_id": "w", "started_at": at, "ended_at": at}
     attempt |= {"outcome": "retried", "error": {"message": "m", "code": None, "at": at}}
     full = {**plain, "_id": "own", "history": [attempt, {**attempt, "error": None}]}
-    full |= {"error": {"message": "m", "code": "c", "at": at}, "priority": 3}
+    full |= {"error": {"message": "m", "code": "c", "at": at, "traceback": "t"}, "priority": 3}
     drifted = {**plain, "_id": 7, "attempts": "many"}
     fast = to_batch(encoded(plain) + encoded(full)).to_pylist()
     exact = to_batch(encoded(plain) + encoded(full) + encoded(drifted)).to_pylist()
     assert fast == exact[:2]
     assert fast[0]["error"] is None
+    assert fast[1]["error"] == {"message": "m", "code": "c", "at": at}
     assert fast[0]["history"] is None
     assert [one["error"] for one in fast[1]["history"]] == [
         {"message": "m", "code": None, "at": at},

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microqueue import BackoffPolicy, InvalidArgument, compute_backoff_seconds
+from microqueue import BackoffPolicy, compute_backoff_seconds
 from microqueue.backoff import JITTERS, Jitter
+from tests.rejection import rejecting
 
 
 @pytest.mark.parametrize(
@@ -74,44 +75,43 @@ def test_same_seed_gives_the_same_delays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    "options",
     [
-        ({"factor": 0.5}, "factor=0.5"),
-        ({"base_sec": -1}, "base_sec=-1"),
-        ({"base_sec": 10, "max_sec": 5}, "base_sec 10.0 is greater than max_sec 5.0"),
-        ({"jitter": "wild"}, "jitter='wild'"),
-        ({"max_sec": float("inf")}, "max_sec=inf"),
-        ({"factor": float("nan")}, "factor=nan"),
-        ({"base": 5}, "no option 'base'"),
+        {"factor": 0.5},
+        {"base_sec": -1},
+        {"base_sec": 10.0, "max_sec": 5},
+        {"jitter": "wild"},
+        {"max_sec": float("inf")},
+        {"factor": float("nan")},
+        {"base": 5},
     ],
 )
-def test_nonsense_is_refused_when_the_policy_is_made(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
+def test_nonsense_is_rejected_when_the_policy_is_made(options: dict[str, Any]) -> None:
+    argument, value = next(iter(options.items()))
+    with rejecting(argument) as caught:
         BackoffPolicy(**options)
-    assert says in str(caught.value)
+    assert str(caught.value.value) == str(value)  # NaN is not equal to itself.
 
 
 @pytest.mark.parametrize("attempts", [-1, 1.5, True, "3"])
-def test_attempts_that_are_no_count_are_refused(attempts: Any) -> None:
-    with pytest.raises(InvalidArgument, match="attempts="):
+def test_attempts_that_are_no_count_are_rejected(attempts: Any) -> None:
+    with rejecting("attempts"):
         compute_backoff_seconds(attempts)
 
 
 @pytest.mark.parametrize("previous", ["x", float("nan"), float("inf"), -1, True])
-def test_previous_delay_that_is_none_is_refused(previous: Any) -> None:
-    with pytest.raises(InvalidArgument, match="previous="):
+def test_previous_delay_that_is_none_is_rejected(previous: Any) -> None:
+    with rejecting("previous"):
         compute_backoff_seconds(3, previous=previous)
     # In a stored task it must not stop a sweep.
     policy = BackoffPolicy(jitter="decorrelated")
     assert 5 <= policy.delay_seconds(3, previous=previous) <= 15
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [({"rng": 5}, "rng=5"), ({"base_sec": "5"}, "base_sec='5'"), ({"factor": True}, "factor=True")],
-)
-def test_other_nonsense_is_refused_by_name(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidArgument, match=says):
+@pytest.mark.parametrize(("argument", "value"), [("rng", 5), ("base_sec", "5"), ("factor", True)])
+def test_other_nonsense_is_rejected_by_name(argument: str, value: Any) -> None:
+    options: dict[str, Any] = {argument: value}
+    with rejecting(argument, value):
         compute_backoff_seconds(3, **options)
 
 

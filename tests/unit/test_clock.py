@@ -9,14 +9,11 @@ from typing import Any
 
 import bson
 import pytest
-from pymongo import MongoClient
 from pymongo.errors import AutoReconnect
 
 from microqueue.clock import ServerClock, later
-from microqueue.drivers.asynchronous import AsyncDriver
-from microqueue.drivers.collections import Collections
-from microqueue.drivers.sync import SyncDriver
-from microqueue.operations.call import Operation, Target, Timed
+from microqueue.drivers.driver import AsyncDriver, SyncDriver
+from microqueue.operations.call import Operation, Timed
 from microqueue.operations.server_clock import read_clock
 from microqueue.positions import Positions, front_position, microseconds, original_position
 from microqueue.settings import QueueSettings
@@ -54,6 +51,11 @@ def test_time_is_the_servers_whatever_this_machine_says(dials: Dials) -> None:
     clock = synchronised(dials)
     dials.pass_time(2.5)
     assert clock.now() == datetime(2031, 5, 6, 7, 8, 11, 623000, tzinfo=UTC)
+
+
+def test_time_is_this_machines_before_any_reading() -> None:
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    assert before <= ServerClock().now() <= datetime.now(UTC)
 
 
 def test_wall_clock_set_back_does_not_move_the_time(dials: Dials) -> None:
@@ -162,6 +164,11 @@ def test_slow_reply_is_better_than_none(dials: Dials) -> None:
         drive(read_clock(ServerClock()), dials, [lost])
 
 
+def topology(**kinds: str) -> Any:
+    servers = {name: SimpleNamespace(server_type_name=kind) for name, kind in kinds.items()}
+    return SimpleNamespace(server_descriptions=lambda: servers)
+
+
 class Server:
     """Answers the calls of a driver: with an error, or with the time, each after a while."""
 
@@ -170,14 +177,9 @@ class Server:
         self.timeout_sec = None
         self.selection_sec = 30.0
         self.database = self
+        self.client = SimpleNamespace(topology_description=topology(a="Standalone"))
         self._dials = dials
         self._replies = replies
-
-    def at(self, _target: Target) -> Server:
-        return self
-
-    def primary_changed(self) -> bool:
-        return False
 
     def command(self, _name: str) -> dict[str, Any]:
         took_sec, reply = self._replies.pop(0)
@@ -265,34 +267,30 @@ def test_place_that_is_no_number_counts_as_one_at_the_front(position: Any) -> No
     assert original_position(position, None) == 0
 
 
-def topology(**kinds: str) -> Any:
-    servers = {name: SimpleNamespace(server_type_name=kind) for name, kind in kinds.items()}
-    return SimpleNamespace(server_descriptions=lambda: servers)
-
-
 def test_time_is_read_again_when_another_server_became_the_primary() -> None:
     """Also if there was no call while that happened, or the driver itself repeated the call."""
-    with MongoClient[Any](connect=False) as client:
-        places: Any = Collections(client.test)
-        places.client = SimpleNamespace(topology_description=topology(a="Unknown", b="Unknown"))
-        told = []
-        for description in (
-            topology(a="RSPrimary", b="RSSecondary"),
-            topology(a="RSPrimary", b="RSSecondary"),
-            topology(a="Unknown", b="RSSecondary"),
-            topology(a="RSSecondary", b="RSPrimary"),
-            topology(a="RSSecondary", b="RSPrimary"),
-        ):
-            places.client.topology_description = description
-            told.append((places.primary_changed(), places.primary_changed()))
-    assert told == [(False, False)] * 3 + [(True, False)] + [(False, False)]
     forgotten: list[bool] = []
-    driver: Any = SyncDriver(
-        SimpleNamespace(  # type: ignore[arg-type]  # It is all that is asked for.
-            in_memory=True, timeout_sec=None, selection_sec=1.0, primary_changed=lambda: True
-        ),
-        settings=QueueSettings(),
-        on_retry=lambda: forgotten.append(True),
+    client = SimpleNamespace(topology_description=topology(a="Unknown", b="Unknown"))
+    collections: Any = SimpleNamespace(
+        in_memory=False, timeout_sec=None, selection_sec=1.0, client=client
     )
-    driver.run(read_clock(FakeClock(SERVER_TIME)))
-    assert forgotten == [True]
+    driver = SyncDriver(
+        collections, settings=QueueSettings(), on_retry=lambda: forgotten.append(True)
+    )
+
+    def changed() -> bool:
+        forgotten.clear()
+        driver.run(read_clock(FakeClock(SERVER_TIME)))
+        return bool(forgotten)
+
+    told = []
+    for description in (
+        topology(a="RSPrimary", b="RSSecondary"),
+        topology(a="RSPrimary", b="RSSecondary"),
+        topology(a="Unknown", b="RSSecondary"),
+        topology(a="RSSecondary", b="RSPrimary"),
+        topology(a="RSSecondary", b="RSPrimary"),
+    ):
+        client.topology_description = description
+        told.append((changed(), changed()))
+    assert told == [(False, False)] * 3 + [(True, False)] + [(False, False)]

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from microqueue.model import trusted
 from microqueue.operations.workers import CrashRole, Isolation, attribute_crash, isolation_for
 from microqueue.task import Claimed, Lease
 from microqueue.worker.fetcher import CrashIsolation
-from microqueue.worker.in_flight import InFlight, InFlightTask
+from microqueue.worker.in_flight import InFlight, LeasedTask
 
 PLAIN: dict[str, Any] = {"attempts": 1, "max_attempts": 10}
 FEW: dict[str, Any] = {"attempts": 2, "max_attempts": 10, "redelivered": True}
@@ -79,13 +80,14 @@ class Hands:
     def __init__(self) -> None:
         self.in_flight = InFlight()
         self.isolation = CrashIsolation(self.in_flight, 2)
-        self.started: list[InFlightTask] = []
-        self.claimed: list[InFlightTask] = []
+        self.started: list[LeasedTask] = []
+        self.claimed: list[LeasedTask] = []
 
     def claim(self, kinds: str) -> None:
-        lease: Any = Lease.trusted(token="t", worker_id="w", started_at=None, expires_at=None)
+        queue: Any = None
+        lease: Any = trusted(Lease, token="t", worker_id="w", started_at=None, expires_at=None)
         new = [
-            InFlightTask(None, Claimed({"_id": number, **KINDS[kind]}, lease, None), 0.0)
+            LeasedTask(queue, Claimed({"_id": number, **KINDS[kind]}, lease, None), 0.0)
             for number, kind in enumerate(kinds, len(self.claimed))
         ]
         self.claimed += new

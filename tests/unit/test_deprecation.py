@@ -6,21 +6,29 @@ import inspect
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from microqueue import DeadLetterFilter, InvalidArgument, QueueSettings, dlq, insights
+from microqueue import (
+    DeadLetterFilter,
+    QueueSettings,
+    dead_letter_models,
+    insights,
+)
+from microqueue.dashboard import server
 from microqueue.deprecation import renamed_names
 from microqueue.insights import AsyncInsights, Insights
 from microqueue.testing import memory_async_queue, memory_queue
 from microqueue.worker.options import WorkerOptions
+from tests.rejection import rejecting
 
 
 @pytest.mark.parametrize("place", ["status", "collection"])
 def test_letters_apart_is_separate_dlq(place: str) -> None:
-    settings = QueueSettings(dead_letters=place)  # type: ignore[arg-type]
+    settings: Any = QueueSettings(dead_letters=place)  # type: ignore[arg-type]
     with pytest.warns(DeprecationWarning, match="separate_dlq") as warned:
         assert settings.letters_apart is settings.separate_dlq is (place == "collection")
     assert warned[0].filename == __file__
@@ -28,7 +36,7 @@ def test_letters_apart_is_separate_dlq(place: str) -> None:
 
 def test_brisk_period_is_hot_poll_period() -> None:
     with pytest.warns(DeprecationWarning, match="hot_poll_period") as warned:
-        options = WorkerOptions(brisk_period=0.5)  # type: ignore[call-arg]
+        options: Any = WorkerOptions(brisk_period=0.5)  # type: ignore[call-arg]
     assert warned[0].filename == __file__
     assert options.hot_poll_period == timedelta(seconds=0.5)
     with pytest.warns(DeprecationWarning, match="hot_poll_period"):
@@ -36,9 +44,8 @@ def test_brisk_period_is_hot_poll_period() -> None:
 
 
 def test_an_option_is_not_given_by_both_names() -> None:
-    with pytest.raises(InvalidArgument) as caught:
+    with rejecting("brisk_period", 0.5):
         WorkerOptions(brisk_period=0.5, hot_poll_period=0.5)  # type: ignore[call-arg]
-    assert caught.value.argument == "brisk_period"
 
 
 @pytest.fixture
@@ -96,15 +103,18 @@ async def test_old_argument_of_insights_is_the_new_one(
 
     monkeypatch.setattr(operations, method, operation)
     positional = [None, DeadLetterFilter()] if method == "dead_letters" else []
+
+    async def call(**options: Any) -> Any:
+        page = getattr(found, method)(*positional, **options)
+        return await page if inspect.isawaitable(page) else page
+
     with pytest.warns(DeprecationWarning, match=f"^{old} is deprecated; use {new}$") as warned:
-        page = getattr(found, method)(*positional, **{old: function})
-    if inspect.isawaitable(page):
-        page = await page
+        page = await call(**{old: function})
     assert warned[0].filename == __file__
     assert page.documents == []
     assert passed[new] is function
-    with pytest.raises(InvalidArgument, match="are the same option"):
-        getattr(found, method)(*positional, **{old: function, new: function})
+    with rejecting(old, function):
+        await call(**{old: function, new: function})
 
 
 def test_letters_takes_its_old_arguments() -> None:
@@ -124,7 +134,32 @@ def test_insights_held_is_in_flight_task() -> None:
         assert insights.Held is insights.InFlightTask  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["LetterGroup", "LetterGroups"])
-def test_letter_groups_are_dead_letter_groups(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=rf"Dead{name}$"):
-        assert getattr(dlq, name) is getattr(dlq, f"Dead{name}")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("DeadLetterFilter", "DeadLetterFilter"),
+        ("DeadLetterGroup", "DeadLetterGroup"),
+        ("DeadLetterGroups", "DeadLetterGroups"),
+        ("DeadLetterPage", "DeadLetterPage"),
+        ("DeadLetterStats", "DeadLetterStats"),
+        ("LetterGroup", "DeadLetterGroup"),
+        ("LetterGroups", "DeadLetterGroups"),
+        ("ReplayReport", "ReplayReport"),
+    ],
+)
+def test_dlq_is_dead_letter_models(old: str, new: str) -> None:
+    dlq = import_module("microqueue.dlq")
+    with pytest.warns(DeprecationWarning, match=rf"^microqueue\.dlq\.{old} .*\.{new}$") as warned:
+        assert getattr(dlq, old) is getattr(dead_letter_models, new)
+    assert warned[0].filename == __file__
+    place = str(warned[0].message).rpartition(" ")[2].rpartition(".")[0]
+    assert getattr(import_module(place), new) is getattr(dead_letter_models, new)
+    with pytest.raises(AttributeError, match="Leter"):
+        _ = dlq.Leter
+
+
+def test_dashboard_serving_is_dashboard_server() -> None:
+    with pytest.warns(DeprecationWarning, match=r"use microqueue\.dashboard\.server\.") as warned:
+        from microqueue.dashboard.serving import DashboardServer as Old  # noqa: PLC0415 (it warns)
+    assert warned[0].filename == __file__
+    assert Old is server.DashboardServer

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from microqueue import InvalidArgument
 from microqueue.worker import load_handler
 from microqueue.worker.handlers import load_model
+from tests.rejection import rejecting
 
 
 @pytest.fixture
@@ -38,43 +38,44 @@ def test_handler_is_found_in_the_current_directory(project: Path, reference: str
 
 
 @pytest.mark.parametrize(
-    ("reference", "reason"),
+    ("reference", "code", "cause"),
     [
-        ("shop_tasks", "give module:name"),
-        (":handle", "give module:name"),
-        ("shop_tasks:", "give module:name"),
-        ("no_such_module:handle", "No module named 'no_such_module'"),
-        ("shop_broken:handle", "ZeroDivisionError"),
-        ("shop_tasks:missing", "has no 'missing'"),
-        ("shop_tasks:number", "'number' is not callable: it is int"),
+        ("shop_tasks", "no_reference", None),
+        (":handle", "no_reference", None),
+        ("shop_tasks:", "no_reference", None),
+        ("no_such_module:handle", "import_failed", ModuleNotFoundError),
+        ("shop_broken:handle", "import_failed", ZeroDivisionError),
+        ("shop_tasks:missing", "name_missing", AttributeError),
+        ("shop_tasks:number", "not_callable", None),
     ],
 )
-def test_handler_that_cannot_be_used_is_refused_by_name(
-    project: Path, reference: str, reason: str
+def test_handler_that_cannot_be_used_is_rejected_by_name(
+    project: Path, reference: str, code: str, cause: type[Exception] | None
 ) -> None:
-    with pytest.raises(InvalidArgument) as caught:
+    with rejecting("handler", reference, code=code) as caught:
         load_handler(reference)
     assert repr(reference) in str(caught.value)
-    assert reason in str(caught.value)
+    assert type(caught.value.__cause__) is (cause or type(None))
+    assert cause is None or code != "import_failed" or cause.__name__ in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("reference", "reason"),
+    ("reference", "code", "named"),
     [
-        ("nowhere:Model", "No module named 'nowhere'"),
-        ("shop_tasks", "give module:name, for example shop.tasks:Mail"),
-        ("shop_tasks:Missing", "has no 'Missing'"),
-        ("shop_tasks:number", "'number' is not callable: it is int"),
+        ("nowhere:Model", "import_failed", "'nowhere'"),
+        ("shop_tasks", "no_reference", "shop.tasks:Mail"),
+        ("shop_tasks:Missing", "name_missing", "'Missing'"),
+        ("shop_tasks:number", "not_callable", "int"),
     ],
 )
-def test_model_that_cannot_be_used_is_refused_as_a_model(
-    project: Path, reference: str, reason: str
+def test_model_that_cannot_be_used_is_rejected_as_a_model(
+    project: Path, reference: str, code: str, named: str
 ) -> None:
-    with pytest.raises(InvalidArgument) as caught:
+    with rejecting("model", reference, code=code) as caught:
         load_model(reference)
-    assert caught.value.argument == "model"
-    assert str(caught.value).startswith(f"model={reference!r} is not valid: ")
-    assert reason in str(caught.value)
+    told = str(caught.value).removeprefix(f"model={reference!r} ")
+    assert named in told
+    assert told != str(caught.value)
 
 
 def test_model_is_found_in_the_current_directory(project: Path) -> None:

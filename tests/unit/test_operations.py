@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mongomock.filtering import filter_applies
-from pymongo.errors import AutoReconnect, BulkWriteError, DuplicateKeyError
+from pymongo.errors import AutoReconnect, BulkWriteError, DuplicateKeyError, OperationFailure
 
-from microqueue import DuplicateTask, LeaseLost, ServerUnavailable, Task
+from microqueue import (
+    DuplicateTask,
+    IndexConflict,
+    LeaseLost,
+    ServerUnavailable,
+    Task,
+    TaskNotFound,
+)
 from microqueue.clock import Instant
-from microqueue.operations import claim, confirm, enqueue, filters, indexes, replay, settle
-from microqueue.operations.batches import not_after
-from microqueue.operations.call import Call, Operation, RepeatDue, Target
+from microqueue.operations import (
+    administration,
+    archive,
+    bulk_load,
+    change_cursor,
+    claim,
+    confirm,
+    dlq_collection,
+    enqueue,
+    export,
+    filters,
+    indexes,
+    replay,
+    settle,
+    stats,
+    workers,
+)
+from microqueue.operations.batches import Batches, SweepProgress, not_after
+from microqueue.operations.call import Call, Operation, RepeatDue, Target, reporting
 from microqueue.settings import QueueSettings
-from microqueue.task import Lease, TaskError
+from microqueue.task import Lease, Outcome, TaskError, read_task
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 EARLIER = NOW - timedelta(seconds=2)
@@ -29,6 +52,7 @@ LEASE = Lease(
 def drive(operation: Operation[Any], replies: Iterator[Any]) -> tuple[list[Call], Any]:
     """Answer each call with the next reply; give the calls and the result."""
     calls: list[Call] = []
+    operation = reporting(operation, lambda letters: None)
     try:
         call = next(operation)
         while True:
@@ -47,9 +71,9 @@ def claimed_task(**fields: Any) -> Task[Any]:
     document = {
         "_id": 1, "status": "processing", "attempts": 1, "max_attempts": 3, "created_at": NOW,
         "updated_at": NOW, "lease_token": "token", "worker_id": "worker", "started_at": NOW,
-        "lease_expires_at": LEASE.expires_at, "position": 5,
+        "deadline_at": LEASE.expires_at, "position": 5,
     }  # fmt: skip
-    return Task.from_document({**document, **fields})
+    return read_task({**document, **fields})
 
 
 def test_pop_is_one_atomic_write_in_ready_order() -> None:
@@ -144,9 +168,11 @@ def test_every_settlement_is_fenced_by_status_and_token() -> None:
     ):
         operation = settle.settle(task, settlement, now=NOW, settings=QueueSettings())
         (call,), _ = drive(operation, iter([SimpleNamespace(matched_count=1)]))
-        fence = {"_id": 1, "status": "processing", "lease_token": "token"}
+        fence = {"_id": {"$eq": 1}, "status": "processing", "lease_token": {"$eq": "token"}}
         assert call.arguments[0] == fence
-        assert call.arguments[1]["$set"]["lease_token"] is None
+        # A done task keeps the token as its receipt; every other one is free for the next claim.
+        kept = settlement.outcome is Outcome.DONE
+        assert call.arguments[1]["$set"].get("lease_token", "kept") == ("kept" if kept else None)
         assert call.repeatable
 
 
@@ -160,17 +186,19 @@ def test_call_inside_a_transaction_is_never_repeated_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "says"),
+    ("stored", "status", "holder"),
     [
-        (None, "gone"),
-        ({"_id": 1, "status": "processing", "worker_id": "other"}, "'other' holds the task"),
-        ({"_id": 1, "status": "pending"}, "the task is pending"),
+        (None, None, None),
+        ({"_id": 1, "status": "processing", "worker_id": "other"}, "processing", "other"),
+        ({"_id": 1, "status": "pending"}, "pending", None),
     ],
 )
-def test_lost_lease_says_why(stored: Any, says: str) -> None:
+def test_lost_lease_says_why(stored: Any, status: str | None, holder: str | None) -> None:
     operation = settle.touch(claimed_task(), NOW, NOW)
-    with pytest.raises(LeaseLost, match=says):
+    with pytest.raises(LeaseLost) as caught:
         drive(operation, iter([SimpleNamespace(matched_count=0), stored]))
+    assert (caught.value.status, caught.value.holder) == (status, holder)
+    assert (holder or status or "") in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +219,10 @@ def test_many_claimed_together_are_settled_by_one_write() -> None:
     assert lost == []
     assert call.method == "update_many"
     assert call.arguments[0]["_id"] == {"$in": [0, 1, 2, 3, 4]}
-    assert call.arguments[0]["lease_token"] == "token"
+    assert call.arguments[0]["lease_token"] == {"$eq": "token"}
+    # As few fields as possible; no history, and the token stays for a repeat.
+    written = {"status": "done", "finished_at": NOW, "deadline_at": NOW, "updated_at": NOW}
+    assert call.arguments[1] == {"$set": written, "$unset": {"error": ""}}
 
 
 @pytest.mark.parametrize("changed", [0, 1, 4])
@@ -256,7 +287,7 @@ def test_a_task_that_took_the_id_of_ours_is_not_ours(target: Target, status: str
     scene = Replaced(ours, target, {**ours, "insert_token": "theirs"})
     settings = QueueSettings(dead_letters="collection")
     with pytest.raises(DuplicateTask) as raised:
-        scene.run(enqueue.enqueue(document, stored=document, settings=settings))
+        scene.run(enqueue.enqueue(document, encoded=document, settings=settings))
     assert raised.value.existing_id == "one"
 
 
@@ -275,17 +306,35 @@ def test_an_insert_that_nothing_blocks_any_more_is_tried_with_a_new_deadline() -
     settings = QueueSettings(dead_letters="collection")
     due = RepeatDue(AutoReconnect("lost"), None)
     replies: Iterator[Any] = iter([[], due, [], [], DuplicateKeyError("taken"), [], [], [], None])
-    calls, _ = drive(enqueue.enqueue(document, stored=document, settings=settings), replies)
+    calls, _ = drive(enqueue.enqueue(document, encoded=document, settings=settings), replies)
     inserts = [call.after for call in calls if call.method == "insert_one"]
     assert inserts == [None, due, None]
 
     refused = BulkWriteError({"writeErrors": [{"index": 0, "code": 11000}]})
     replies = iter([[], due, [], [], refused, [], [], [], None])
     calls, left_out = drive(
-        enqueue.enqueue_many([document], stored=[document], settings=settings), replies
+        enqueue.enqueue_many([document], encoded=[document], settings=settings), replies
     )
     inserts = [call.after for call in calls if call.method == "insert_many"]
     assert inserts == [None, due, None]
+    assert left_out == set()
+
+
+class Unread(Sequence[Any]):
+    """Documents that are costly to make."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError(index)
+
+
+def test_documents_that_are_encoded_are_not_read_if_nothing_blocks_them() -> None:
+    encoded = [{"_id": 1}, {"_id": 2}]
+    operation = enqueue.enqueue_many(Unread(), encoded=encoded, settings=QueueSettings())
+    (call,), left_out = drive(operation, iter([None]))
+    assert call.arguments == (encoded,)
     assert left_out == set()
 
 
@@ -324,12 +373,25 @@ def test_which_of_many_a_majority_has_does_not_depend_on_what_was_read(
 def test_queries_contain_the_filter_of_the_index_they_need() -> None:
     partial = {
         model.document["name"]: model.document.get("partialFilterExpression", {})
-        for model in indexes.task_indexes(None)
+        for model in indexes.task_indexes()
     }
-    assert filters.due(NOW)["status"] == partial["due"]["status"]
-    assert filters.due(NOW)["next_retry_at"]["$type"] == "date"
-    assert filters.lease_expired(NOW)["status"] == partial["lease"]["status"]
-    assert filters.undelivered(NOW)["expires_at"]["$type"] == "date"
+    timed = partial["deadline"]["deadline_at"]
+    assert timed == {"$type": "date"}
+    for query in (
+        filters.WAITING,
+        filters.DELAYED,
+        filters.LEASED,
+        filters.SUCCEEDED,
+        filters.due(NOW),
+        filters.expired(NOW),
+        filters.lease_expired(NOW),
+        filters.finished_by(NOW),
+        claim.claimed_under(LEASE),
+        bulk_load.HELD,
+    ):
+        assert {**query["deadline_at"], **timed} == query["deadline_at"]
+        assert isinstance(query["status"], str)
+    assert {**filters.READY, **partial["ready"]} == filters.READY
 
 
 def test_calls_print_as_what_they_ask() -> None:
@@ -351,5 +413,206 @@ def test_clock_that_is_behind_leaves_out_nothing_that_failed_before() -> None:
         limit=None,
         settings=QueueSettings(),
     )
-    (query,) = (part for part in next(replaying).arguments[0]["$and"] if "updated_at" in part)
-    assert query["updated_at"]["$lte"] >= stamp
+    (query,) = (part for part in next(replaying).arguments[0]["$and"] if "$nor" in part)
+    assert query["$nor"][0]["updated_at"]["$gt"] >= stamp
+
+
+# What another process does between a read and a write
+
+DOCUMENT = {"_id": "one", "queue": "q", "insert_token": "ours", "status": "pending"}
+FAILED = {**DOCUMENT, "insert_token": "theirs", "status": "failed"}
+SEPARATE_DLQ = QueueSettings(dead_letters="collection")
+MATCHED, UNMATCHED = SimpleNamespace(matched_count=1), SimpleNamespace(matched_count=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rejection", "found"),
+    [(QueueSettings(), [DuplicateKeyError("taken")], DOCUMENT), (SEPARATE_DLQ, [], FAILED)],
+    ids=["in tasks", "in the dead letters"],
+)
+def test_enqueue_ends_when_what_blocks_it_never_stays_the_same(
+    settings: QueueSettings, rejection: list[Any], found: dict[str, Any]
+) -> None:
+    operation = enqueue.enqueue(DOCUMENT, encoded=DOCUMENT, settings=settings)
+    with pytest.raises(ServerUnavailable):
+        drive(operation, iter([*rejection, *[[found], UNMATCHED] * 99]))
+
+
+def test_batch_inside_a_transaction_names_the_id_of_a_dead_letter() -> None:
+    operation = enqueue.enqueue_many(
+        [DOCUMENT], encoded=[DOCUMENT], settings=SEPARATE_DLQ, session="session"
+    )
+    with pytest.raises(DuplicateTask) as raised:
+        drive(operation, iter([[FAILED]]))
+    assert (raised.value.task_id, raised.value.existing_id) == ("one", "one")
+
+
+def replaying_one() -> Operation[Any]:
+    return replay.replay(
+        [{"_id": 1}],
+        now=NOW,
+        position=1,
+        reset_attempts=True,
+        delay=timedelta(0),
+        limit=1,
+        settings=QueueSettings(),
+    )
+
+
+def test_dead_letter_is_skipped_whose_key_is_taken_and_free_again_and_again() -> None:
+    letter = {"_id": 1, "queue": "q", "dedupe_key": "k", "status": "failed", "updated_at": NOW}
+    taken = DuplicateKeyError("taken")
+    calls, report = drive(replaying_one(), iter([[letter], *[taken, UNMATCHED] * confirm.ROUNDS]))
+    assert (report.matched, report.replayed, report.skipped) == (1, 0, [1])
+    assert len(calls) == 1 + 2 * confirm.ROUNDS
+
+
+def test_dead_letter_whose_key_is_free_after_all_is_replayed_by_its_run() -> None:
+    letter = {"_id": 1, "queue": "q", "dedupe_key": "k", "status": "failed", "updated_at": NOW}
+    rejected = BulkWriteError({"writeErrors": [{"index": 0, "code": 11000}], "nModified": 0})
+    operation = replay.requeue(
+        [replay.PlannedReplay(letter, NOW)],
+        run="run",
+        queue=None,
+        position=1,
+        now=NOW,
+        settings=QueueSettings(),
+    )
+    replies = iter([rejected, UNMATCHED, SimpleNamespace(modified_count=1)])
+    calls, done = drive(operation, replies)
+    assert done == 1
+    assert [call.method for call in calls] == ["bulk_write", "update_one", "bulk_write"]
+
+
+def test_replay_continues_from_a_task_that_a_killed_move_left() -> None:
+    letter = {"_id": 1, "queue": "q", "status": "failed", "version": 2, "moves": 1}
+    begun = SimpleNamespace(matched_count=1)
+    replaced = SimpleNamespace(matched_count=1)
+    finished = SimpleNamespace(modified_count=1)
+    operation = dlq_collection.move_back(letter, {"status": "pending"}, NOW)
+    replies = iter([begun, DuplicateKeyError("it is here"), MATCHED, replaced, finished, None])
+    calls, done = drive(operation, replies)
+    assert done is True
+    assert [call.method for call in calls] == [
+        "update_one", "insert_one", "update_one", "replace_one", "update_one", "update_one",
+    ]  # fmt: skip
+
+
+# A sweep that has lost its lock stops before the next task
+
+
+def stopping_after(batches: int) -> SweepProgress:
+    answers = iter([*[True] * batches, *[False] * 9])
+
+    def may_proceed() -> Operation[bool]:
+        yield from ()
+        return next(answers)
+
+    return SweepProgress(may_proceed)
+
+
+def test_batches_end_when_the_sweep_may_not_continue() -> None:
+    batches = Batches.of({}, progress=stopping_after(1))
+    assert drive(batches.next(5), iter([[{"_id": 1}]]))[1] == [{"_id": 1}]
+    assert drive(batches.next(5), iter(()))[1] == []
+
+
+def test_no_more_dead_letters_are_moved_when_the_sweep_may_not_continue() -> None:
+    letters = [{"_id": number, "status": "failed"} for number in range(2)]
+    progress = stopping_after(2)
+    operation = dlq_collection.move_all_out(NOW, progress=progress)
+    calls, _ = drive(operation, iter([letters, MATCHED, None, None]))
+    assert [call.method for call in calls] == ["find", "update_one", "replace_one", "delete_one"]
+    assert progress.counts["moved"] == 1
+
+
+def test_no_more_dead_workers_are_handled_when_the_sweep_may_not_continue() -> None:
+    worker = {
+        "_id": "w@tasks", "collection": "tasks", "heartbeat_at": EARLIER, "gone_at": EARLIER,
+        "missed_at": EARLIER, "heartbeat_sec": 0.1,
+    }  # fmt: skip
+    operation = workers.reclaim_orphaned("tasks", NOW, QueueSettings(), progress=stopping_after(0))
+    calls, _ = drive(operation, iter([[worker], *[[worker], MATCHED] * 9]))
+    assert {call.target for call in calls} == {Target.WORKERS}
+
+
+# Errors that an operation does not handle
+
+
+def test_other_errors_of_the_server_are_raised() -> None:
+    rejected = OperationFailure("not allowed", 13)
+    tasks = [claimed_task(_id=n) for n in range(2)]
+    with pytest.raises(OperationFailure, match="not allowed"):
+        drive(settle.mark_all_done(tasks, now=NOW, settings=QueueSettings()), iter([rejected]))
+    creating = indexes.ensure_indexes(indexes.task_indexes(), "tasks")
+    with pytest.raises(OperationFailure, match="not allowed"):
+        drive(creating, iter([{}, rejected]))
+
+
+def test_conflict_with_an_index_that_is_gone_again_names_the_wanted_one() -> None:
+    operation = indexes.ensure_indexes(indexes.task_indexes(), "tasks")
+    with pytest.raises(IndexConflict) as raised:
+        drive(operation, iter([{}, OperationFailure("conflict", 85)]))
+    assert raised.value.index == "ready"
+
+
+def test_claim_of_a_task_that_was_deleted_in_between_does_not_find_it() -> None:
+    with pytest.raises(TaskNotFound) as raised:
+        drive(administration.claim_one(1, LEASE), iter([None, None]))
+    assert raised.value.task_ids == [1]
+
+
+def test_task_that_cannot_be_changed_at_all_stops_no_sweep_and_is_raised_last() -> None:
+    task = claimed_task()
+    reclaimed = settle.FencedSettlement(
+        task, settle.released(task, NOW, front=False), filters.claimed(task)
+    )
+    too_large = {"index": 0, "code": 17419, "errmsg": "the document is too large"}
+    rejected = BulkWriteError({"writeErrors": [too_large], "nMatched": 0})
+    progress = SweepProgress()
+    operation = settle.settle_reclaimed(
+        [reclaimed], now=NOW, settings=QueueSettings(), progress=progress
+    )
+    calls, written = drive(operation, iter([rejected, rejected]))
+    assert (len(calls), written) == (2, 0)
+    with pytest.raises(OperationFailure, match="too large"):
+        progress.raise_rejection()
+    progress.raise_rejection()  # Once.
+
+
+# Small answers
+
+
+@pytest.mark.parametrize(
+    ("status", "dated", "kind"),
+    [("pending", True, "delayed"), ("failed", False, "failed"), ("done", False, ""), (7, True, "")],
+)
+def test_documents_that_no_count_has_are_left_out_of_estimates(
+    status: Any, dated: bool, kind: str
+) -> None:
+    assert stats.kind_of(status, dated=dated) == kind
+
+
+def test_tasks_are_selected_by_a_query_alone_or_with_other_conditions() -> None:
+    query = {"a": 1}
+    assert export.selection(query=query) == query
+    assert export.selection(queues=["q"], query=query) == {"$and": [{"queue": "q"}, query]}
+
+
+def test_part_of_an_export_is_bounded_at_both_ends() -> None:
+    part = export.IdRange(first=1, last=5)
+    call = next(export.read_part({}, ["_id"], part, batch_rows=9))
+    assert (call.options["min"], call.options["max"]) == ({"_id": 1}, {"_id": 5})
+
+
+def test_no_change_is_looked_for_after_the_horizon() -> None:
+    start = change_cursor.ChangeCursor.behind(NOW)
+    everything = change_cursor.ChangeQuery(queues=None, statuses=None, query={})
+    operation = change_cursor.find_end(everything, start, horizon=EARLIER, rows=None)
+    assert drive(operation, iter(())) == ([], None)
+
+
+def test_finished_tasks_are_counted_in_the_chosen_queues() -> None:
+    operation = archive.count_finished(["a", "b"], statuses=["done"], before=NOW)
+    (call,), _ = drive(operation, iter([[]]))
+    assert call.arguments[0][0]["$match"]["queue"] == {"$in": ["a", "b"]}

@@ -10,7 +10,7 @@ from bson.codec_options import CodecOptions
 
 from microqueue import Queue
 from microqueue.core import core_of
-from microqueue.worker.effects import Run
+from microqueue.worker.effects import RunOperation
 from microqueue.worker.fetcher import Claimer
 from microqueue.worker.in_flight import InFlight
 from microqueue.worker.prefetch import PrefetchController
@@ -72,23 +72,23 @@ def test_no_more_wait_than_fit_in_memory(size: int, waiting: int) -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=60)
     for _ in range(250):
         controller.record_run(0.001)
-    controller.record_size({"payload": b"x" * (size - 30)}, PLAIN)
+    controller.measure_size({"payload": b"x" * (size - 30)}, PLAIN)
     assert controller.limit() == 4 + waiting
     assert controller.max_in_memory >= waiting
 
 
 def test_a_large_task_changes_the_limit_faster_than_a_small_one() -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=60)
-    controller.record_size({"payload": b"x" * 10_000_000}, PLAIN)
-    controller.record_size({}, PLAIN)
+    controller.measure_size({"payload": b"x" * 10_000_000}, PLAIN)
+    controller.measure_size({}, PLAIN)
     assert 6 < controller.max_in_memory < 7
-    controller.record_size({"payload": b"x" * 15_000_000}, PLAIN)
+    controller.measure_size({"payload": b"x" * 15_000_000}, PLAIN)
     assert controller.max_in_memory < 6
 
 
 def test_task_of_unknown_size_changes_nothing() -> None:
     controller = PrefetchController(concurrency=4, prefetch=500, lease_sec=60)
-    controller.record_size({"payload": object()}, PLAIN)
+    controller.measure_size({"payload": object()}, PLAIN)
     assert controller.max_in_memory == float("inf")
 
 
@@ -101,7 +101,7 @@ def test_a_claim_with_a_large_task_at_either_end_lowers_the_limit(sizes: tuple[i
     claimer = Claimer([core], worker_id="worker", in_flight=InFlight(), prefetch=controller)
     claiming = claimer.claim(core, 10)
     effect = next(claiming)
-    assert isinstance(effect, Run)
+    assert isinstance(effect, RunOperation)
     with pytest.raises(StopIteration) as ended:
         claiming.send(core.run(effect.operation))
     assert len(ended.value.value) == len(sizes)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from microqueue.worker import fetcher
-from microqueue.worker.fetcher import Selection, make_selection
+from microqueue.worker.fetcher import QueueSelection, make_selection
 
 ROUNDS = 4000
 
@@ -24,10 +24,10 @@ def queues(names: str) -> list[Any]:
     return [SimpleNamespace(name=name) for name in names]
 
 
-def claim(one: Selection, room: int, stock: Counter[str]) -> Counter[str]:
+def claim(one: QueueSelection, room: int, stock: Counter[str]) -> Counter[str]:
     """Claim one round, as a worker does, from queues that hold so much."""
     taken: Counter[str] = Counter()
-    for queue, share in one.shares(queues("".join(stock)), room):
+    for queue, share in one.offers(queues("".join(stock)), room):
         limit = min(share, room) - taken.total()
         taken[queue.name] += min(max(limit, 0), stock[queue.name])
         if taken.total() >= room or (taken.total() and share >= room):

@@ -10,8 +10,10 @@ from pydantic import BaseModel
 from microqueue import BackoffPolicy, InvalidArgument, NewTask, QueueSettings
 from microqueue.model import Model
 from microqueue.new_task import EnqueueOptions
+from microqueue.schedule import Timetable
 from microqueue.settings import JSON_EXAMPLE, SettingsOptions
 from microqueue.worker.options import WorkerOptions
+from tests.rejection import rejecting
 
 
 def test_every_setting_can_come_from_the_environment() -> None:
@@ -20,6 +22,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "MICROQUEUE_VISIBILITY_TIMEOUT": "90",
         "MICROQUEUE_BACKOFF": '{"base_sec": 1, "jitter": "none"}',
         "MICROQUEUE_HISTORY_LIMIT": "5",
+        "MICROQUEUE_TRACEBACK_LIMIT": "0",
         "MICROQUEUE_MAX_CRASHES": "7",
         "MICROQUEUE_RETENTION": "none",
         "MICROQUEUE_DEAD_LETTERS": "collection",
@@ -52,31 +55,40 @@ def test_values_from_code_win_over_the_environment() -> None:
 def test_unknown_variables_are_named_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         QueueSettings.from_environment({"MICROQUEUE_PORT": "tcp://10.0.0.1", "MICROQUEUE_URI": "x"})
+    assert [vars(record)["variable"] for record in caplog.records] == ["MICROQUEUE_PORT"]
+    assert [vars(record)["closest"] for record in caplog.records] == [[]]
     assert "MICROQUEUE_PORT" in caplog.text
-    assert "MICROQUEUE_URI" not in caplog.text
+
+
+def test_variable_that_is_almost_a_setting_names_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        QueueSettings.from_environment({"MICROQUEUE_MAX_ATTEMTS": "3"})
+    (record,) = caplog.records
+    assert vars(record)["closest"] == ["MICROQUEUE_MAX_ATTEMPTS"]
+    assert "MICROQUEUE_MAX_ATTEMPTS" in record.getMessage()
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    "options",
     [
-        ({"max_attemts": 3}, "no option 'max_attemts'"),
-        ({"max_attempts": 0}, "max_attempts=0"),
-        ({"visibility_timeout": 0}, "visibility_timeout=0"),
-        ({"visibility_timeout": -5}, "visibility_timeout=-5"),
-        ({"retention": "a week"}, "retention='a week'"),
-        ({"dead_letters": "elsewhere"}, "dead_letters='elsewhere'"),
-        ({"backoff": {"factor": 0}}, "factor"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"count_limit": 0}, "count_limit=0"),
-        ({"max_attempts": True}, "max_attempts=True"),
-        ({"max_attempts": "3"}, "max_attempts='3'"),
-        ({"visibility_timeout": "90"}, "visibility_timeout='90'"),
+        {"max_attemts": 3},
+        {"max_attempts": 0},
+        {"visibility_timeout": 0},
+        {"visibility_timeout": -5},
+        {"retention": "a week"},
+        {"dead_letters": "elsewhere"},
+        {"backoff": {"factor": 0}},
+        {"batch_size": 0},
+        {"count_limit": 0},
+        {"max_attempts": True},
+        {"max_attempts": "3"},
+        {"visibility_timeout": "90"},
     ],
 )
-def test_bad_settings_are_refused_by_name(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
+def test_bad_settings_are_rejected_by_name(options: dict[str, Any]) -> None:
+    ((argument, value),) = options.items()
+    with rejecting(argument, value):
         QueueSettings(**options)
-    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +107,7 @@ def test_bad_settings_are_refused_by_name(options: dict[str, Any], says: str) ->
         ("MICROQUEUE_BACKOFF", '{"base_sec": 9, "max_sec": 1}', "base_sec 9.0 is greater than"),
     ],
 )
-def test_bad_value_in_the_environment_is_refused_by_the_name_of_its_variable(
+def test_bad_value_in_the_environment_is_rejected_by_the_name_of_its_variable(
     variable: str, text: str, reason: str
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:
@@ -103,13 +115,13 @@ def test_bad_value_in_the_environment_is_refused_by_the_name_of_its_variable(
     assert str(caught.value).startswith(f"{variable}={text!r} is not valid: {reason}")
 
 
-def test_example_that_a_refusal_shows_can_be_used() -> None:
+def test_example_that_a_rejection_shows_can_be_used() -> None:
     settings = QueueSettings.from_environment({"MICROQUEUE_BACKOFF": JSON_EXAMPLE})
     assert settings.backoff == BackoffPolicy(base_sec=5, jitter="none")
 
 
 def test_bad_value_from_code_is_not_blamed_on_the_environment() -> None:
-    with pytest.raises(InvalidArgument, match=r"^max_attempts=0"):
+    with rejecting("max_attempts", 0):
         QueueSettings.from_environment({"MICROQUEUE_MAX_ATTEMPTS": "3"}, max_attempts=0)
 
 
@@ -166,18 +178,35 @@ def accepts_none(annotation: Any) -> bool:
         (QueueSettings, "visability_timeout", "visibility_timeout"),
         (WorkerOptions, "concurency", "concurrency"),
         (BackoffPolicy, "base", "base_sec"),
+        (BackoffPolicy, "bas", "base_sec"),
+        (WorkerOptions, "poll", "poll_interval"),
     ],
 )
 def test_unknown_option_is_rejected_with_the_closest_one(
     model: type[Model], option: str, closest: str
 ) -> None:
-    with pytest.raises(InvalidArgument) as caught:
+    with rejecting(option, 1, code="unknown_option", closest=closest) as caught:
         model(**{option: 1})
-    assert (caught.value.argument, caught.value.value) == (option, 1)
-    assert f"{model.__name__} has no option {option!r}" in str(caught.value)
-    assert f"did you mean {closest!r}?" in str(caught.value)
+    assert model.__name__ in str(caught.value)
 
 
-def test_unknown_option_like_no_other_is_rejected_without_a_guess() -> None:
-    with pytest.raises(InvalidArgument, match=r"has no option 'xyz'$"):
-        QueueSettings(xyz=1)  # type: ignore[call-arg]
+def test_unknown_option_like_no_other_is_rejected_with_all_that_exist() -> None:
+    with rejecting("colour", 1, code="unknown_option") as caught:
+        BackoffPolicy(colour=1)  # type: ignore[call-arg]
+    assert caught.value.closest == []
+    assert all(name in str(caught.value) for name in BackoffPolicy.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("model", "argument", "value", "closest"),
+    [
+        (QueueSettings, "dead_letters", "colection", "collection"),
+        (BackoffPolicy, "jitter", "ful", "full"),
+        (Timetable, "overlap", "alow", "allow"),
+    ],
+)
+def test_value_that_is_almost_an_allowed_one_is_rejected_with_it(
+    model: type[Model], argument: str, value: str, closest: str
+) -> None:
+    with rejecting(argument, value, closest=closest):
+        model(**{argument: value})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import date, timedelta
 from decimal import Decimal
@@ -14,11 +16,23 @@ from bson import ObjectId
 from pydantic import BaseModel, Field
 from pymongo import AsyncMongoClient
 
-from microqueue import AsyncQueue, BackoffPolicy, InvalidArgument, InvalidPayload, Queue, TaskStatus
+from microqueue import (
+    AsyncQueue,
+    BackoffPolicy,
+    InvalidArgument,
+    InvalidPayload,
+    Queue,
+    Task,
+    TaskFailed,
+    TaskStatus,
+    WaitTimeout,
+)
 from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
-from microqueue.testing import memory_queue
+from microqueue.testing import memory_async_queue, memory_queue
 from microqueue.worker import AsyncContext, AsyncWorker, Context, Tasks, Worker
+from microqueue.worker.handlers import router_for
+from tests.rejection import rejecting
 
 if TYPE_CHECKING:
     from nowhere import OnlyForCheckers  # type: ignore[import-not-found]  # The point.
@@ -75,12 +89,12 @@ def test_task_without_a_name_takes_that_of_its_function(tasks: Tasks) -> None:
     assert tasks.names() == ["send_email"]
 
 
-def test_name_that_is_taken_is_refused_and_the_first_function_stays(tasks: Tasks) -> None:
+def test_name_that_is_taken_is_rejected_and_the_first_function_stays(tasks: Tasks) -> None:
     @tasks.task("send")
     def first() -> None:
         """Do nothing."""
 
-    with pytest.raises(InvalidArgument, match="name='send' is taken"):
+    with rejecting("name", "send"):
 
         @tasks.task("send")
         def second() -> None:
@@ -109,35 +123,39 @@ class Mailer:
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("function", "code", "named"),
     [
-        (takes_any_arguments, r"\*args"),
-        (takes_any_names, r"\*\*kwargs"),
-        (takes_by_place, "not to"),
-        (takes_context_by_place, "not context"),
-        (calls_its_context_otherwise, "'context', not 'ctx'"),
-        (wants_what_is_not_there, "OnlyForCheckers"),
-        (generates, "generator"),
-        (generates_later, "generator"),
-        (Mailer, "classes"),
-        (Mailer(), "callables"),
-        (Mailer().send, "methods"),
-        (Mailer.send, "no instance"),
-        (functools.partial(print, 1), "callables"),
-        (print, "give a function"),
+        (takes_any_arguments, "wrong_parameters", "*args"),
+        (takes_any_names, "wrong_parameters", "**kwargs"),
+        (takes_by_place, "wrong_parameters", " to"),
+        (takes_context_by_place, "wrong_parameters", "context"),
+        (calls_its_context_otherwise, "context_name", "'ctx'"),
+        (wants_what_is_not_there, "unreadable", "OnlyForCheckers"),
+        (generates, "generator", "generates"),
+        (generates_later, "generator", "generates_later"),
+        (Mailer, "no_function", "Mailer"),
+        (Mailer(), "no_function", "Mailer"),
+        (Mailer().send, "no_function", "Mailer.send"),
+        (Mailer.send, "method", "Mailer.send"),
+        (functools.partial(print, 1), "no_function", "partial"),
+        (print, "no_function", "print"),
     ],
 )
-def test_function_that_cannot_be_called_by_named_arguments_is_refused(
-    tasks: Tasks, function: Any, says: str
+def test_function_that_cannot_be_called_by_named_arguments_is_rejected(
+    tasks: Tasks, function: Any, code: str, named: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match=f"cannot be a task.*{says}"):
+    with pytest.raises(InvalidArgument) as caught:
         tasks.task()(function)
+    error = caught.value
+    assert (error.argument, error.value, error.code) == ("function", function, code)
+    assert named in str(error)
     assert tasks.names() == []
 
 
 def test_forgotten_parentheses_are_pointed_out(tasks: Tasks) -> None:
-    with pytest.raises(InvalidArgument, match="parentheses"):
+    with pytest.raises(InvalidArgument) as caught:
         tasks.task(print)  # type: ignore[arg-type]  # The point.
+    assert (caught.value.argument, caught.value.code) == ("name", "no_parentheses")
 
 
 @pytest.mark.parametrize(
@@ -148,15 +166,20 @@ def test_forgotten_parentheses_are_pointed_out(tasks: Tasks) -> None:
         {"timeout": 0},
         {"timeout": -1},
         {"visibility_timeout": 0},
-        {"fatal": ("ValueError",)},
-        {"fatal": (int,)},
+        {"fatal": "ValueError"},
         {"retryable": ValueError},
     ],
 )
-def test_bad_option_of_a_task_is_refused_by_name(tasks: Tasks, options: dict[str, Any]) -> None:
-    (name,) = options
-    with pytest.raises(InvalidArgument, match=name):
+def test_bad_option_of_a_task_is_rejected_by_name(tasks: Tasks, options: dict[str, Any]) -> None:
+    ((name, value),) = options.items()
+    with rejecting(name, value):
         tasks.task("send", **options)
+
+
+@pytest.mark.parametrize("fatal", ["ValueError", int])
+def test_what_is_no_exception_is_rejected_by_its_place(tasks: Tasks, fatal: Any) -> None:
+    with rejecting("fatal.0", fatal):
+        tasks.task("send", fatal=(fatal,))
 
 
 def test_annotations_of_context_and_result_are_left_to_type_checkers(tasks: Tasks) -> None:
@@ -170,7 +193,7 @@ def test_annotations_of_context_and_result_are_left_to_type_checkers(tasks: Task
 # Enqueueing
 
 
-def test_arguments_are_stored_by_name_and_the_name_in_a_header(
+def test_arguments_are_stored_by_name_beside_the_name_of_the_task(
     tasks: Tasks, microqueue_queue: Queue[Any]
 ) -> None:
     @tasks.task("send_email")
@@ -180,7 +203,7 @@ def test_arguments_are_stored_by_name_and_the_name_in_a_header(
     task = send.options(headers={"mine": 1}).enqueue(microqueue_queue, "a@b.c", urgent=True)
     found = stored(microqueue_queue, task)
     assert found.payload == {"to": "a@b.c", "urgent": True}
-    assert found.headers == {"mine": 1, "task": "send_email"}
+    assert (found.name, found.headers) == ("send_email", {"mine": 1})
 
 
 def test_arguments_may_have_the_names_that_enqueue_and_pydantic_use(
@@ -225,18 +248,23 @@ def test_arguments_of_every_kind_arrive_as_they_were_annotated(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "argument", "field", "named"),
     [
-        ({}, "'to'"),
-        ({"to": 5}, "to=5"),
-        ({"to": "a", "copies": 0}, "copies=0"),
-        ({"to": "a", "colour": 1}, "'colour'"),
-        ({"to": "a", "context": 1}, "'context'"),
-        ({"to": "a", "other": object()}, "cannot store"),
+        ({}, "to", None, "'to'"),
+        ({"to": 5}, "payload", "to", "to=5"),
+        ({"to": "a", "copies": 0}, "payload", "copies", "copies=0"),
+        ({"to": "a", "colour": 1}, "colour", None, "'colour'"),
+        ({"to": "a", "context": 1}, "context", None, "'context'"),
+        ({"to": "a", "other": object()}, "payload", None, "object"),
     ],
 )
-def test_bad_argument_is_refused_by_name_and_nothing_is_written(
-    tasks: Tasks, microqueue_queue: Queue[Any], arguments: dict[str, Any], says: str
+def test_bad_argument_is_rejected_by_name_and_nothing_is_written(
+    tasks: Tasks,
+    microqueue_queue: Queue[Any],
+    arguments: dict[str, Any],
+    argument: str,
+    field: str | None,
+    named: str,
 ) -> None:
     @tasks.task()
     def send(
@@ -244,8 +272,11 @@ def test_bad_argument_is_refused_by_name_and_nothing_is_written(
     ) -> None:
         """Do nothing."""
 
-    with pytest.raises(InvalidArgument, match=says):
+    with pytest.raises(InvalidArgument) as caught:
         send.enqueue(microqueue_queue, **arguments)
+    assert caught.value.argument == argument
+    assert getattr(caught.value, "field", None) == field
+    assert named in str(caught.value)
     assert microqueue_queue.peek() == []
 
 
@@ -269,21 +300,16 @@ def test_options_of_the_task_are_stored_and_those_of_the_call_win(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"colour": 1}, "colour"),
-        ({"delay": -1}, "delay"),
-        ({"headers": {"task": "another"}}, "'task' holds the task's name"),
-    ],
+    "options",
+    [{"colour": 1}, {"delay": -1}, {"headers": {"task": "another"}}, {"name": "another"}],
 )
-def test_bad_option_of_a_call_is_refused_by_name(
-    tasks: Tasks, options: dict[str, Any], says: str
-) -> None:
+def test_bad_option_of_a_call_is_rejected_by_name(tasks: Tasks, options: dict[str, Any]) -> None:
     @tasks.task()
     def send() -> None:
         """Do nothing."""
 
-    with pytest.raises(InvalidArgument, match=says):
+    ((name, value),) = options.items()
+    with rejecting(name, value):
         send.options(**options)
 
 
@@ -295,7 +321,7 @@ def test_many_are_enqueued_as_new_tasks(tasks: Tasks, microqueue_queue: Queue[An
         seen.append(n)
 
     report = microqueue_queue.enqueue_many([count.new(n) for n in range(5)])
-    assert {(task.priority, task.headers["task"]) for task in report.tasks} == {(3, "count")}
+    assert {(task.priority, task.name) for task in report.tasks} == {(3, "count")}
     Worker(microqueue_queue, tasks, concurrency=1).run(burst=True)
     assert seen == [0, 1, 2, 3, 4]
 
@@ -312,7 +338,7 @@ def test_session_takes_the_task_into_the_transaction_of_the_caller(
         send.options(session=session).enqueue(microqueue_queue)
         session.abort_transaction()
     assert microqueue_queue.peek() == []
-    with pytest.raises(InvalidArgument, match="enqueue_many"):
+    with rejecting("session"):
         send.options(session=object()).new()
 
 
@@ -325,8 +351,9 @@ async def test_async_queue_is_awaited(tasks: Tasks, async_queue: AsyncQueue[Any]
     found = await async_queue.get(task.id)
     assert found is not None
     assert (found.payload, found.priority) == ({"to": "a"}, 4)
-    with pytest.raises(InvalidPayload, match="to=5"):
+    with pytest.raises(InvalidPayload) as caught:
         await send.enqueue(async_queue, to=5)  # type: ignore[call-overload]  # The point.
+    assert (caught.value.field, caught.value.value) == ("to", {"to": 5})
     assert len(await async_queue.peek()) == 1
 
 
@@ -344,7 +371,7 @@ def test_each_task_is_run_by_the_function_of_its_name(
 
     @tasks.task("shout")
     def any_name(text: str, *, context: Context) -> None:
-        seen.append((context.task.headers["task"], text.upper(), context.attempt))
+        seen.append((context.task.name, text.upper(), context.attempt))
 
     add.enqueue(microqueue_queue, 1)
     any_name.enqueue(microqueue_queue, text="hey")  # type: ignore[call-overload]  # The worker gives the context.
@@ -352,32 +379,37 @@ def test_each_task_is_run_by_the_function_of_its_name(
     assert seen == [("add", 11), ("shout", "HEY", 1)]
 
 
-def swap_headers(queue: Queue[Any], headers: dict[str, Any]) -> None:
-    core_of(queue).collections.database.tasks.update_one({}, {"$set": {"headers": headers}})
+def rename(queue: Queue[Any], fields: dict[str, Any]) -> None:
+    change = {"$unset": {"name": ""}, "$set": fields} if "name" not in fields else {"$set": fields}
+    core_of(queue).collections.database.tasks.update_one({}, change)
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"),
+    ("fields", "status"),
     [
-        ({}, "failed"),
-        ({"task": 5}, "failed"),
-        ({"task": ["send"]}, "failed"),
-        ({"task": "sent"}, "pending"),  # Another worker may know it.
+        ({"headers": {}}, "failed"),
+        ({"headers": {"task": 5}}, "failed"),
+        ({"headers": {"task": ["send"]}}, "failed"),
+        ({"name": 5}, "failed"),
+        ({"name": ""}, "failed"),
+        ({"headers": {"task": "sent"}}, "pending"),  # Another worker may know it.
+        ({"name": "sent"}, "pending"),
+        ({"name": "sent", "headers": {"task": "send"}}, "pending"),  # The field comes first.
     ],
 )
 def test_task_without_a_known_name_is_not_run(
-    tasks: Tasks, microqueue_queue: Queue[Any], headers: dict[str, Any], status: str
+    tasks: Tasks, microqueue_queue: Queue[Any], fields: dict[str, Any], status: str
 ) -> None:
     @tasks.task()
     def send() -> None:
         pytest.fail("it must not run")
 
     task = send.enqueue(microqueue_queue)
-    swap_headers(microqueue_queue, headers)
+    rename(microqueue_queue, fields)
     Worker(microqueue_queue, tasks).run(burst=True)
     found = stored(microqueue_queue, task)
     assert (found.status, found.attempts, found.error.code) == (status, 1, "unknown_task")
-    assert "registered: send" in found.error.message
+    assert "send" in found.error.message  # What is registered.
 
 
 def test_task_without_a_name_is_buried_with_how_to_give_one(tasks: Tasks) -> None:
@@ -386,14 +418,16 @@ def test_task_without_a_name_is_buried_with_how_to_give_one(tasks: Tasks) -> Non
         pytest.fail("it must not run")
 
     queue = memory_queue()
-    nameless, strange = queue.enqueue({}), queue.enqueue({}, headers={"task": "sent"})
+    nameless, strange = queue.enqueue({}), queue.enqueue({}, name="sent")
     Worker(queue, tasks).run(burst=True)
-    hint = "--header task=NAME"
     found = stored(queue, nameless)
     assert (found.status, found.error.code) == ("failed", "unknown_task")
-    assert hint in found.error.message
-    assert "registered: send" in found.error.message
-    assert stored(queue, strange).error.message == "no handler for task 'sent'; registered: send"
+    assert "--name" in found.error.message
+    assert "send" in found.error.message
+    other = stored(queue, strange)
+    assert (other.status, other.error.code) == ("pending", "unknown_task")
+    assert "'sent'" in other.error.message
+    assert "--name" not in other.error.message
 
 
 @pytest.mark.parametrize(
@@ -511,7 +545,7 @@ async def test_coroutines_and_functions_run_in_one_async_worker(
     assert found.error.code == "invalid_payload"
 
 
-def test_threads_refuse_coroutine_functions_and_name_them(
+def test_threads_reject_coroutine_functions_and_name_them(
     tasks: Tasks, microqueue_queue: Queue[Any]
 ) -> None:
     @tasks.task()
@@ -524,9 +558,10 @@ def test_threads_refuse_coroutine_functions_and_name_them(
     async def coroutine() -> None:
         """Do nothing."""
 
-    assert tasks.coroutines() == ["later"]
-    with pytest.raises(InvalidArgument, match="later; use AsyncWorker"):
+    assert router_for(tasks).coroutines() == ["later"]
+    with rejecting("handler", tasks, code="coroutine") as caught:
         Worker(microqueue_queue, tasks)
+    assert "later" in str(caught.value)
 
 
 def test_coroutine_registered_after_the_worker_was_made_never_passes_for_done(
@@ -589,3 +624,67 @@ def test_worker_can_serve_one_named_task_alone() -> None:
     assert failed is not None
     assert failed.error is not None
     assert failed.error.code == "unknown_task"
+
+
+# Waiting
+
+
+def test_enqueued_task_is_still_the_task_that_it_was(tasks: Tasks) -> None:
+    @tasks.task()
+    def double(n: int) -> int:
+        return 2 * n
+
+    queue = memory_queue()
+    task = double.enqueue(queue, 4)
+    plain = stored(queue, task)
+    assert isinstance(task, Task)
+    assert (task == plain, plain == task, task != plain) == (True, True, False)
+    assert task != stored(queue, double.enqueue(queue, 4))
+    assert (task.model_dump(), task.model_dump_json()) == (
+        plain.model_dump(), plain.model_dump_json(),
+    )  # fmt: skip
+    copied = pickle.loads(pickle.dumps(task))
+    assert (type(copied), copied) == (Task, plain)
+    for again in (task.model_copy(), task.model_copy(deep=True), copy.deepcopy(task)):
+        assert again == task
+        with pytest.raises(WaitTimeout):
+            again.wait(timeout=0)
+
+
+def test_enqueued_task_returns_the_result_of_its_function(tasks: Tasks) -> None:
+    @tasks.task(keep_result=True)
+    def double(n: int) -> int:
+        return 2 * n
+
+    @tasks.task()
+    def forget(n: int) -> int:
+        return 2 * n
+
+    @tasks.task(max_attempts=1)
+    def divide(n: int) -> float:
+        return 1 / n
+
+    queue = memory_queue()
+    kept, forgotten = double.enqueue(queue, 4), forget.enqueue(queue, 4)
+    failed = divide.enqueue(queue, 0)
+    with pytest.raises(WaitTimeout):
+        kept.wait(timeout=0)
+    Worker(queue, tasks).run(burst=True)
+    assert (kept.wait(), forgotten.wait(timeout=1)) == (8, None)
+    with pytest.raises(TaskFailed) as caught:
+        failed.wait()
+    assert (caught.value.code, caught.value.task.id) == ("ZeroDivisionError", failed.id)
+
+
+async def test_task_enqueued_by_a_coroutine_returns_its_result(tasks: Tasks) -> None:
+    @tasks.task(keep_result=True)
+    async def double(n: int) -> int:
+        return 2 * n
+
+    queue = memory_async_queue()
+    task = await double.enqueue(queue, 4)
+    assert task == await queue.get(task.id)
+    with pytest.raises(WaitTimeout):
+        await task.wait(timeout=0)
+    await AsyncWorker(queue, tasks).run(burst=True)
+    assert await task.wait() == 8

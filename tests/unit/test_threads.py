@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from microqueue.worker.threads import run_in_thread
+from microqueue.worker.daemon_threads import run_in_thread
 
 COLOUR: contextvars.ContextVar[str] = contextvars.ContextVar("COLOUR")
 
@@ -41,7 +41,7 @@ async def test_what_a_function_raises_reaches_its_caller(error: BaseException) -
 def test_function_that_never_returns_does_not_keep_the_process_alive() -> None:
     program = """
 import asyncio, threading
-from microqueue.worker.threads import run_in_thread
+from microqueue.worker.daemon_threads import run_in_thread
 
 async def main():
     asyncio.get_running_loop().create_task(run_in_thread(threading.Event().wait))

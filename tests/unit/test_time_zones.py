@@ -13,7 +13,7 @@ from bson import ObjectId
 
 from microqueue.clock import round_up
 from microqueue.core import core_of
-from microqueue.operations.archive import purge
+from microqueue.operations.archive import delete_archived
 from microqueue.testing import memory_queue
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -52,7 +52,7 @@ def test_a_purge_knows_a_task_of_a_repeated_hour_that_lived_on(
     queue = memory_queue()
     lives_on = {"_id": task_id, "created_at": instant, "status": "pending"}
     core_of(queue).collections.tasks.insert_one(lives_on)
-    assert core_of(queue).run(purge(documents, now=REPEATED)).superseded == documents
+    assert core_of(queue).run(delete_archived(documents, now=REPEATED)).superseded == documents
 
 
 def test_pipelines_without_a_server_tell_the_time_in_utc() -> None:

@@ -7,9 +7,9 @@
 
 They share:
 
-- ``history``: archived and live tasks in one DataFrame
+- ``task_source``: archived and live tasks in one DataFrame
 - ``fingerprint``: which errors are of the same kind
-- ``simulation``: the simulated queue, and recordings of real tasks
+- ``queue_model``: the simulated queue, and recordings of real tasks
 - ``html``: self-contained pages with charts
 - ``pages``: the pages of the report and of the simulation
 """

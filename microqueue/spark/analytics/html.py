@@ -10,7 +10,8 @@ from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from microqueue.errors import MicroqueueError
+from microqueue.errors import PipelineError
+from microqueue.spark import error_codes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,8 +166,9 @@ def _figure(chart: Chart) -> Figure:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (part of the extra)
     except ImportError as exc:
-        raise MicroqueueError(
-            "charts need matplotlib: run pip install 'microqueue[spark]'"
+        raise PipelineError(
+            "charts need matplotlib: run pip install 'microqueue[spark]'",
+            code=error_codes.NO_MATPLOTLIB,
         ) from exc
     with _style({}):
         figure = Figure(figsize=SIZE, layout="constrained")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,10 +11,11 @@ from microqueue.spark.analytics.html import Chart, Page, Point, Table, Tile, ren
 
 if TYPE_CHECKING:
     from microqueue.spark.analytics.report import Report, ReportRow
-    from microqueue.spark.analytics.simulate import Outcome, Simulation
+    from microqueue.spark.analytics.simulate import ScenarioResult, Simulation
 
 MOST_LINES = 6
 OTHERS = "others"
+UNNAMED = "no name"
 MINUTE = 60
 GOOD_SHARE = 0.95
 
@@ -62,7 +63,7 @@ def report_page(report: Report, now: datetime) -> str:
             subtitle=f"{period}, by {report.bucket}",
             tiles=_report_tiles(report),
             charts=charts_of(report),
-            tables=[_table(report)],
+            tables=[_queue_table(report), *_name_tables(report)],
             footer=f"Created {_instant(now)} UTC from archived and live tasks. A wait is the time "
             "from enqueueing to the first start, including requested delays.",
         )
@@ -198,19 +199,29 @@ def _with_gaps(
     return [(at, points.get(at, nothing)) for at in sorted(shown) if first <= at <= last]
 
 
-def _table(report: Report) -> Table:
-    columns = ["queue", "enqueued", "done", "failed", "succeeded", "retried"]
+def _queue_table(report: Report) -> Table:
+    rows = [(row.queue or "all", row) for row in [*report.queues, report.total]]
+    return _table("Queues", "queue", rows, timed=report.target_wait_sec is not None)
+
+
+def _name_tables(report: Report) -> list[Table]:
+    """Return the table by name; none if no task has a name."""
+    rows = [(row.name or UNNAMED, row) for row in report.names]
+    if not any(row.name for _, row in rows):
+        return []
+    return [_table("Names", "name", rows, timed=report.target_wait_sec is not None)]
+
+
+def _table(title: str, kind: str, rows: Sequence[tuple[str, ReportRow]], *, timed: bool) -> Table:
+    columns = [kind, "enqueued", "done", "failed", "succeeded", "retried"]
     columns += ["wait p50", "p95", "p99", "run p50", "p95", "p99"]
-    if report.target_wait_sec is not None:
+    if timed:
         columns.append("in time")
-    rows = [*report.queues, report.total]
-    return Table(
-        "Queues", columns, [_report_cells(row, timed="in time" in columns) for row in rows]
-    )
+    return Table(title, columns, [_report_cells(label, row, timed=timed) for label, row in rows])
 
 
-def _report_cells(row: ReportRow, *, timed: bool) -> list[str]:
-    cells = [row.queue or "all", f"{row.enqueued:,}", f"{row.done:,}", f"{row.failed:,}"]
+def _report_cells(label: str, row: ReportRow, *, timed: bool) -> list[str]:
+    cells = [label, f"{row.enqueued:,}", f"{row.done:,}", f"{row.failed:,}"]
     cells += [percent(row.success_rate), percent(row.retry_rate)]
     cells += [seconds(value) for value in (row.wait_p50, row.wait_p95, row.wait_p99)]
     cells += [seconds(value) for value in (row.run_p50, row.run_p95, row.run_p99)]
@@ -250,7 +261,7 @@ def simulation_page(simulation: Simulation) -> str:
     )
 
 
-def _outcome_chart(outcome: Outcome, end: int, top: int) -> Chart:
+def _outcome_chart(outcome: ScenarioResult, end: int, top: int) -> Chart:
     step = max(end // MOST_POINTS, 1)
     # The highest second of each step, as a mean would hide the storm.
     peaks: dict[int, float] = {}
@@ -270,7 +281,7 @@ def _outcome_chart(outcome: Outcome, end: int, top: int) -> Chart:
     )
 
 
-def _outcome_cells(outcome: Outcome) -> list[str]:
+def _outcome_cells(outcome: ScenarioResult) -> list[str]:
     return [
         outcome.name,
         f"{outcome.peak_retries_per_sec:,}",

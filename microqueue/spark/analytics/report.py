@@ -10,25 +10,26 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as f
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 from microqueue.deprecation import renamed_arguments
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
-from microqueue.spark.analytics.history import (
+from microqueue.spark.analytics.pages import report_page
+from microqueue.spark.analytics.task_source import (
     TASK_KEY,
     all_tasks,
     attempts_of,
     read_consistently,
     ready_tasks,
 )
-from microqueue.spark.analytics.pages import report_page
 from microqueue.spark.location import locate, now_at
-from microqueue.spark.progress import Progress, Step, no_progress
+from microqueue.spark.progress import ProgressCallback, Step, no_progress
+from microqueue.task import Outcome
 
 Bucket: TypeAlias = Literal["minute", "hour", "day"]
 
@@ -39,24 +40,33 @@ RATES = ("throughput_per_sec", "success_rate", "failure_rate", "retry_rate", "ta
 BUCKETS: dict[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
 """The seconds of a bucket; it begins at a multiple of them, in UTC."""
 
-Level: TypeAlias = Literal["bucket", "queue", "total"]
+Level: TypeAlias = Literal["bucket", "queue", "name", "total"]
 
+MOST_NAMES = 200
+"""The most names that have their own rows."""
+OTHERS = "others"
+LEVELS: tuple[list[str], ...] = (["queue", "bucket"], ["queue"], ["name"], [])
+"""The columns that make the rows of each level."""
+
+KEY = ("queue", "bucket", "name")
+Key: TypeAlias = tuple[Any, ...]
+"""The values of these columns in a row; those that its level does not have are None."""
 SHARES = (0.5, 0.95, 0.99)
 ACCURACY = 10_000
-RETRIED = ("retried", "lease_expired", "crashed")
-UNCOUNTED = ("released", "snoozed")
-"""Attempts that ended without success or failure."""
+RETRIED_OUTCOMES = [one.value for one in Outcome if one.is_reclaimed or one is Outcome.RETRIED]
+REFUNDED = [one.value for one in Outcome if one.is_refunded]
 
 
 class ReportRow(Model):
-    """The figures of one queue in one bucket, of one queue, or of everything.
+    """The figures of one queue in one bucket, of one queue, of one name, or of everything.
 
     A wait is the time from enqueueing to the first start, and counts in the bucket of that start.
     A run time is that of one attempt, and counts in the bucket of its end. Times are in seconds.
 
     Attributes:
-        queue: The queue; None for the total.
+        queue: The queue; None for a name and for the total.
         start: The start of the bucket; None for the whole period.
+        name: The name of the tasks, empty for tasks without one; None for other levels.
         enqueued: Tasks that were enqueued.
         done: Tasks that succeeded.
         failed: Tasks that became dead letters.
@@ -65,7 +75,7 @@ class ReportRow(Model):
         started: Tasks that were started for the first time.
         kept: Those of them that started within the target.
         waiting_past_target: Tasks that had waited longer than the target at the end of the
-            period; not counted by bucket.
+            period; not counted by bucket and by name.
         wait_p50: The median wait.
         wait_p95: The 95th percentile.
         wait_p99: The 99th percentile.
@@ -77,6 +87,7 @@ class ReportRow(Model):
 
     queue: str | None
     start: datetime | None
+    name: str | None = None
     enqueued: int = 0
     done: int = 0
     failed: int = 0
@@ -97,7 +108,7 @@ class ReportRow(Model):
     def level(self) -> Level:
         """What the row covers. Each level counts everything once."""
         if self.queue is None:
-            return "total"
+            return "total" if self.name is None else "name"
         return "queue" if self.start is None else "bucket"
 
     @property
@@ -127,7 +138,7 @@ class ReportRow(Model):
 
 
 class Report(Model):
-    """A report: rows for each queue and bucket, for each queue, and for everything.
+    """A report: rows for each queue and bucket, for each queue, for each name, and for everything.
 
     Attributes:
         since: The start of the period.
@@ -163,6 +174,15 @@ class Report(Model):
         return [row for row in self.rows if row.level == "queue"]
 
     @property
+    def names(self) -> list[ReportRow]:
+        """One row per task name, the one with the most tasks first; empty: tasks without a name.
+
+        The rarest of more than 200 names are together in one row, ``others``.
+        """
+        named = [row for row in self.rows if row.level == "name"]
+        return sorted(named, key=lambda row: -(row.enqueued + row.done + row.failed))
+
+    @property
     def buckets(self) -> list[ReportRow]:
         """One row per queue and bucket in which something happened."""
         return [row for row in self.rows if row.level == "bucket"]
@@ -184,7 +204,7 @@ def report(
     bucket: Bucket | None = None,
     target_wait: Duration | None = None,
     settings: QueueSettings | None = None,
-    progress: Progress = no_progress,
+    progress: ProgressCallback = no_progress,
 ) -> Report:
     """Measure the tasks of a period.
 
@@ -216,10 +236,10 @@ def report(
     last = now if until is None else until.astimezone(UTC)
     first = last - timedelta(days=1) if since is None else since.astimezone(UTC)
     if first >= last:
-        raise refused("since", first.isoformat(), f"give a time before {last.isoformat()}")
+        raise invalid_argument("since", first.isoformat(), f"give a time before {last.isoformat()}")
     chosen = bucket or fitting_bucket(last - first)
     if chosen not in BUCKETS:
-        raise refused("bucket", chosen, f"give one of {', '.join(BUCKETS)}")
+        raise invalid_argument("bucket", chosen, f"give one of {', '.join(BUCKETS)}")
     target = None if target_wait is None else check_duration("target_wait", target_wait)
     target_sec = None if target is None else target.total_seconds()
     progress(Step("measure", "Measuring tasks and attempts"))
@@ -273,8 +293,8 @@ def _save(made: Report, directory: Path, now: datetime) -> list[str]:
 def as_record(row: ReportRow) -> dict[str, Any]:
     """Return a row with its level and rates, as it is written to files."""
     values = row.model_dump()
-    if row.level == "bucket":
-        values["waiting_past_target"] = None  # It is not counted by bucket.
+    if row.level in {"bucket", "name"}:
+        values["waiting_past_target"] = None  # It is counted for queues and in total.
     return {"level": row.level, **values, **{name: getattr(row, name) for name in RATES}}
 
 
@@ -312,34 +332,50 @@ def measure(
     target_wait_sec: float | None,
     ready: DataFrame | None = None,
 ) -> list[ReportRow]:
-    """Compute the rows of each queue and bucket, of each queue, and of everything.
+    """Compute the rows of each queue and bucket, of each queue, of each name, and of everything.
 
     ``ready`` has the tasks that should have been started by the end of the period, and were not.
     """
     window = _Window(since, until, bucket_sec)
     tasks = tasks.cache()  # Queried several times, and read once.
     try:
-        found: dict[tuple[str | None, int | None], dict[str, Any]] = {}
+        found: dict[Key, dict[str, Any]] = {}
+        named = _with_few_names(tasks)
         frames = [
-            _enqueued(tasks, window),
-            _finished(tasks, window),
-            _started(tasks, window, target_wait_sec),
-            _attempts(tasks, window),
+            _enqueued(named, window),
+            _finished(named, window),
+            _started(named, window, target_wait_sec),
+            _attempts(named, window),
         ]
         if target_wait_sec is not None:
             frames.append(_waiting(tasks, ready, until, target_wait_sec))
         for frame in frames:
             for row in frame.collect():
                 values = {name: value for name, value in row.asDict().items() if value is not None}
-                key = (values.pop("queue", None), values.pop("bucket", None))
+                key = tuple(values.pop(column, None) for column in KEY)
                 found.setdefault(key, {}).update(values)
     finally:
         tasks.unpersist()
     return sorted(_rows(found, window), key=_order)
 
 
-def _order(row: ReportRow) -> tuple[str, float]:
-    return row.queue or "", row.start.timestamp() if row.start else 0.0
+def _order(row: ReportRow) -> tuple[str, float, str]:
+    return row.queue or "", row.start.timestamp() if row.start else 0.0, row.name or ""
+
+
+def _with_few_names(tasks: DataFrame) -> DataFrame:
+    """Replace the rarest of many names by one, and a missing name by the empty string."""
+    name = f.coalesce("name", f.lit(""))
+    counted = tasks.groupBy(name.alias("name")).count()
+    most = counted.orderBy(f.desc("count"), "name").limit(MOST_NAMES + 1).collect()
+    if len(most) > MOST_NAMES:
+        known = [row["name"] for row in most[:MOST_NAMES]]
+        name = f.when(name.isin(known), name).otherwise(OTHERS)
+    return tasks.withColumn("name", name)
+
+
+def _by_level(frame: DataFrame) -> GroupedData:
+    return frame.groupingSets([[f.col(one) for one in level] for level in LEVELS], *KEY)
 
 
 class _Window:
@@ -364,14 +400,13 @@ class _Window:
         return min(until, bucket + self.bucket_sec) - max(since, bucket)
 
 
-def _rows(
-    found: dict[tuple[str | None, int | None], dict[str, Any]], window: _Window
-) -> Iterator[ReportRow]:
-    for (queue, bucket), values in found.items():
+def _rows(found: dict[Key, dict[str, Any]], window: _Window) -> Iterator[ReportRow]:
+    for (queue, bucket, name), values in found.items():
         waits, runs = values.pop("waits", None) or (), values.pop("runs", None) or ()
         yield ReportRow(
             queue=queue,
             start=None if bucket is None else datetime.fromtimestamp(bucket, UTC),
+            name=name,
             seconds=window.seconds(bucket),
             **values,
             **dict(zip(("wait_p50", "wait_p95", "wait_p99"), waits, strict=False)),
@@ -381,12 +416,12 @@ def _rows(
 
 def _enqueued(tasks: DataFrame, window: _Window) -> DataFrame:
     counted = f.count(f.lit(1)).alias("enqueued")
-    return window.of(tasks, "created_at").rollup("queue", "bucket").agg(counted)
+    return _by_level(window.of(tasks, "created_at")).agg(counted)
 
 
 def _finished(tasks: DataFrame, window: _Window) -> DataFrame:
     finished = window.of(tasks.where("status in ('done', 'failed')"), "finished_at")
-    return finished.rollup("queue", "bucket").agg(
+    return _by_level(finished).agg(
         f.count_if(f.col("status") == "done").alias("done"),
         f.count_if(f.col("status") == "failed").alias("failed"),
     )
@@ -396,7 +431,7 @@ def _started(tasks: DataFrame, window: _Window, target_wait_sec: float | None) -
     started = window.of(_with_start(tasks).where("began is not null"), "began")
     wait = (f.unix_micros("began") - f.unix_micros("created_at")) / 1_000_000
     in_time = f.lit(True) if target_wait_sec is None else wait <= target_wait_sec  # noqa: FBT003 (a value)
-    return started.rollup("queue", "bucket").agg(
+    return _by_level(started).agg(
         f.count(f.lit(1)).alias("started"),
         f.count_if(in_time).alias("kept"),
         f.percentile_approx(wait, list(SHARES), ACCURACY).alias("waits"),
@@ -430,10 +465,10 @@ def _waiting(
 
 
 def _attempts(tasks: DataFrame, window: _Window) -> DataFrame:
-    ended = window.of(attempts_of(tasks), "ended_at").where(~f.col("outcome").isin(*UNCOUNTED))
+    ended = window.of(attempts_of(tasks), "ended_at").where(~f.col("outcome").isin(*REFUNDED))
     run = (f.unix_micros("ended_at") - f.unix_micros("started_at")) / 1_000_000
-    return ended.rollup("queue", "bucket").agg(
+    return _by_level(ended).agg(
         f.count(f.lit(1)).alias("attempts"),
-        f.count_if(f.col("outcome").isin(*RETRIED)).alias("retries"),
+        f.count_if(f.col("outcome").isin(*RETRIED_OUTCOMES)).alias("retries"),
         f.percentile_approx(run, list(SHARES), ACCURACY).alias("runs"),
     )

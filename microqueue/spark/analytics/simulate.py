@@ -12,40 +12,46 @@ from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from microqueue.arguments import check_count, refused
+from microqueue.arguments import check_count, invalid_argument
 from microqueue.backoff import BackoffPolicy
-from microqueue.deprecation import renamed_arguments
+from microqueue.deprecation import renamed_arguments, renamed_names
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
-from microqueue.errors import MicroqueueError
+from microqueue.errors import PipelineError
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
-from microqueue.spark.analytics.history import all_tasks
+from microqueue.spark import error_codes
 from microqueue.spark.analytics.pages import simulation_page
-from microqueue.spark.analytics.simulation import (
+from microqueue.spark.analytics.queue_model import (
     MOST_TASKS,
+    Collected,
     Recording,
-    Result,
+    RunResult,
     Scenario,
     busiest,
     collect,
     record,
+    run_scenario,
 )
-from microqueue.spark.analytics.simulation import simulate as run_scenario
+from microqueue.spark.analytics.task_source import all_tasks, read_consistently
 from microqueue.spark.location import locate, now_at
-from microqueue.spark.progress import Progress, Step, no_progress
+from microqueue.spark.progress import ProgressCallback, Step, no_progress
 
 MOST_SCENARIOS = 100_000
 
+if not TYPE_CHECKING:
+    __getattr__ = renamed_names(__name__, {"Outcome": "ScenarioResult"})
 
-class Outcome(Model):
+
+class ScenarioResult(Model):
     """The result of a scenario over all its seeds: means, and the highest peaks.
 
     ``retries_by_sec`` is that of the first seed, as a mean would hide the peaks in a chart. The
-    other figures are explained at :class:`~microqueue.spark.analytics.simulation.Result`.
+    other figures are explained at :class:`~microqueue.spark.analytics.queue_model.RunResult`.
     """
 
     name: str
@@ -82,7 +88,7 @@ class Simulation(Model):
     tasks_total: int
     outages: tuple[tuple[float, float], ...]
     begun_at: datetime | None
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ScenarioResult, ...]
     scenarios: int
     files: tuple[str, ...] = ()
     dry_run: bool = False
@@ -107,7 +113,7 @@ def simulate(
     output: str | Path | None = None,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
-    progress: Progress = no_progress,
+    progress: ProgressCallback = no_progress,
 ) -> Simulation:
     """Simulate recorded arrivals and failures under all combinations of the arguments.
 
@@ -135,7 +141,7 @@ def simulate(
 
     Raises:
         InvalidArgument: An argument is not valid, or there are too many combinations.
-        MicroqueueError: There are no tasks since ``since``.
+        PipelineError: There are no tasks since ``since``.
     """
     check_count("repeat", repeat)
     queue_settings = settings or QueueSettings.from_environment()
@@ -143,14 +149,25 @@ def simulate(
     now = now_at(location)
     first = now - timedelta(days=1) if since is None else since
     progress(Step("record", "Reading recorded tasks"))
-    tasks = all_tasks(
-        spark, live=location, archive=archive, queues=queues, since=first, settings=queue_settings
-    )
-    collected = collect(tasks, most=MOST_TASKS)
+
+    def read() -> Collected:
+        tasks = all_tasks(
+            spark,
+            live=location,
+            archive=archive,
+            queues=queues,
+            since=first,
+            settings=queue_settings,
+        )
+        return collect(tasks, most=MOST_TASKS)
+
+    collected = read_consistently(spark, read, live=location, archive=archive)
     past = collected.tasks
     if not past:
-        raise MicroqueueError(
-            f"there are no tasks since {first.isoformat()} to simulate; give an earlier --since"
+        raise PipelineError(
+            f"there are no tasks since {first.isoformat()} to simulate; give an earlier --since",
+            code=error_codes.NO_TASKS,
+            since=first,
         )
     recording = record(past)
     timeouts = (
@@ -163,10 +180,10 @@ def simulate(
         seeds=range(seed, seed + repeat),
     )
     begun_at = datetime.fromtimestamp(min(task.arrived_sec for task in past), UTC)
-    outcomes: list[Outcome] = []
+    outcomes: list[ScenarioResult] = []
     if not dry_run:
         progress(Step("simulate", f"Simulating {len(scenarios):,} runs of {len(past):,} tasks"))
-        outcomes = outcomes_of(simulate_all(spark, recording, scenarios))
+        outcomes = combine_runs(simulate_all(spark, recording, scenarios))
     made = Simulation(
         tasks=len(past),
         tasks_total=collected.total,
@@ -200,13 +217,15 @@ def grid(
         for policy, number, timeout, one in product(policies, workers, timeouts_sec, seeds)
     ]
     if len(found) > MOST_SCENARIOS:
-        raise refused("scenarios", len(found), f"give at most {MOST_SCENARIOS:,} combinations")
+        raise invalid_argument(
+            "scenarios", len(found), f"give at most {MOST_SCENARIOS:,} combinations"
+        )
     return found
 
 
 def simulate_all(
     spark: SparkSession, recording: Recording, scenarios: Sequence[Scenario]
-) -> list[Result]:
+) -> list[RunResult]:
     """Run scenarios as Spark tasks; return their results in the same order."""
     shared = spark.sparkContext.broadcast(recording)
 
@@ -218,23 +237,23 @@ def simulate_all(
     slices = min(len(texts), 16 * spark.sparkContext.defaultParallelism)
     found = spark.sparkContext.parallelize(texts, slices).map(run)
     try:
-        return [Result.model_validate_json(text) for text in found.collect()]
+        return [RunResult.model_validate_json(text) for text in found.collect()]
     finally:
         shared.unpersist()
 
 
-def outcomes_of(results: Sequence[Result]) -> list[Outcome]:
+def combine_runs(results: Sequence[RunResult]) -> list[ScenarioResult]:
     """Combine the results of all seeds of each scenario."""
-    groups: defaultdict[str, list[Result]] = defaultdict(list)
+    groups: defaultdict[str, list[RunResult]] = defaultdict(list)
     for result in results:
         groups[result.scenario.name].append(result)
-    found = [_outcome(name, group) for name, group in groups.items()]
+    found = [_combine(name, group) for name, group in groups.items()]
     return sorted(found, key=lambda one: (one.peak_retries_per_sec, one.recovery_sec))
 
 
-def _outcome(name: str, group: Sequence[Result]) -> Outcome:
+def _combine(name: str, group: Sequence[RunResult]) -> ScenarioResult:
     first = group[0]
-    return Outcome(
+    return ScenarioResult(
         name=name,
         policy=first.scenario.policy,
         workers=first.scenario.workers,

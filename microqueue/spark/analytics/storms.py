@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -14,25 +15,25 @@ from typing import get_args
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from microqueue.arguments import check_count, refused
+from microqueue.arguments import check_count, invalid_argument
 from microqueue.backoff import BackoffPolicy, Jitter
 from microqueue.deprecation import renamed_arguments
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.model import Model
 from microqueue.settings import QueueSettings
 from microqueue.spark.analytics.fingerprint import normalised_column
-from microqueue.spark.analytics.history import all_tasks, attempts_of
-from microqueue.spark.analytics.simulate import Outcome, grid, outcomes_of, simulate_all
-from microqueue.spark.analytics.simulation import (
+from microqueue.spark.analytics.queue_model import (
     PastTask,
-    Result,
+    RunResult,
     busiest,
     collect,
     record,
     retries_of,
 )
+from microqueue.spark.analytics.simulate import ScenarioResult, combine_runs, grid, simulate_all
+from microqueue.spark.analytics.task_source import all_tasks, attempts_of, read_consistently
 from microqueue.spark.location import locate, now_at
-from microqueue.spark.progress import Progress, Step, no_progress
+from microqueue.spark.progress import ProgressCallback, Step, no_progress
 
 MINUTE = 60
 GAP_MINUTES = 2
@@ -177,7 +178,7 @@ def storms(
     top: int = 5,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
-    progress: Progress = no_progress,
+    progress: ProgressCallback = no_progress,
 ) -> Storms:
     """Find retry storms, and the backoff that would have prevented them.
 
@@ -211,20 +212,33 @@ def storms(
     check_count("min_retries", min_retries)
     check_count("top", top)
     if not factor > 1:
-        raise refused("factor", factor, "give a number above 1")
+        raise invalid_argument("factor", factor, "give a number above 1")
     queue_settings = settings or QueueSettings.from_environment()
     location = locate(uri, database=database, collection=collection) if live else None
     now = now_at(location)
     last = now if until is None else until
     first = last - timedelta(days=1) if since is None else since
     progress(Step("count", "Counting retries"))
-    tasks = all_tasks(
-        spark, live=location, archive=archive, queues=queues, since=first, settings=queue_settings
-    ).cache()
-    try:
-        retries = _within(attempts_of(tasks).where("attempt > 1"), "started_at", first, last)
+    with ExitStack() as ending:
+
+        def read() -> tuple[DataFrame, list[Minute]]:
+            ending.close()  # What was read before the archive changed.
+            tasks = all_tasks(
+                spark,
+                live=location,
+                archive=archive,
+                queues=queues,
+                since=first,
+                settings=queue_settings,
+            ).cache()
+            ending.callback(tasks.unpersist)
+            retries = _within(attempts_of(tasks).where("attempt > 1"), "started_at", first, last)
+            return tasks, _minutes(retries)
+
+        # Counting reads all tasks; from then on they are in the cache.
+        tasks, minutes = read_consistently(spark, read, live=location, archive=archive)
         found = find_storms(
-            _minutes(retries),
+            minutes,
             first_minute=int(first.timestamp()) // MINUTE,
             last_minute=int(last.timestamp()) // MINUTE,
             factor=factor,
@@ -235,8 +249,6 @@ def storms(
             progress(Step("explain", f"Analysing storm {number} of {min(len(found), top)}"))
             described.append(_describe(spark, tasks, storm, queue_settings, simulated=not dry_run))
         coming = _coming(tasks, now, min_retries)
-    finally:
-        tasks.unpersist()
     return Storms(
         since=first,
         until=last,
@@ -334,7 +346,7 @@ def _suggest(
     recording = record(past)
     timeout_sec = queue_settings.visibility_timeout.total_seconds()
 
-    def results(policies: Sequence[BackoffPolicy]) -> list[Result]:
+    def results(policies: Sequence[BackoffPolicy]) -> list[RunResult]:
         scenarios = grid(policies, [busiest(past)], [timeout_sec], seeds=SEEDS)
         return simulate_all(spark, recording, scenarios)
 
@@ -342,7 +354,7 @@ def _suggest(
     reproduction = reproduce(past, baseline, total=collected.total)
     if not reproduction.reproduced:
         return reproduction, None
-    outcomes = outcomes_of([*baseline, *results(other_policies(policy))])
+    outcomes = combine_runs([*baseline, *results(other_policies(policy))])
     chosen = choose_policy(policy, outcomes)
     if chosen is None:
         return reproduction, None
@@ -350,7 +362,9 @@ def _suggest(
     return reproduction, chosen.model_copy(update=counts)
 
 
-def reproduce(past: Sequence[PastTask], baseline: Sequence[Result], *, total: int) -> Reproduction:
+def reproduce(
+    past: Sequence[PastTask], baseline: Sequence[RunResult], *, total: int
+) -> Reproduction:
     """Compare the observed retries with simulations under the tasks' own policy."""
     observed = retries_of(past)
     figures = {
@@ -389,7 +403,7 @@ def other_policies(policy: BackoffPolicy) -> list[BackoffPolicy]:
     return found
 
 
-def choose_policy(policy: BackoffPolicy, outcomes: Sequence[Outcome]) -> Suggestion | None:
+def choose_policy(policy: BackoffPolicy, outcomes: Sequence[ScenarioResult]) -> Suggestion | None:
     """Return the lowest peak among policies that recover about as fast; None if it is their own."""
     now = next(one for one in outcomes if one.policy == policy)
     patience_sec = max(now.recovery_sec * PATIENCE, now.recovery_sec + MINUTE)

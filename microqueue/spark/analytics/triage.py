@@ -19,25 +19,25 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as f
 
 from microqueue.arguments import check_count
+from microqueue.dead_letter_models import DeadLetterFilter
 from microqueue.deprecation import renamed_arguments
-from microqueue.dlq import DeadLetterFilter
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.drivers.connection import option_names
-from microqueue.errors import MicroqueueError
+from microqueue.errors import PipelineError
 from microqueue.masking import without_password
 from microqueue.model import Model
 from microqueue.operations.dead_letters import read_errors
 from microqueue.settings import QueueSettings
+from microqueue.spark import error_codes
 from microqueue.spark.analytics.fingerprint import (
     fingerprint,
     fingerprint_column,
     literals,
     normalised_column,
 )
-from microqueue.spark.analytics.history import all_tasks, read_consistently
-from microqueue.spark.location import locate, location_of, now_at
-from microqueue.spark.options import LocationOptions, resolve_uri
-from microqueue.spark.progress import Progress, Step, no_progress
+from microqueue.spark.analytics.task_source import all_tasks, read_consistently
+from microqueue.spark.location import LocationOptions, locate, location_of, now_at, resolve_uri
+from microqueue.spark.progress import ProgressCallback, Step, no_progress
 
 KIND = ("fingerprint", "queue", "code", "pattern")
 MICROS = 1_000_000
@@ -128,7 +128,7 @@ def triage(
     state: str | Path | None = None,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
-    progress: Progress = no_progress,
+    progress: ProgressCallback = no_progress,
 ) -> Triage:
     """Group dead letters by kind of error.
 
@@ -153,7 +153,7 @@ def triage(
 
     Raises:
         InvalidArgument: An argument is not valid, or there is nothing to read.
-        MicroqueueError: ``state`` is not a file that a triage has written.
+        PipelineError: ``state`` is not a file that a triage has written.
     """
     check_count("top", top)
     queue_settings = settings or QueueSettings.from_environment()
@@ -273,8 +273,10 @@ def _read_state(path: str | Path | None) -> dict[str, str]:
         known = json.loads(Path(path).read_text(encoding="utf-8"))["seen"]
         return {str(name): str(at) for name, at in known.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise MicroqueueError(
-            f"{path} was not written by an earlier triage; give another file, or delete it"
+        raise PipelineError(
+            f"{path} was not written by an earlier triage; give another file, or delete it",
+            code=error_codes.NOT_A_STATE,
+            path=str(path),
         ) from exc
 
 
@@ -345,8 +347,7 @@ def replay_live(
     Filters of ``dlq replay`` are run as the replay would use them, and what they find is compared.
     If none is exact, the replay pipeline selects by fingerprint.
     """
-    # ``dlq replay`` uses no other collection, and leaves out dead letters without a valid time.
-    if scope.collection == DEFAULT_COLLECTION and None not in failed_between:
+    if scope.collection == DEFAULT_COLLECTION:  # ``dlq replay`` uses no other.
         for which in _filters(kind, scope.since, failed_between):
             arguments = _arguments(kind.queue, which)
             # Other characters cannot be copied from a terminal.

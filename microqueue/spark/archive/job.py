@@ -18,22 +18,22 @@ from uuid import uuid4
 from pydantic import Field
 from pyspark.sql import Observation, SparkSession
 
-from microqueue.arguments import check_names, refused
+from microqueue.arguments import check_names, invalid_argument
 from microqueue.deprecation import renamed_arguments
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.durations import Duration, check_duration
-from microqueue.errors import MicroqueueError
+from microqueue.errors import PipelineError
 from microqueue.model import Model
 from microqueue.operations import archive as operations
 from microqueue.operations.call import Target
 from microqueue.settings import QueueSettings
+from microqueue.spark import error_codes
 from microqueue.spark.archive import parquet
 from microqueue.spark.archive.log import ArchivedFile, ArchiveLog, ArchiveState, Entry
 from microqueue.spark.archive.purge import Purge
 from microqueue.spark.archive.reader import live_rows
-from microqueue.spark.location import locate, location_of, primary, server_now
-from microqueue.spark.options import LocationOptions
-from microqueue.spark.progress import Progress, Step, no_progress
+from microqueue.spark.location import LocationOptions, locate, location_of, primary, server_now
+from microqueue.spark.progress import ProgressCallback, Step, no_progress
 from microqueue.spark.storage import Storage
 from microqueue.spark.whole_tasks import Part, parts_of, read_parts
 from microqueue.task import DEFAULT_QUEUE
@@ -97,7 +97,7 @@ def archive(
     settings: QueueSettings | None = None,
     compact: bool = True,
     dry_run: bool = False,
-    progress: Progress = no_progress,
+    progress: ProgressCallback = no_progress,
 ) -> ArchiveSummary:
     """Move tasks that finished longer ago than ``older_than`` into an archive.
 
@@ -125,11 +125,13 @@ def archive(
         ArchiveConflict: Another run has taken over the archive.
         ArchiveDamaged: The files that were read back differ from what was written. Nothing
             was committed or deleted.
-        MicroqueueError: The directory is not an archive, or belongs to another database.
+        PipelineError: The directory is not an archive, or belongs to another database.
     """
     check_names("queues", () if queues is None else queues)
     if not statuses or not set(statuses) <= set(operations.FINISHED_STATUSES):
-        raise refused("statuses", statuses, "give done, failed, or both: others are not finished")
+        raise invalid_argument(
+            "statuses", statuses, "give done, failed, or both: others are not finished"
+        )
     location = locate(uri, database=database, collection=collection)
     storage = Storage(spark, path)
     job = _Job(
@@ -160,7 +162,7 @@ class _Job:
     statuses: Sequence[str]
     run_id: str
     cutoff: datetime
-    progress: Progress
+    progress: ProgressCallback
 
     def count(self) -> ArchiveSummary:
         """Count the tasks that would be archived."""
@@ -188,7 +190,7 @@ class _Job:
         self._step("begin", "Taking over the archive")
         begun = Entry(kind="begun", run=self.run_id, at=server_now(self.location), place=identity)
         self.log.commit(begun)
-        parquet.sweep(self.storage, self.log.state)
+        parquet.delete_leftovers(self.storage, self.log.state)
         purge = Purge(self.spark, self.storage, self.log, self.location, self.progress)
         unpurged = list(self.log.state.unpurged.values())
         recovered = sum(purge.run(entry).deleted for entry in unpurged)
@@ -245,9 +247,13 @@ class _Job:
         """Raise if an interrupted run still has to delete tasks of another database."""
         for entry in self.log.state.unpurged.values():
             if entry.place != identity:
-                raise MicroqueueError(
+                raise PipelineError(
                     f"run {entry.run} archived tasks of {entry.place} and has not deleted all of "
-                    f"them there yet; this is {identity}. Run the archive on that database first"
+                    f"them there yet; this is {identity}. Run the archive on that database first",
+                    code=error_codes.OTHER_DATABASE,
+                    path=self.storage.root,
+                    run=entry.run,
+                    place=entry.place,
                 )
 
     def _write(self, identity: str) -> Entry | None:
@@ -274,7 +280,7 @@ class _Job:
     def _finished_parts(self) -> list[Part]:
         parts = []
         for target, statuses in self._sources():
-            name = location_of(self.location).collections.at(target).name
+            name = getattr(location_of(self.location).collections, target).name
             parts += parts_of(
                 self.spark,
                 self.location.model_copy(update={"collection": name}),
@@ -338,7 +344,7 @@ def compact(
     path: str | Path,
     *,
     small_bytes: int = SMALL_BYTES,
-    progress: Progress = no_progress,
+    progress: ProgressCallback = no_progress,
 ) -> CompactionSummary:
     """Merge the small files of each day and queue of an archive.
 
@@ -354,7 +360,7 @@ def compact(
     Raises:
         ArchiveConflict: Another run has taken over the archive.
         ArchiveDamaged: The merged files differ from the small ones, which are kept.
-        MicroqueueError: There is no archive at ``path``.
+        PipelineError: There is no archive at ``path``.
     """
     storage = Storage(spark, path)
     log = ArchiveLog.of_archive(storage)
@@ -362,7 +368,7 @@ def compact(
     before = len(log.state.files)
     if small_groups(log.state, small_bytes):
         log.commit(Entry(kind="begun", run=run, at=now))
-        parquet.sweep(storage, log.state)
+        parquet.delete_leftovers(storage, log.state)
     removed = compact_files(
         spark, storage, log, run=run, now=now, progress=progress, small_bytes=small_bytes
     )
@@ -377,7 +383,7 @@ def compact_files(
     *,
     run: str,
     now: datetime,
-    progress: Progress,
+    progress: ProgressCallback,
     small_bytes: int = SMALL_BYTES,
 ) -> int:
     """Merge small files in a run that has begun; return how many were removed."""

@@ -21,16 +21,17 @@ from urllib.parse import unquote
 
 from pydantic import Field, ValidationError
 
-from microqueue.errors import MicroqueueError
+from microqueue.errors import PipelineError
 from microqueue.model import Model
+from microqueue.spark import error_codes
 from microqueue.spark.storage import Storage
 
 DIRECTORY = "_log"
 DAY, QUEUE = "day=", "queue="
 
 
-class ArchiveConflict(MicroqueueError):
-    """Another run has taken over the archive; nothing of this one is lost."""
+class ArchiveConflict(PipelineError):
+    """Another run has taken over the archive ``path``; nothing of this one is lost."""
 
 
 class ArchivedFile(Model):
@@ -132,11 +133,6 @@ class ArchiveState:
         elif entry.kind == "purged":
             self.unpurged.pop(entry.run, None)
 
-    @property
-    def rows(self) -> int:
-        """How many tasks the files hold, including superseded versions."""
-        return sum(file.rows for file in self.files.values())
-
 
 class ArchiveLog:
     """The log of one archive, as one run reads and writes it."""
@@ -150,9 +146,11 @@ class ArchiveLog:
         """Open the log of an existing archive; raise if the path has none."""
         log = cls(storage)
         if not log.state.number:
-            raise MicroqueueError(
+            raise PipelineError(
                 f"there is no archive at {storage.root}: it has no {DIRECTORY}; "
-                "give the path that `microqueue pipeline archive` writes to"
+                "give the path that `microqueue pipeline archive` writes to",
+                code=error_codes.NO_ARCHIVE,
+                path=storage.root,
             )
         return log
 
@@ -174,7 +172,9 @@ class ArchiveLog:
         if not self._storage.write_new(name, text):
             raise ArchiveConflict(
                 f"another run has taken over the archive {self._storage.root}; this run stopped "
-                "before its next step. Run it again to finish what is left"
+                "before its next step. Run it again to finish what is left",
+                code=error_codes.TAKEN_OVER,
+                path=self._storage.root,
             )
         self.state.add(entry)
 
@@ -182,6 +182,8 @@ class ArchiveLog:
         try:
             return Entry.model_validate_json(self._storage.read(name))
         except (ValidationError, UnicodeDecodeError) as exc:
-            raise MicroqueueError(
-                f"{self._storage.path(name)} is not a log entry of an archive: {exc}"
+            raise PipelineError(
+                f"{self._storage.path(name)} is not a log entry of an archive: {exc}",
+                code=error_codes.DAMAGED_LOG,
+                path=self._storage.path(name),
             ) from exc

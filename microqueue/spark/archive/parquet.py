@@ -25,7 +25,8 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
-from microqueue.errors import MicroqueueError
+from microqueue.errors import PipelineError
+from microqueue.spark import error_codes
 from microqueue.spark.archive.log import DAY, DIRECTORY, QUEUE, ArchivedFile, ArchiveState
 from microqueue.spark.storage import Storage, sync
 from microqueue.spark.whole_tasks import SCHEMA, Part, batches_of, decode, spread, tasks_for
@@ -69,8 +70,11 @@ WRITTEN_FILE_DDL = "name string, rows long, digest string, long_queue string"
 DIGEST_BYTES = 16
 
 
-class ArchiveDamaged(MicroqueueError):
-    """The files that were read back differ from what was written; nothing was deleted."""
+class ArchiveDamaged(PipelineError):
+    """The files that were read back differ from what was written; nothing was deleted.
+
+    ``path`` is the archive, or the file that differs.
+    """
 
 
 # Queue names in paths
@@ -227,7 +231,9 @@ def verify_by_spark(
         raise ArchiveDamaged(
             f"{storage.root} holds {found.rows:,} tasks (checksum {found.checksum:x}) where "
             f"{expected.rows:,} ({expected.checksum:x}) were written; nothing was deleted from "
-            "MongoDB. Check the disk, and run the archive again"
+            "MongoDB. Check the disk, and run the archive again",
+            code=error_codes.FILES_DIFFER,
+            path=storage.root,
         )
     by_name = {_file_name(row["file"]): row for row in rows}
     return [
@@ -292,10 +298,12 @@ def check_shared(storage: Storage, staging: str, names: Iterable[str]) -> None:
     """Raise if executors wrote files on disks that the driver does not see."""
     seen = {info.name for info in storage.list(staging)}
     if unseen := sorted(set(names) - seen):
-        raise MicroqueueError(
+        raise PipelineError(
             f"executors wrote {len(unseen):,} files, such as {unseen[0]}, that the driver does "
             f"not see in {storage.root}: give a path that is the same disk on all machines, or one "
-            "in HDFS or an object store. Nothing was deleted from MongoDB"
+            "in HDFS or an object store. Nothing was deleted from MongoDB",
+            code=error_codes.DISK_NOT_SHARED,
+            path=storage.root,
         )
 
 
@@ -315,7 +323,9 @@ def verify_directly(
             raise ArchiveDamaged(
                 f"{storage.path(expected.name)} does not hold the {expected.rows:,} tasks that "
                 "were written; nothing was deleted from MongoDB. Check the disk, and run the "
-                "archive again"
+                "archive again",
+                code=error_codes.FILES_DIFFER,
+                path=storage.path(expected.name),
             )
     known = sizes(storage, names)
     return [
@@ -456,7 +466,7 @@ def _add_variable_size(hasher: Any, array: pa.Array) -> None:
 # Leftovers of killed runs
 
 
-def sweep(storage: Storage, state: ArchiveState) -> int:
+def delete_leftovers(storage: Storage, state: ArchiveState) -> int:
     """Delete the files that killed runs left behind; safe once this run has begun in the log.
 
     A run that the log does not know came later: its files may be committed by now, and their
@@ -473,9 +483,11 @@ def sweep(storage: Storage, state: ArchiveState) -> int:
 def check_log(storage: Storage, state: ArchiveState) -> None:
     """Raise if a directory has files but no log: it may be an archive whose log was lost."""
     if not state.number and (found := next(_archived_files(storage), None)):
-        raise MicroqueueError(
+        raise PipelineError(
             f"{storage.root} holds {found}, but no {DIRECTORY} that lists the committed files; "
-            f"restore {DIRECTORY} if it was lost, or give this archive another directory"
+            f"restore {DIRECTORY} if it was lost, or give this archive another directory",
+            code=error_codes.NO_LOG,
+            path=storage.root,
         )
 
 

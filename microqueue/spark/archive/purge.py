@@ -23,9 +23,8 @@ from microqueue.positions import microseconds
 from microqueue.spark.archive.log import ArchivedFile, ArchiveLog, Entry, Version
 from microqueue.spark.archive.parquet import read_files
 from microqueue.spark.ids import INTEGER, OBJECT_ID, STRING, id_type, typed_id
-from microqueue.spark.location import location_of, server_now
-from microqueue.spark.options import LocationOptions
-from microqueue.spark.progress import Progress, Step
+from microqueue.spark.location import LocationOptions, location_of, server_now
+from microqueue.spark.progress import ProgressCallback, Step
 from microqueue.spark.storage import Storage
 from microqueue.spark.whole_tasks import outlines
 
@@ -66,7 +65,7 @@ class Purge:
     storage: Storage
     log: ArchiveLog
     location: LocationOptions
-    progress: Progress
+    progress: ProgressCallback
 
     def run(self, archived: Entry) -> Entry:
         """Delete the tasks that one run has archived, and return the committed entry.
@@ -165,7 +164,7 @@ class _Purger:
             yield _batch(operations.Purged(), left=batch.num_rows - len(documents))
             for start in range(0, len(documents), DELETE_ROWS):
                 some = documents[start : start + DELETE_ROWS]
-                yield _batch(location.run(operations.purge(some, now=self.now)))
+                yield _batch(location.run(operations.delete_archived(some, now=self.now)))
 
 
 def _batch(purged: operations.Purged, *, left: int = 0) -> pa.RecordBatch:

@@ -17,6 +17,27 @@ NUMBERED = r"-\d+\.parquet$"
 """What follows the id of the run in the name of a file."""
 
 
+WHOLE_HISTORY = """
+    case
+        when status = 'done' and started_at is not null
+            and coalesce(try_element_at(history, -1).outcome, '') != 'done'
+        then array_append(
+            coalesce(history, array()),
+            named_struct(
+                'attempt', attempts,
+                'worker_id', worker_id,
+                'started_at', started_at,
+                'ended_at', finished_at,
+                'outcome', 'done',
+                'error', cast(null as struct<message: string, code: string, at: timestamp>)
+            )
+        )
+        else history
+    end
+"""
+"""The history with the successful attempt, as ``microqueue.task.last_attempt`` derives it."""
+
+
 def read_archive(
     spark: SparkSession,
     path: str | Path,
@@ -41,7 +62,7 @@ def read_archive(
         One row per task: the columns to query, ``day``, and the whole task in ``document``.
 
     Raises:
-        MicroqueueError: There is no archive at ``path``.
+        PipelineError: There is no archive at ``path``.
     """
     storage = Storage(spark, path)
     state = ArchiveLog.of_archive(storage).state
@@ -50,7 +71,7 @@ def read_archive(
         frame = frame.where(f.unix_micros("finished_at") >= _micros(since))
     if until is not None:
         frame = frame.where(f.unix_micros("finished_at") < _micros(until))
-    return frame
+    return frame.withColumn("history", f.expr(WHOLE_HISTORY))
 
 
 def _select(

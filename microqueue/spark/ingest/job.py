@@ -16,17 +16,19 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from microqueue.arguments import check_name, refused
+from microqueue.arguments import check_name, invalid_argument
+from microqueue.core import core_of
 from microqueue.deprecation import renamed_arguments
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.model import Model
 from microqueue.new_task import NewTask
 from microqueue.queue import Queue
 from microqueue.settings import QueueSettings
+from microqueue.spark import error_codes
 from microqueue.spark.ingest.rows import OUTCOME, Loader
 from microqueue.spark.ingest.source import Format, guess_format, read_source
 from microqueue.spark.location import locate, location_of, primary
-from microqueue.spark.progress import Progress, Step, no_progress
+from microqueue.spark.progress import ProgressCallback, Step, no_progress
 from microqueue.spark.runs import begin_run, find_report, finish_run
 from microqueue.spark.storage import Storage
 
@@ -72,13 +74,14 @@ def ingest(
     rejects: str | Path | None = None,
     options: Mapping[str, str] | None = None,
     priority: int = 0,
+    name: str | None = None,
     run: str | None = None,
     uri: str | None = None,
     database: str | None = None,
     collection: str = DEFAULT_COLLECTION,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
-    progress: Progress = no_progress,
+    progress: ProgressCallback = no_progress,
 ) -> IngestSummary:
     """Add a task for each row of CSV, JSON lines, Parquet or a table.
 
@@ -95,6 +98,7 @@ def ingest(
             all reasons.
         options: Options of Spark's reader.
         priority: The priority of the tasks.
+        name: The name of the tasks.
         run: The name of the run; by default derived from source and queue.
         uri: The address of MongoDB; by default ``MICROQUEUE_URI``, or the embedded server.
         database: The database; by default that of the address.
@@ -109,16 +113,16 @@ def ingest(
     Raises:
         InvalidArgument: An argument is not valid, Spark cannot read the source, or the run was
             begun with other options.
-        MicroqueueError: The run is too old to be resumed.
+        PipelineError: The run is too old to be resumed.
     """
     check_name(queue)
-    NewTask(payload={}, priority=priority)
+    NewTask(payload={}, priority=priority, name=name)
     kind = source_format or guess_format(source)
     found = read_source(spark, str(source), kind, options or {})
     rows = _numbered(found.rows, key, kind)
     target = None if rejects is None else RejectFile(spark, rejects, found.files)
     location = primary(locate(uri, database=database, collection=collection))
-    name = run or hashlib.blake2b(f"{found.name}\n{queue}".encode(), digest_size=6).hexdigest()
+    chosen = run or hashlib.blake2b(f"{found.name}\n{queue}".encode(), digest_size=6).hexdigest()
     queue_settings = (settings or QueueSettings.from_environment()).model_copy(
         update={"ensure_indexes": False}
     )
@@ -129,8 +133,9 @@ def ingest(
         queue=queue,
         model=model,
         key=key,
-        run=name,
+        run=chosen,
         priority=priority,
+        name=name,
         kind=kind,
         columns=found.rows.schema,
         write=not dry_run,
@@ -144,17 +149,19 @@ def ingest(
         "model": _model_name(model),
         "options": _public_options(options or {}),
         "priority": priority,
+        "name": name,
     }
     if dry_run:
-        report = find_report(location, f"ingest:{name}", details)
+        report = find_report(location, f"ingest:{chosen}", details)
     else:
-        begun = begin_run(location, f"ingest:{name}", details)
+        begun = begin_run(location, f"ingest:{chosen}", details)
         report = begun.report
     if report is not None:
         return IngestSummary(**{**report, "dry_run": dry_run, "repeated": True})
     if not dry_run:
         tasks = location_of(location).collections.tasks
-        Queue(tasks, queue, settings=queue_settings).ensure_indexes(adjust=False)
+        core = core_of(Queue(tasks, queue, settings=queue_settings))
+        core.run(core.prepare())
     progress(Step("ingest", f"Reading {source}"))
     outcome = rows.mapInArrow(loader, OUTCOME).persist(StorageLevel.DISK_ONLY)
     try:
@@ -171,7 +178,7 @@ def ingest(
     finally:
         outcome.unpersist()
     summary = IngestSummary(
-        run=name, source=shown, queue=queue, rejects=written, dry_run=dry_run, **counts
+        run=chosen, source=shown, queue=queue, rejects=written, dry_run=dry_run, **counts
     )
     if not dry_run:
         finish_run(location, begun, summary.model_dump())
@@ -192,7 +199,12 @@ def _public_options(options: Mapping[str, str]) -> list[str]:
 def _numbered(rows: DataFrame, key: str | None, kind: str) -> DataFrame:
     """Add the identity of each row: a hash of the whole row, and its number among equal rows."""
     if key is not None and kind != "json" and key not in rows.columns:
-        raise refused("key", key, f"give one of the columns {', '.join(rows.columns)}")
+        raise invalid_argument(
+            "key",
+            key,
+            f"give one of the columns {', '.join(rows.columns)}",
+            code=error_codes.UNKNOWN_COLUMN,
+        )
     # In UTC, so that the hash does not depend on the timezone of the session.
     digest = f.sha2(f.to_json(f.struct("*"), {"timeZone": "UTC"}), 256)
     named = rows.select(f.struct("*").alias("row"), digest.alias("digest"))
@@ -211,14 +223,29 @@ class RejectFile:
         try:
             self._storage, self._name = Storage.of_file(spark, path)
         except ValueError as exc:
-            raise refused("rejects", str(path), f"give the name of a file; {exc}") from exc
+            raise invalid_argument(
+                "rejects",
+                str(path),
+                f"give the name of a file; {exc}",
+                code=error_codes.NOT_A_FILE,
+            ) from exc
         if self._storage.is_directory(self._name):
-            raise refused("rejects", str(path), "it is a directory; give the name of a file")
+            raise invalid_argument(
+                "rejects",
+                str(path),
+                "it is a directory; give the name of a file",
+                code=error_codes.NOT_A_FILE,
+            )
         if self._storage.exists() and not self._storage.is_directory():
             reason = f"{self._storage.root} is not a directory; give the name of a file in one"
-            raise refused("rejects", str(path), reason)
+            raise invalid_argument("rejects", str(path), reason, code=error_codes.NOT_A_FILE)
         if self._storage.path(self._name) in sources:
-            raise refused("rejects", str(path), "it is a file of the source; give another one")
+            raise invalid_argument(
+                "rejects",
+                str(path),
+                "it is a file of the source; give another one",
+                code=error_codes.IS_SOURCE,
+            )
 
     def write(self, outcome: DataFrame) -> str:
         """Write the rejected rows, and return the path of the file."""

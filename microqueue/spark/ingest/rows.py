@@ -12,17 +12,22 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 from pyspark.sql.types import StructType
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.extended_json import from_json
 from microqueue.new_task import NewTask
 from microqueue.payload import codec_of
 from microqueue.settings import QueueSettings
+from microqueue.spark import error_codes
 from microqueue.spark.ids import key_id
-from microqueue.spark.location import location_of, server_now
-from microqueue.spark.options import LocationOptions
-from microqueue.spark.task_writer import CHUNK, TaskWriter
-from microqueue.spark.value_conversion import Converter, check_names, convert_fields, converter_of
+from microqueue.spark.location import LocationOptions, location_of, server_now
+from microqueue.spark.task_inserter import CHUNK, TaskInserter
+from microqueue.spark.value_conversion import (
+    Converter,
+    check_column_names,
+    convert_fields,
+    converter_of,
+)
 from microqueue.worker.handlers import load_model
 
 CORRUPT = "_corrupt"
@@ -44,12 +49,13 @@ class Loader:
         key: str | None,
         run: str,
         priority: int,
+        name: str | None,
         kind: str,
         columns: StructType,
         write: bool,
     ) -> None:
         self.location, self.settings, self.queue, self.model = location, settings, queue, model
-        self.key, self.run, self.priority = key, run, priority
+        self.key, self.run, self.priority, self.name = key, run, priority, name
         self.kind, self.columns, self.write = kind, columns, write
 
     def check(self) -> None:
@@ -62,7 +68,7 @@ class Loader:
 
     def _converters(self) -> dict[str, Converter]:
         """Return what converts columns for the sink, or for the model."""
-        check_names("columns", self.columns)
+        check_column_names("columns", self.columns)
         return {
             field.name: convert
             for field in self.columns.fields
@@ -76,8 +82,8 @@ class Loader:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Add the rows of each batch, and yield the counts and the rejected rows."""
         location, now = location_of(self.location), server_now(self.location)
-        writer = TaskWriter(location, settings=self.settings, now=now)
-        make_document = _TaskMaker(self, writer, self._model(), self._converters())
+        inserter = TaskInserter(location, settings=self.settings, now=now)
+        make_document = _TaskMaker(self, inserter, self._model(), self._converters())
         for batch in batches:
             rows = batch.to_pylist()
             for start in range(0, len(rows), CHUNK):
@@ -88,7 +94,7 @@ class Loader:
                         documents.append(make_document(row))
                     except _Reject as reject:
                         bad.append(reject.line)
-                added, others = writer.add(documents) if self.write else (len(documents), 0)
+                added, others = inserter.add(documents) if self.write else (len(documents), 0)
                 yield _outcome(added, others, bad)
 
 
@@ -114,9 +120,9 @@ class _TaskMaker:
     """Makes the document of a task from a row, or raises ``_Reject``."""
 
     def __init__(
-        self, loader: Loader, writer: TaskWriter, model: Any, converters: dict[str, Converter]
+        self, loader: Loader, inserter: TaskInserter, model: Any, converters: dict[str, Converter]
     ) -> None:
-        self._loader, self._writer, self._converters = loader, writer, converters
+        self._loader, self._inserter, self._converters = loader, inserter, converters
         self._codec = codec_of(model)
         self._adapter = None if model is None else TypeAdapter[Any](model)
 
@@ -130,8 +136,9 @@ class _TaskMaker:
                 payload=None,
                 task_id=key_id(self._loader.queue, self._identity(row, numbered)),
                 priority=self._loader.priority,
+                name=self._loader.name,
             )
-            return self._writer.document(
+            return self._inserter.document(
                 self._loader.queue, new, payload, token=self._token(numbered)
             )
         except ValidationError as exc:
@@ -145,7 +152,7 @@ class _TaskMaker:
         if key is None:
             return _row_id(numbered)
         if row.get(key) is None:
-            raise refused(key, None, "the key is missing")
+            raise invalid_argument(key, None, "the key is missing", code=error_codes.NULL_KEY)
         value = row[key]
         if isinstance(value, datetime) and value.tzinfo is not None:
             value = value.astimezone(UTC)  # Spark uses the timezone of the session.

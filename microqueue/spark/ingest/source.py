@@ -13,7 +13,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
+from microqueue.spark import error_codes
 from microqueue.spark.ingest.rows import CORRUPT
 from microqueue.spark.storage import decoded, first_line, qualified
 
@@ -44,8 +45,11 @@ def guess_format(source: str | Path) -> Format:
     """Return the format that the end of a path stands for."""
     suffix = Path(str(source).rstrip("/").removesuffix(".gz")).suffix.lower()
     if suffix not in SUFFIXES:
-        raise refused(
-            "source", str(source), f"its suffix names no format: give {', '.join(FORMATS)}"
+        raise invalid_argument(
+            "source",
+            str(source),
+            f"its suffix names no format: give {', '.join(FORMATS)}",
+            code=error_codes.UNKNOWN_FORMAT,
         )
     return SUFFIXES[suffix]  # type: ignore[return-value]  # They are all formats.
 
@@ -53,7 +57,12 @@ def guess_format(source: str | Path) -> Format:
 def read_source(spark: SparkSession, source: str, kind: str, options: Mapping[str, str]) -> Source:
     """Load the source; CSV and JSON as text, so that the model validates the original values."""
     if kind not in FORMATS:
-        raise refused("source_format", kind, f"give one of {', '.join(FORMATS)}")
+        raise invalid_argument(
+            "source_format",
+            kind,
+            f"give one of {', '.join(FORMATS)}",
+            code=error_codes.UNKNOWN_FORMAT,
+        )
     try:
         rows = _read(spark, source, kind, options)
         files = sorted(decoded(spark, uri) for uri in rows.inputFiles())
@@ -62,7 +71,9 @@ def read_source(spark: SparkSession, source: str, kind: str, options: Mapping[st
     except (AnalysisException, Py4JJavaError) as exc:
         message = exc.java_exception.getMessage() if isinstance(exc, Py4JJavaError) else exc
         reason = str(message).strip().partition("\n")[0]
-        raise refused("source", source, f"Spark cannot read it; {reason}") from exc
+        raise invalid_argument(
+            "source", source, f"Spark cannot read it; {reason}", code=error_codes.UNREADABLE
+        ) from exc
     name = source if kind == "table" else qualified(spark, source)
     return Source(rows, files, name)
 
@@ -72,7 +83,12 @@ def _read(spark: SparkSession, source: str, kind: str, options: Mapping[str, str
         case "csv":
             names = _columns(spark, source, options)
             if not names:
-                raise refused("source", source, "it is empty, without even a header")
+                raise invalid_argument(
+                    "source",
+                    source,
+                    "it is empty, without even a header",
+                    code=error_codes.EMPTY,
+                )
             schema = StructType([StructField(name, StringType()) for name in [*names, CORRUPT]])
             given = {**CSV_OPTIONS, **options, CORRUPT_OPTION: CORRUPT}
             return spark.read.schema(schema).options(**given).csv(source)
@@ -113,9 +129,10 @@ def _check_headers(
     (first, expected), *others = [(file, names) for file, names in headers.items() if names]
     for file, names in others:
         if names != expected:
-            raise refused(
+            raise invalid_argument(
                 "source",
                 source,
                 f"{first} has the columns {', '.join(expected)}, and {file} has "
                 f"{', '.join(names)}; ingest them one by one, or make their headers equal",
+                code=error_codes.HEADERS_DIFFER,
             )

@@ -11,10 +11,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 from microqueue.operations import export
 from microqueue.operations.call import Document
 from microqueue.operations.export import IdRange
+from microqueue.spark import error_codes
+from microqueue.spark.error_notes import noting
 from microqueue.spark.location import Location, location_of
 from microqueue.spark.options import SelectionOptions
 from microqueue.spark.read.convert import BatchConverter
@@ -43,7 +45,9 @@ class TaskReader(DataSourceReader):
     def __init__(self, schema: StructType, options: SelectionOptions) -> None:
         for name in ("lag", "max_rows"):
             if (value := getattr(options, name)) is not None:
-                raise refused(name, value, "only streams have this option")
+                raise invalid_argument(
+                    name, value, "only streams have this option", code=error_codes.ONLY_STREAMS
+                )
         self._schema = schema
         self._options = options
 
@@ -74,7 +78,7 @@ def default_parts(location: Location, selection: Document) -> int:
     """Return 1 if few tasks match; otherwise a number by the size of the collection."""
     if location.run(export.count_up_to(selection, SINGLE_PART_ROWS + 1)) <= SINGLE_PART_ROWS:
         return 1
-    total = location.run(export.count_all())
+    total = location.run(export.estimate_count())
     return max(min(total // ROWS_PER_PART, MAX_PARTS), os.cpu_count() or 1)
 
 
@@ -89,7 +93,7 @@ def converter_for(
 
 def convert_cursor(cursor: Any, converter: BatchConverter) -> Iterator[pa.RecordBatch]:
     """Yield the converted batches of a cursor, and close it in the end."""
-    with unpack_once(cursor):
+    with unpack_once(cursor), noting():
         for raw in cursor:
             yield from converter.convert(raw)
 
@@ -98,6 +102,7 @@ def selection_of(options: SelectionOptions) -> Document:
     """Return the filter for the options."""
     return export.selection(
         queues=options.queue,
+        names=options.name,
         statuses=options.status,
         time=options.time,
         since=options.since,

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from microqueue.extended_json import to_json
-from microqueue.spark import ids
+from microqueue.spark import error_codes, ids
 from microqueue.spark.columns import (
     COMPUTED_COLUMNS,
     DEFAULT_VALUES,
@@ -212,7 +212,7 @@ class BatchConverter:
                 )
             for name in required:
                 if document.get(name) is None:
-                    drift.record(name, "is missing")
+                    drift.record(name, "is missing", code=error_codes.MISSING)
             drifted.append(drift.count)
         return {
             name: pa.array(column, self._arrow.field(name).type) for name, column in values.items()

@@ -22,12 +22,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 from microqueue.clock import ServerClock
 from microqueue.extended_json import from_json, to_canonical_json
-from microqueue.operations import change_cursor
+from microqueue.operations import change_cursor, export
 from microqueue.operations.change_cursor import ChangeCursor, ChangeQuery, ChangeRange
 from microqueue.operations.server_clock import read_clock
+from microqueue.spark import error_codes
 from microqueue.spark.location import location_of
 from microqueue.spark.options import SelectionOptions
 from microqueue.spark.read.batch import convert_cursor, converter_for, default_parts
@@ -49,9 +50,19 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, schema: StructType, options: SelectionOptions) -> None:
         if options.until is not None:
-            raise refused("until", options.until, "a stream has no end; stop the query instead")
+            raise invalid_argument(
+                "until",
+                options.until,
+                "a stream has no end; stop the query instead",
+                code=error_codes.NO_STREAMS,
+            )
         if options.time not in {"created_at", "updated_at"}:
-            raise refused("time", options.time, "a stream is ordered by updated_at")
+            raise invalid_argument(
+                "time",
+                options.time,
+                "a stream is ordered by updated_at",
+                code=error_codes.NO_STREAMS,
+            )
         self._schema = schema
         self._options = options
         self._lag = DEFAULT_LAG if options.lag is None else options.lag
@@ -60,7 +71,7 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queues=options.queue,
             # All statuses need no condition, and can then use the index on changes.
             statuses=None if set(statuses) == set(EVERY_CHANGE) else statuses,
-            query=options.query_document,
+            query=export.selection(names=options.name, query=options.query_document),
         )
         self._target: datetime | None = None
 
@@ -93,7 +104,7 @@ class TaskStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if changes.start == changes.end:
             return []
         location = location_of(self._options)
-        matching = change_cursor.between(self._followed, changes)
+        matching = change_cursor.changed_between(self._followed, changes)
         parts = self._options.partitions or default_parts(location, matching)
         ranges = location.run(change_cursor.split(self._followed, changes, parts))
         return [ChangePartition(part) for part in ranges]

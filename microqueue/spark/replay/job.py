@@ -21,7 +21,7 @@ from pydantic import Field
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
-from microqueue.arguments import check_name, refused
+from microqueue.arguments import check_name, invalid_argument
 from microqueue.clock import round_up
 from microqueue.deprecation import renamed_arguments
 from microqueue.drivers.collections import DEFAULT_COLLECTION
@@ -31,16 +31,16 @@ from microqueue.new_task import NewTask
 from microqueue.operations.replay import PlannedReplay, requeue
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
+from microqueue.spark import error_codes
 from microqueue.spark.archive.reader import read_archive
 from microqueue.spark.ids import id_type, key_id
-from microqueue.spark.location import locate, location_of, primary, server_now
-from microqueue.spark.options import LocationOptions
-from microqueue.spark.progress import Progress, Step, no_progress
+from microqueue.spark.location import LocationOptions, locate, location_of, primary, server_now
+from microqueue.spark.progress import ProgressCallback, Step, no_progress
 from microqueue.spark.replay.selection import is_dead_letter, select
-from microqueue.spark.runs import Run, begin_run, finish_run
-from microqueue.spark.task_writer import TaskWriter
+from microqueue.spark.runs import NamedRun, begin_run, finish_run
+from microqueue.spark.task_inserter import TaskInserter
 from microqueue.spark.whole_tasks import decode
-from microqueue.task import DEFAULT_QUEUE, Task
+from microqueue.task import DEFAULT_QUEUE, is_name, read_task
 
 CHUNK = 1000
 COUNTED = "archived long, letters long, skipped long"
@@ -102,7 +102,7 @@ def replay(
     collection: str = DEFAULT_COLLECTION,
     settings: QueueSettings | None = None,
     dry_run: bool = False,
-    progress: Progress = no_progress,
+    progress: ProgressCallback = no_progress,
 ) -> ReplaySummary:
     """Replay the dead letters that meet a SQL condition, once per ``run``.
 
@@ -130,13 +130,16 @@ def replay(
 
     Raises:
         InvalidArgument: An argument is not valid, or the run was begun with other options.
-        MicroqueueError: The run is too old to be resumed, or there is no archive at ``archive``.
+        PipelineError: The run is too old to be resumed, or there is no archive at ``archive``.
     """
     if to is not None:
         check_name(to)
     if include_done and archive is None:
-        raise refused(
-            "include_done", include_done, "done tasks are replayed from an archive: give --archive"
+        raise invalid_argument(
+            "include_done",
+            include_done,
+            "done tasks are replayed from an archive: give --archive",
+            code=error_codes.NO_SOURCE,
         )
     period = check_duration("spread", spread)
     location = primary(locate(uri, database=database, collection=collection))
@@ -167,7 +170,7 @@ def replay(
         location, queue_settings, begun, name, to=to, period=period, known=archived_copies
     )
     # Tasks that the run itself has added may have failed since, and meet the condition.
-    foreign = ~f.col("insert_token").eqNullSafe(f.lit(token_of(name)))
+    foreign = ~f.col("insert_token").eqNullSafe(f.lit(run_token(name)))
     rows = (
         selected.where(foreign)
         .select("document", "archived")
@@ -234,11 +237,11 @@ def _archived_copies(spark: SparkSession, archive: str | Path | None, run: str) 
     """Return the ids of tasks that an interrupted run had added, and that were archived since."""
     if archive is None:
         return frozenset()
-    kept = read_archive(spark, archive).where(f.col("insert_token") == token_of(run))
+    kept = read_archive(spark, archive).where(f.col("insert_token") == run_token(run))
     return frozenset(row["id"] for row in kept.select("id").collect())
 
 
-def token_of(run: str) -> str:
+def run_token(run: str) -> str:
     """Return the token that marks the tasks a run has added."""
     return f"replay:{run}"
 
@@ -247,7 +250,7 @@ def copy_id(run: str, document: dict[str, Any]) -> ObjectId:
     """Return the id under which a run adds an archived task."""
     task_id = document["_id"]
     life = f"{id_type(task_id)}/{task_id}/{document.get('created_at')}"
-    return key_id(token_of(run), life)
+    return key_id(run_token(run), life)
 
 
 def eta_of(run: str, begun_at: datetime, period: timedelta, task_id: Any) -> datetime:
@@ -263,7 +266,7 @@ class _Replayer:
         self,
         location: LocationOptions,
         settings: QueueSettings,
-        begun: Run,
+        begun: NamedRun,
         run: str,
         *,
         to: str | None,
@@ -303,23 +306,23 @@ class _Replayer:
         return str(copy_id(self.run, document)) in self.known
 
     def _add(self, archived: Sequence[dict[str, Any]], now: datetime) -> tuple[int, int]:
-        writer = TaskWriter(location_of(self.location), settings=self.settings, now=now)
+        inserter = TaskInserter(location_of(self.location), settings=self.settings, now=now)
         documents = [
-            writer.document(
+            inserter.document(
                 self.to or document.get("queue", DEFAULT_QUEUE),
                 self._copy(document),
                 document.get("payload") or {},
-                token=token_of(self.run),
+                token=run_token(self.run),
             )
             for document in archived
             if not self._is_replayed(document)
         ]
-        added, left = writer.add(documents)
+        added, left = inserter.add(documents)
         return added + len(archived) - len(documents), left
 
     def _copy(self, document: dict[str, Any]) -> NewTask[Any]:
         """Return a new task with the options of an archived one."""
-        task: Task[Any] = Task.from_document(document)
+        task = read_task(document)
         origin = {"replayed_from": str(task.id), "replay_run": self.run}
         return NewTask[Any](
             payload=None,
@@ -331,6 +334,7 @@ class _Replayer:
             visibility_timeout=task.visibility_timeout_sec,
             dedupe_key=task.dedupe_key,
             headers={**task.headers, **origin},
+            name=task.name if is_name(task.name) else None,
         )
 
     def _return(self, dead_letters: Sequence[dict[str, Any]], now: datetime) -> int:

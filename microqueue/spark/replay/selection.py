@@ -8,14 +8,14 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 from microqueue.settings import QueueSettings
+from microqueue.spark import error_codes
 from microqueue.spark.analytics.fingerprint import fingerprint_column
-from microqueue.spark.analytics.history import TASK_KEY, live_ids
+from microqueue.spark.analytics.task_source import TASK_KEY, live_ids
 from microqueue.spark.archive.log import ArchiveLog
 from microqueue.spark.archive.reader import read_archive
-from microqueue.spark.location import dead_letters_of
-from microqueue.spark.options import LocationOptions
+from microqueue.spark.location import LocationOptions, dead_letters_of
 from microqueue.spark.storage import Storage
 from microqueue.spark.whole_tasks import SCHEMA, parts_of, read_parts, with_payload
 from microqueue.task import DEFAULT_QUEUE, TaskStatus
@@ -47,7 +47,12 @@ def select(
             kept = kept.join(live_ids(spark, location, settings), TASK_KEY, "left_anti")
         frames.append(kept.withColumn("archived", f.lit(True)))  # noqa: FBT003 (a value)
     if not frames:
-        raise refused("archive", archive, "give an archive, or allow dead letters")
+        raise invalid_argument(
+            "archive",
+            archive,
+            "give an archive, or allow dead letters",
+            code=error_codes.NO_SOURCE,
+        )
     whole = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
     kind = fingerprint_column(f.col("queue"), f.col("error.code"), f.col("error.message"))
     whole = with_payload(whole).withColumn("fingerprint", kind)
@@ -55,7 +60,12 @@ def select(
         return whole.where(where)
     except (AnalysisException, ParseException) as exc:
         reason = str(exc).strip().partition("\n")[0]
-        raise refused("where", where, f"give a SQL condition over columns; {reason}") from exc
+        raise invalid_argument(
+            "where",
+            where,
+            f"give a SQL condition over columns; {reason}",
+            code=error_codes.NOT_SQL,
+        ) from exc
 
 
 def is_dead_letter() -> Column:

@@ -46,10 +46,10 @@ Lengths = Any
 class ColumnarDocuments(Sequence[Document]):
     """Encoded documents. As a sequence it returns them without their payloads, made on demand."""
 
-    def __init__(self, pattern: Document, ids: list[bytes], stored: list[RawBSONDocument]) -> None:
+    def __init__(self, pattern: Document, ids: list[bytes], encoded: list[RawBSONDocument]) -> None:
         self._pattern = pattern
         self.ids = ids
-        self.stored = stored
+        self.encoded = encoded
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -27,24 +27,30 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from microqueue.arguments import check_name, refused
+from microqueue.arguments import check_name, invalid_argument
 from microqueue.errors import InvalidArgument, InvalidPayload
 from microqueue.extended_json import from_json
-from microqueue.model import shorten
+from microqueue.model import changed, shorten
 from microqueue.new_task import EnqueueOptions, NewTask
 from microqueue.operations import bulk_load
 from microqueue.operations.call import Document
 from microqueue.operations.enqueue import new_document
 from microqueue.payload import LARGEST_DOCUMENT, PayloadCodec, codec_of, encode_all
 from microqueue.settings import QueueSettings
+from microqueue.spark import error_codes
 from microqueue.spark.ids import key_id, key_ids
 from microqueue.spark.options import SinkOptions
-from microqueue.spark.value_conversion import Converter, check_names, converter_of
+from microqueue.spark.value_conversion import Converter, check_column_names, converter_of
 from microqueue.spark.write import columnar
 from microqueue.worker.handlers import load_model
 
 PAYLOAD, QUEUE = "payload", "queue"
-OPTION_COLUMNS = frozenset(EnqueueOptions.__annotations__) - {"backoff", "task_id"}
+OPTION_COLUMNS = frozenset(EnqueueOptions.__annotations__) - {
+    "backoff",
+    "task_id",
+    "on_duplicate",
+    "dedupe_for",
+}
 KEY_TYPES = (StringType, IntegralType)
 PAYLOAD_TYPES = (StructType, MapType, StringType, NullType)
 
@@ -72,7 +78,7 @@ class RowReader:
         self.has_payload_column = PAYLOAD in self._types
         """Whether a column is the payload; otherwise the whole row is."""
         self._queues: set[str] = set()
-        check_names("columns", schema)
+        check_column_names("columns", schema)
         self._check_columns()
         self._option_columns = [
             name for name in OPTION_COLUMNS if self.has_payload_column and name in self._types
@@ -123,7 +129,12 @@ class RowReader:
             except InvalidArgument as exc:
                 where = "a row" if key is None else f"the row with key {shorten(key)}"
                 raise InvalidPayload(
-                    f"{where} cannot become a task: {exc}", argument=exc.argument, value=exc.value
+                    f"{where} cannot become a task: {exc}",
+                    argument=exc.argument,
+                    value=exc.value,
+                    code=exc.code,
+                    field=exc.field if isinstance(exc, InvalidPayload) else None,
+                    key=key,
                 ) from exc
 
     def _task(self, row: dict[str, Any], queue: Any, key: str | None) -> RowTask:
@@ -147,7 +158,9 @@ class RowReader:
             return None
         for name in names:
             if row[name] is None:
-                raise refused(name, None, "a key cannot be null")
+                raise invalid_argument(
+                    name, None, "a key cannot be null", code=error_codes.NULL_KEY
+                )
         if len(names) == 1:
             return str(row[names[0]])
         return json.dumps([row[name] for name in names])
@@ -157,22 +170,35 @@ class RowReader:
         for name in self._options.key:
             kind = self._types.get(name)
             if kind is None:
-                raise refused("key", name, f"give one of the columns {columns}")
+                raise invalid_argument(
+                    "key",
+                    name,
+                    f"give one of the columns {columns}",
+                    code=error_codes.UNKNOWN_COLUMN,
+                )
             if not isinstance(kind, KEY_TYPES):
                 reason = f"its type is {kind.simpleString()}; cast it to string"
-                raise refused("key", name, reason)
+                raise invalid_argument("key", name, reason, code=error_codes.WRONG_TYPE)
         if self._options.queue is None and not (self.has_payload_column and QUEUE in self._types):
-            raise refused(QUEUE, None, "give the option queue, or the columns payload and queue")
+            raise invalid_argument(
+                QUEUE,
+                None,
+                "give the option queue, or the columns payload and queue",
+                code=error_codes.NO_QUEUE,
+            )
         if self.has_payload_column:
             if not isinstance(kind := self._types[PAYLOAD], PAYLOAD_TYPES):
                 reason = "a payload is a struct, a map or JSON text; cast the column"
-                raise refused(PAYLOAD, kind.simpleString(), reason)
+                raise invalid_argument(
+                    PAYLOAD, kind.simpleString(), reason, code=error_codes.WRONG_TYPE
+                )
             known = {PAYLOAD, QUEUE, *OPTION_COLUMNS, *self._options.key}
             if unknown := [name for name in self._types if name not in known]:
-                raise refused(
+                raise invalid_argument(
                     "columns",
                     ", ".join(unknown),
                     f"allowed with payload: {', '.join(sorted(known - {PAYLOAD}))}",
+                    code=error_codes.UNKNOWN_COLUMN,
                 )
 
     def _converter(self, name: str, kind: DataType) -> Converter | None:
@@ -213,7 +239,10 @@ def _parse_json(column: str, text: str | None) -> Any:
         return from_json(text)
     except (ValueError, TypeError) as exc:
         raise InvalidPayload(
-            f"{column}={shorten(text)} is not JSON: {exc}", argument=column, value=text
+            f"{column}={shorten(text)} is not JSON: {exc}",
+            argument=column,
+            value=text,
+            code=error_codes.NOT_JSON,
         ) from exc
 
 
@@ -238,7 +267,7 @@ class Chunk(NamedTuple):
 
     documents: Sequence[Document]
     ids: Sequence[Any]
-    stored: Sequence[Any] | None
+    encoded: Sequence[Any] | None
     queues: set[str]
 
 
@@ -261,17 +290,17 @@ class ChunkBuilder:
     def build(self, rows: pa.Table, stamp: Stamp, codec_options: CodecOptions[Any]) -> Chunk:
         """Return the documents of a chunk of rows."""
         if self._rows.uniform:
-            encoded = self._from_columns(rows, stamp, codec_options)
-            if encoded is not None:
-                return Chunk(encoded, encoded.ids, encoded.stored, {str(self._options.queue)})
+            columns = self._from_columns(rows, stamp, codec_options)
+            if columns is not None:
+                return Chunk(columns, columns.ids, columns.encoded, {str(self._options.queue)})
         batches = rows.to_batches()
         tasks = [task for batch in batches for task in self._rows.read(batch)]
         documents = self._documents(tasks, stamp)
         large = any(batch.nbytes > LARGEST_DOCUMENT // 2 for batch in batches)
         check = large or self._rows.needs_check
-        stored = encode_all(documents, codec_options) if check else None
+        encoded = encode_all(documents, codec_options) if check else None
         ids = [document["_id"] for document in documents]
-        return Chunk(documents, ids, stored, {document["queue"] for document in documents})
+        return Chunk(documents, ids, encoded, {document["queue"] for document in documents})
 
     def _from_columns(
         self, rows: pa.Table, stamp: Stamp, codec_options: CodecOptions[Any]
@@ -308,7 +337,7 @@ class ChunkBuilder:
 
     def _document(self, task: RowTask, stamp: Stamp, position: int) -> Document:
         document = new_document(
-            task.new or self._rows.defaults.model_copy(update={"task_id": task.task_id}),
+            task.new or changed(self._rows.defaults, task_id=task.task_id),
             queue=task.queue,
             payload=task.payload,
             settings=self._settings,

@@ -20,17 +20,21 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from microqueue.arguments import refused
+from microqueue.arguments import invalid_argument
 from microqueue.clock import ServerClock
-from microqueue.operations import bulk_load, indexes
+from microqueue.operations import bulk_load
 from microqueue.operations.call import Document
+from microqueue.operations.schema import prepare_collection
 from microqueue.operations.server_clock import read_clock
 from microqueue.positions import Positions
 from microqueue.settings import QueueSettings
+from microqueue.spark import error_codes
+from microqueue.spark.error_notes import noting
 from microqueue.spark.location import location_of
 from microqueue.spark.options import SinkOptions
 from microqueue.spark.write.documents import ChunkBuilder, Stamp, chunks_of
 
+DEDUPE_KEY = "dedupe_key"
 BATCH_ID = "streaming.sql.batchId"
 """The Spark property with the number of a micro-batch."""
 
@@ -55,9 +59,11 @@ class Sink:
         self._builder()  # Fail on the driver if the frame cannot be written.
         location = location_of(options)
         if self.settings.ensure_indexes:
-            wanted = indexes.task_indexes(self.settings.retention)
-            location.run(indexes.ensure_indexes(wanted, location.collections.name, adjust=False))
+            name, retention = location.collections.name, self.settings.retention
+            dedupe = DEDUPE_KEY in schema.names
+            location.run(prepare_collection(name, retention, adjust=False, dedupe=dedupe))
 
+    @noting()
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Write the rows of one part in chunks."""
         location = location_of(self.options)
@@ -74,7 +80,7 @@ class Sink:
                 bulk_load.insert_chunk(
                     chunk.documents,
                     ids=chunk.ids,
-                    stored=chunk.stored,
+                    encoded=chunk.encoded,
                     settings=self.settings,
                     hold=hold,
                 )
@@ -139,8 +145,11 @@ class TaskStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         if options.hold:
-            raise refused(
-                "hold", value=True, instead="a stream has no end at which to release tasks"
+            raise invalid_argument(
+                "hold",
+                value=True,
+                instead="a stream has no end at which to release tasks",
+                code=error_codes.NO_STREAMS,
             )
         self._sink = Sink(schema, options)
 

@@ -3,6 +3,13 @@
 const MINUTE = 60;
 const HOUR = 3600;
 const DAY = 86400;
+const PERIOD_UNITS = [
+  [DAY * 1000, "d"],
+  [HOUR * 1000, "h"],
+  [MINUTE * 1000, "m"],
+  [1000, "s"],
+  [1, "ms"],
+];
 
 const whole = new Intl.NumberFormat("en");
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -24,6 +31,15 @@ export function about(value) {
   return `~${whole.format(Math.round(value / step) * step)}`;
 }
 
+/** 512 B, 1.2 kB, 64.0 MB. */
+export function size(bytes) {
+  if (!Number.isFinite(bytes)) return "—";
+  const units = ["B", "kB", "MB", "GB"];
+  let power = 0;
+  while (power < units.length - 1 && bytes >= 1000 ** (power + 1)) power += 1;
+  return `${power ? (bytes / 1000 ** power).toFixed(1) : bytes} ${units[power]}`;
+}
+
 /** 1 task, 2 tasks, ~12,300 tasks. */
 export function count(value, noun, plural = `${noun}s`, estimated = false) {
   return `${estimated ? about(value) : number(value)} ${value === 1 ? noun : plural}`;
@@ -42,6 +58,19 @@ export function duration(seconds) {
   if (total < HOUR) return pair(total, MINUTE, "m", 1, "s");
   if (total < DAY) return pair(total, HOUR, "h", MINUTE, "m");
   return pair(total, DAY, "d", HOUR, "h");
+}
+
+/** A duration in seconds, exact: 90 s is 1 m 30 s, 0.5 s is 500 ms. */
+export function period(seconds) {
+  if (!Number.isFinite(seconds)) return "—";
+  const parts = [];
+  let rest = Math.round(seconds * 1000);
+  for (const [size, name] of PERIOD_UNITS) {
+    const amount = Math.floor(rest / size);
+    rest -= amount * size;
+    if (amount) parts.push(`${amount} ${name}`);
+  }
+  return parts.join(" ") || "0 s";
 }
 
 function pair(total, large, largeName, small, smallName) {

@@ -21,8 +21,8 @@ export function empty(name, headline, hint, ...more) {
 }
 
 /** A link to a task's page, by its id or its unambiguous reference. */
-export function taskLink(id, reference = String(id)) {
-  return h("a", { class: "task-id", href: href(["tasks", reference]) }, String(id));
+export function taskLink(id, reference = String(id), text = id) {
+  return h("a", { class: "task-id", href: href(["tasks", reference]) }, String(text));
 }
 
 export function queueLink(queue, view = "tasks") {
@@ -52,8 +52,15 @@ export function errorText(error) {
     { class: "error-text" },
     h("code", { class: "code" }, error.code ?? "no code"),
     " ",
-    error.message ?? "",
+    messageOf(error),
   );
+}
+
+/** An error's message without its code, with which that of an exception begins. */
+export function messageOf({ code, message }) {
+  if (message === code) return ""; // An exception without a text.
+  const prefix = `${code}: `;
+  return message?.startsWith(prefix) ? message.slice(prefix.length) : (message ?? "");
 }
 
 /** Text of any length, truncated by the style sheet, with the whole text as a tooltip. */

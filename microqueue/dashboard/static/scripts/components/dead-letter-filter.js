@@ -1,6 +1,7 @@
 /* The filter of dead letters in the address, as the API's query and body parameters. */
 
 import { href } from "../routes.js";
+import { nameParameter } from "./filter.js";
 
 export class DeadLetterFilter {
   /** `query` is the query of the address. */
@@ -29,7 +30,7 @@ export class DeadLetterFilter {
   }
 
   get narrowed() {
-    return ["code", "no_code", "text", "group", "since", "until"].some(
+    return ["name", "no_name", "code", "no_code", "text", "group", "since", "until"].some(
       (name) => name in this.query,
     );
   }
@@ -68,8 +69,8 @@ export class DeadLetterFilter {
 
   /** The address that selects a group, or deselects the selected one. */
   addressOf({ code, message }) {
-    const { queue, text, since, until } = this.query;
-    const rest = { queue, text, since, until };
+    const { queue, name, no_name, text, since, until } = this.query;
+    const rest = { queue, name, no_name, text, since, until };
     if (this.isSelected({ code, message })) return href("dead-letters", rest);
     const named = code === null ? { no_code: 1 } : { code };
     return href("dead-letters", { ...rest, ...named, group: message });
@@ -77,7 +78,8 @@ export class DeadLetterFilter {
 
   #criteria() {
     const { code, no_code: noCode, text, group, since, until } = this.query;
-    const criteria = { code: noCode ? "" : code, text, group, since, until };
+    const name = nameParameter(this.query);
+    const criteria = { name, code: noCode ? "" : code, text, group, since, until };
     return Object.fromEntries(Object.entries(criteria).filter(([, value]) => value !== undefined));
   }
 }

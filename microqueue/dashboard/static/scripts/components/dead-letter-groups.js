@@ -3,6 +3,7 @@
 import { h } from "../dom.js";
 import { count, number } from "../format.js";
 import { agoElement } from "../ticker.js";
+import { messageOf } from "./common.js";
 
 export function groupsPanel({ groups, more_groups: more, total, truncated }, filter) {
   return h(
@@ -49,7 +50,7 @@ function item(group, filter) {
         h("code", { class: "code" }, group.code ?? "no code"),
         h("span", { class: "count" }, number(group.count)),
       ),
-      h("span", { class: "group-message" }, group.message || "no message"),
+      h("span", { class: "group-message" }, messageOf(group) || "no message"),
       h(
         "span",
         { class: "muted" },

@@ -1,6 +1,7 @@
 /* Forms in a <dialog>, which traps the focus and closes on Escape. */
 
 import { h } from "../dom.js";
+import { number } from "../format.js";
 import { button } from "./common.js";
 
 /** Invalid fields of a form; with an `action`, warnings that a second click confirms. */
@@ -70,6 +71,8 @@ export function openForm({
       form.querySelector("[aria-invalid=true]")?.focus();
     }
   };
+  // A closed part would hide the field that the browser wants to show.
+  form.addEventListener("invalid", (event) => reveal(event.target), true);
   form.oninput = (event) => {
     confirm.textContent = action;
     const noted = event.target.closest("[data-field]");
@@ -151,9 +154,16 @@ function showNotes(root, notes, { warning = false } = {}) {
     note.textContent = lines.join("\n");
     note.classList.toggle("is-warning", warning);
     note.hidden = false;
+    reveal(found);
     controlOf(found).setAttribute("aria-invalid", String(!warning));
   }
   return texts.size > 0;
+}
+
+/** Open the part of a form that holds an element. */
+function reveal(element) {
+  const part = element.closest("details");
+  if (part) part.open = true;
 }
 
 function clearNotes(root) {
@@ -166,6 +176,35 @@ function controlOf(whole) {
   return whole.querySelector("input, select, textarea");
 }
 
+/** The part of a form with options that few need, closed until it is opened. */
+export function moreOptions(...fields) {
+  return h(
+    "details",
+    { class: "more-options" },
+    h("summary", {}, "More options"),
+    h("div", { class: "more-fields" }, fields),
+  );
+}
+
+export function textInput(name, attributes = {}) {
+  return h("input", { name, autocomplete: "off", ...attributes });
+}
+
+/** A select; `options` are pairs of value and label. */
+export function selectField(name, options, chosen) {
+  return h(
+    "select",
+    { name },
+    options.map(([value, label]) => h("option", { value, selected: value === chosen }, label)),
+  );
+}
+
+/** A number of a form; null if it is empty. */
+export function readNumber(data, name) {
+  const text = data.get(name);
+  return text === null || text === "" ? null : Number(text);
+}
+
 /** A duration of a form in seconds; null if it is empty. */
 export function readDuration(data, name) {
   const amount = data.get(name);
@@ -173,13 +212,43 @@ export function readDuration(data, name) {
   return Number(amount) * Number(data.get(`${name}_unit`) ?? 1);
 }
 
-/** Fields for a duration: an amount and its unit. */
-export function durationField(name, { amount = "", unit = 60 } = {}) {
-  const units = [
-    [1, "seconds"],
-    [60, "minutes"],
-    [3600, "hours"],
+/** The fields of new tasks: priority, delay and max attempts. */
+export function deliveryFields(app) {
+  return [
+    field(
+      "Priority",
+      h("input", { name: "priority", type: "number", min: 0, max: 255, value: 0 }),
+      null,
+      "priority",
+    ),
+    field("Delay", durationField("delay"), null, "delay_sec"),
+    field(
+      "Max attempts",
+      h("input", {
+        name: "max_attempts",
+        type: "number",
+        min: 1,
+        placeholder: number(app.config.max_attempts),
+      }),
+      null,
+      "max_attempts",
+    ),
   ];
+}
+
+const UNITS = [
+  [1, "seconds"],
+  [60, "minutes"],
+  [3600, "hours"],
+  [86_400, "days"],
+];
+
+/** Fields for a duration: an amount and its unit; with `seconds`, in the largest unit that fits. */
+export function durationField(name, { seconds = null, amount = "", unit = 60 } = {}) {
+  if (seconds !== null) {
+    unit = UNITS.findLast(([size]) => seconds >= size && seconds % size === 0)?.[0] ?? 1;
+    amount = seconds / unit;
+  }
   return h(
     "span",
     { class: "duration" },
@@ -194,9 +263,7 @@ export function durationField(name, { amount = "", unit = 60 } = {}) {
     h(
       "select",
       { name: `${name}_unit`, "aria-label": "Unit" },
-      units.map(([seconds, label]) =>
-        h("option", { value: seconds, selected: seconds === unit }, label),
-      ),
+      UNITS.map(([size, label]) => h("option", { value: size, selected: size === unit }, label)),
     ),
   );
 }

@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import { toLocalInput } from "../format.js";
-import { href } from "../routes.js";
+import { href, parse } from "../routes.js";
 
 /** How long after the last key a text filter applies, in ms. */
 const TYPING_DELAY = 350;
@@ -56,7 +56,10 @@ export function filterForm(app, view, query, ...fields) {
         if (!event.target.matches("[type=search]")) return;
         clearTimeout(typing);
         const form = event.currentTarget;
-        typing = setTimeout(() => apply(form, { replace: true }), TYPING_DELAY);
+        typing = setTimeout(() => {
+          // The viewer may have left the page.
+          if (parse(location.hash).view === view) apply(form, { replace: true });
+        }, TYPING_DELAY);
       },
     },
     fields,
@@ -71,6 +74,21 @@ export function textFilter(name, label, value, attributes = {}) {
     label,
     h("input", { type: "search", name, ".value": value ?? "", autocomplete: "off", ...attributes }),
   );
+}
+
+/** A text field for the whole name of a task. */
+export function nameFilter(value) {
+  return textFilter("name", "Name", value, { size: 14, placeholder: "whole name" });
+}
+
+/** The name in an address, as the API's parameter: empty for tasks without a name. */
+export function nameParameter({ name, no_name: unnamed }) {
+  return unnamed ? "" : name;
+}
+
+/** A name, or null for none, as part of an address. */
+export function nameInAddress(name) {
+  return name === null ? { no_name: 1 } : { name };
 }
 
 /** A time in the viewer's time zone; the address holds it in UTC. */

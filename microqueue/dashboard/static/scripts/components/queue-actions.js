@@ -1,16 +1,21 @@
 /* Actions on queues: enqueue, pause, resume, sweep, mark the next task. */
 
 import { h } from "../dom.js";
-import { number, pretty } from "../format.js";
+import { pretty } from "../format.js";
 import {
   FormError,
   confirmAction,
-  durationField,
+  deliveryFields,
   field,
+  durationField,
   jsonField,
+  moreOptions,
   openForm,
   readDuration,
+  readNumber,
   readObjects,
+  selectField,
+  textInput,
 } from "./dialog.js";
 import { button } from "./common.js";
 import { describeChanges } from "./sweeper.js";
@@ -62,6 +67,13 @@ export function markNextButtons(queue, app, attributes = {}) {
   );
 }
 
+/** What becomes of a task whose id or dedupe key another one has. */
+const DUPLICATES = [
+  ["raise", "Show an error"],
+  ["return", "Keep it, add nothing"],
+  ["replace", "Replace it, if it waits"],
+];
+
 export function sweepNow(app) {
   return app.actOrReport(
     () => app.api.post("sweeper/run"),
@@ -111,13 +123,11 @@ export function openEnqueueForm(app, queue = app.config.queue) {
         { class: "field-row" },
         field(
           "Queue",
-          h("input", {
-            name: "queue",
+          textInput("queue", {
             value: queue,
             required: true,
             maxlength: 120,
             list: "queue-names",
-            autocomplete: "off",
             oninput: suggest,
           }),
           null,
@@ -125,7 +135,7 @@ export function openEnqueueForm(app, queue = app.config.queue) {
         ),
         field(
           "Task name",
-          h("input", { name: "name", maxlength: 120, list: "task-names", autocomplete: "off" }),
+          textInput("name", { maxlength: 120, list: "task-names" }),
           "Leave empty for workers with a single handler.",
           "name",
         ),
@@ -136,34 +146,52 @@ export function openEnqueueForm(app, queue = app.config.queue) {
         (app.overview?.queues ?? []).map((one) => h("option", { value: one.queue })),
       ),
       suggestions,
-      jsonField("Payload", "payload", pretty({})),
+      jsonField("Payload", "payload", pretty({}), { rows: 6 }),
       jsonField("Headers", "headers", pretty({}), { rows: 2 }),
-      h(
-        "div",
-        { class: "field-row" },
-        field(
-          "Priority",
-          h("input", { name: "priority", type: "number", min: 0, max: 255, value: 0 }),
-          null,
-          "priority",
+      h("div", { class: "field-row" }, deliveryFields(app)),
+      moreOptions(
+        h(
+          "div",
+          { class: "field-row" },
+          field(
+            "Dedupe key",
+            textInput("dedupe_key", { maxlength: 1024 }),
+            "No second task while one with this key is unfinished.",
+            "dedupe_key",
+          ),
+          field(
+            "Keep the key for",
+            durationField("dedupe_for"),
+            "Also after the task is finished.",
+            "dedupe_for_sec",
+          ),
         ),
-        field("Delay", durationField("delay"), null, "delay_sec"),
-        field(
-          "Max attempts",
-          h("input", {
-            name: "max_attempts",
-            type: "number",
-            min: 1,
-            placeholder: number(app.config.max_attempts),
-          }),
-          null,
-          "max_attempts",
+        h(
+          "div",
+          { class: "field-row" },
+          field("Task id", textInput("task_id"), "Leave empty for a new ObjectId.", "task_id"),
+          field(
+            "If the task exists",
+            selectField("on_duplicate", DUPLICATES, "raise"),
+            "A task with this id, or an unfinished one with this key.",
+            "on_duplicate",
+          ),
         ),
-        field(
-          "Dedupe key",
-          h("input", { name: "dedupe_key", maxlength: 1024 }),
-          null,
-          "dedupe_key",
+        h(
+          "div",
+          { class: "field-row" },
+          field(
+            "Expires in",
+            durationField("expires_in"),
+            "Fail the task if it still waits then.",
+            "expires_in_sec",
+          ),
+          field(
+            "Visibility timeout",
+            durationField("visibility_timeout"),
+            "Leave empty for the worker's setting.",
+            "visibility_timeout_sec",
+          ),
         ),
       ),
     ],
@@ -182,16 +210,26 @@ export function openEnqueueForm(app, queue = app.config.queue) {
             queue: chosen,
             name,
             ...objects,
-            priority: Number(data.get("priority") || 0),
+            priority: readNumber(data, "priority") ?? 0,
             delay_sec: readDuration(data, "delay"),
-            max_attempts: data.get("max_attempts") ? Number(data.get("max_attempts")) : null,
+            max_attempts: readNumber(data, "max_attempts"),
             dedupe_key: data.get("dedupe_key") || null,
+            dedupe_for_sec: readDuration(data, "dedupe_for"),
+            task_id: data.get("task_id").trim() || null,
+            on_duplicate: data.get("on_duplicate"),
+            expires_in_sec: readDuration(data, "expires_in"),
+            visibility_timeout_sec: readDuration(data, "visibility_timeout"),
           }),
-        (task) => `Task ${task.id} enqueued in ${task.queue}; it is ${task.state}.`,
+        (task) => enqueued(task, data.get("on_duplicate")),
       );
     },
   });
   suggest();
+}
+
+function enqueued({ id, queue, state, is_duplicate: existed }, choice) {
+  if (existed && choice === "return") return `Task ${id} exists already; nothing was enqueued.`;
+  return `Task ${id} ${existed ? "replaced" : "enqueued"} in ${queue}; it is ${state}.`;
 }
 
 /** The task names known for a queue, whether it has workers, and whether these accept any name. */

@@ -5,7 +5,7 @@ import { count, took } from "../format.js";
 import { agoElement } from "../ticker.js";
 import { empty, facts } from "./common.js";
 
-const CHANGES = ["reclaimed", "promoted", "buried", "expired", "purged", "moved"];
+const CHANGES = ["reclaimed", "promoted", "buried", "expired", "purged", "moved", "fired"];
 
 export function sweeperPanel({ last_sweep: last, last_active_sweep: active }) {
   return h(

@@ -8,7 +8,7 @@ import { DeadLetterFilter } from "../components/dead-letter-filter.js";
 import { groupsPanel } from "../components/dead-letter-groups.js";
 import { selectionBar } from "../components/dead-letter-actions.js";
 import { deadLetterTable } from "../components/dead-letter-table.js";
-import { filterForm, textFilter, timeFilter } from "../components/filter.js";
+import { filterForm, nameFilter, textFilter, timeFilter } from "../components/filter.js";
 import { continueSearchPanel } from "../components/continue-search.js";
 import { empty, pager } from "../components/common.js";
 import { View } from "./view.js";
@@ -62,6 +62,7 @@ export class DeadLettersView extends View {
         query,
         query.queue &&
           h("input", { type: "hidden", name: "queue", value: query.queue, key: "queue" }),
+        nameFilter(query.name),
         textFilter("text", "Text", query.text, {
           placeholder: "in the error message",
           "data-filter": true,

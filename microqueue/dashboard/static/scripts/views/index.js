@@ -3,16 +3,24 @@
 import { AuditView } from "./audit.js";
 import { DeadLettersView } from "./dead-letters.js";
 import { EventsView } from "./events.js";
+import { NamesView } from "./names.js";
 import { OverviewView } from "./overview.js";
 import { ProcessingView } from "./processing.js";
+import { ScheduleView } from "./schedule.js";
+import { SchedulesView } from "./schedules.js";
 import { TaskView } from "./task.js";
 import { TasksView } from "./tasks.js";
+import { TopicView } from "./topic.js";
+import { TopicsView } from "./topics.js";
 
 const VIEWS = {
   overview: OverviewView,
   processing: ProcessingView,
   tasks: TasksView,
+  names: NamesView,
   "dead-letters": DeadLettersView,
+  schedules: SchedulesView,
+  topics: TopicsView,
   events: EventsView,
   audit: AuditView,
 };
@@ -25,5 +33,7 @@ const VIEWS = {
  */
 export function viewOf({ view, rest }) {
   if (view === "tasks" && rest.length) return TaskView;
+  if (view === "schedules" && rest.length > 1) return ScheduleView;
+  if (view === "topics" && rest.length) return TopicView;
   return VIEWS[view] ?? OverviewView;
 }

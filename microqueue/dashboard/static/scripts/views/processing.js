@@ -89,7 +89,7 @@ export class ProcessingView extends View {
       ),
       h(
         "td",
-        { "data-label": "Lease", class: "lease" },
+        { "data-label": "Lease expires in", class: "lease" },
         countdownElement({
           startedAt: task.started_at,
           deadline: task.lease_expires_at,

@@ -13,6 +13,7 @@ import {
   stateBadge,
 } from "../components/common.js";
 import { timeline } from "../components/timeline.js";
+import { tracebackDetails } from "../components/traceback.js";
 import { View } from "./view.js";
 
 export class TaskView extends View {
@@ -67,6 +68,7 @@ export class TaskView extends View {
           { class: "card notice", key: "error" },
           h("h2", {}, "Last error"),
           h("p", {}, errorText(task.error)),
+          tracebackDetails(task.error.traceback),
         ),
       h(
         "div",

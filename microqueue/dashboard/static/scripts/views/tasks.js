@@ -5,7 +5,14 @@ import { brief, number } from "../format.js";
 import { href } from "../routes.js";
 import { agoElement, untilElement } from "../ticker.js";
 import { openEnqueueForm, markNextButtons } from "../components/queue-actions.js";
-import { filterForm, queueSelect, textFilter, timeFilter } from "../components/filter.js";
+import {
+  filterForm,
+  nameFilter,
+  nameParameter,
+  queueSelect,
+  textFilter,
+  timeFilter,
+} from "../components/filter.js";
 import { continueSearchPanel } from "../components/continue-search.js";
 import {
   button,
@@ -26,9 +33,16 @@ export class TasksView extends View {
   title = "Tasks";
 
   async load() {
-    const { id, ...filter } = this.query;
+    const { id } = this.query;
+    const filter = this.#filter();
     if (!id) return this.api.get("tasks", { ...filter, limit: PAGE });
     return { items: await this.#byId(id, filter), next_cursor: null, complete: true };
+  }
+
+  /** The filter in the address, as the API's parameters. */
+  #filter() {
+    const { id, no_name: unnamed, ...filter } = this.query;
+    return { ...filter, name: nameParameter(this.query) };
   }
 
   async #byId(id, filter) {
@@ -36,6 +50,7 @@ export class TasksView extends View {
       const task = await this.api.get(`tasks/${encodeURIComponent(id)}`);
       const fits =
         (!filter.queue || task.queue === filter.queue) &&
+        (filter.name === undefined || (task.name ?? "") === filter.name) &&
         (!filter.status || hasStatus(task, filter.status));
       return fits ? [task] : [];
     } catch (error) {
@@ -65,6 +80,7 @@ export class TasksView extends View {
         query,
         h("label", { class: "inline-field", key: "queue" }, "Queue", queueSelect(app, query.queue)),
         h("label", { class: "inline-field", key: "status" }, "Status", statusSelect(query.status)),
+        nameFilter(query.name),
         textFilter("text", "Text", query.text, {
           placeholder: "in payload or error",
           "data-filter": true,
@@ -107,7 +123,7 @@ export class TasksView extends View {
         ? continueSearchPanel({
             app: this.app,
             path: "tasks",
-            filter: this.query,
+            filter: this.#filter(),
             query: this.query,
             view: "tasks",
             next,

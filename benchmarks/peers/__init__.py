@@ -1,0 +1,1 @@
+"""Other task queues, measured beside microqueue: ``python -m benchmarks --only peers``."""

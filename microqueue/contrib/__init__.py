@@ -1,0 +1,1 @@
+"""Microqueue inside other programs."""

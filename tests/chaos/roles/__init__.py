@@ -1,0 +1,1 @@
+"""The processes of a run: producers, workers of every kind, a supervisor, sweepers."""
