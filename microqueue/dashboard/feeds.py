@@ -224,7 +224,7 @@ class PollFeed:
         self._access = access
         self._every_sec = every_sec
         self._before: events.Snapshot | None = None
-        self._workers: dict[str, bool] = {}
+        self._workers: dict[str, datetime] = {}
         self._sweeps: dict[datetime, SweepReport] = {}
         self._paused: set[str] = set()
         self._schedules: Mapping[tuple[str, str], tuple[Any, Any]] = {}
@@ -236,7 +236,7 @@ class PollFeed:
     async def open(self) -> bool:
         """Take the first snapshot."""
         self._before = await self._snapshot()
-        self._workers = await self._workers_alive()
+        self._workers = await self._workers_until()
         self._sweeps = await self._last_sweeps()
         self._paused = await self._paused_now()
         self._schedules = await self._schedule_versions()
@@ -266,11 +266,12 @@ class PollFeed:
 
     async def _other_changes(self) -> Sequence[Event]:
         found: list[Event] = []
-        before, self._workers = self._workers, await self._workers_alive()
+        before, self._workers = self._workers, await self._workers_until()
         found += [Event("worker.started", one) for one in self._workers if one not in before]
-        for worker_id, alive in before.items():
+        now = self._access.core.clock.now()
+        for worker_id, gone_at in before.items():
             if worker_id not in self._workers:
-                found.append(Event("worker.left" if alive else "worker.gone", worker_id))
+                found.append(Event("worker.gone" if gone_at <= now else "worker.left", worker_id))
         reported, self._sweeps = self._sweeps, await self._last_sweeps()
         new = [report for at, report in self._sweeps.items() if at not in reported]
         found += [Event("sweep.finished", report=report) for report in new]
@@ -314,10 +315,10 @@ class PollFeed:
         paused = await self._access.run(pauses.list_paused(self._access.collections.name))
         return {one.queue for one in paused}
 
-    async def _workers_alive(self) -> dict[str, bool]:
-        now = await self._access.now()
+    async def _workers_until(self) -> dict[str, datetime]:
+        """Return when each registered worker counts as gone, unless it sends a heartbeat."""
         registered = await self._access.run(workers.list_workers(self._access.collections.name))
-        return {one.id: one.gone_at() > now for one in registered}
+        return {one.id: one.gone_at() for one in registered}
 
     async def _last_sweeps(self) -> dict[datetime, SweepReport]:
         """Return the last sweep, and the last one that changed something, by their time."""

@@ -173,7 +173,8 @@ def reclaim_orphaned(
 
     Fenced by the lease tokens that were read. A worker is deregistered only after its tasks are
     reclaimed, so a sweeper that dies half way leaves the rest to the next one, and a sweeper of
-    some queues leaves those of the others.
+    some queues leaves those of the others. A task that a worker claimed after it counted as gone
+    shows that it was alive: the task is left to its lease.
     """
     progress = progress or SweepProgress()
     for document in (yield from _dead(collection, now)):
@@ -182,7 +183,10 @@ def reclaim_orphaned(
         if not (yield from progress.proceed()):
             return
         held = yield from _attribute_held(worker_id, left)
-        yield from _reclaim_held(worker_id, held, now, settings, queues=queues, progress=progress)
+        claimed = not_after("started_at", document["gone_at"], skew=timedelta(0))
+        yield from _reclaim_held(
+            worker_id, held, now, settings, claimed=claimed, queues=queues, progress=progress
+        )
         # Unless it beat again in the meantime: then it was only slow.
         unchanged = {"_id": document["_id"], "heartbeat_at": document["heartbeat_at"]}
         if queues is None or not (yield Call("find_one", _held_by(worker_id), {"_id": 1})):
@@ -237,7 +241,11 @@ def reclaim_from(
     """
     progress = SweepProgress()
     held = yield from _attribute_held(worker_id, concurrency)
-    yield from _reclaim_held(worker_id, held, now, settings, queues=queues, progress=progress)
+    # Another worker may start under this id: what it claims from now on is not reclaimed.
+    claimed = not_after("started_at", now)
+    yield from _reclaim_held(
+        worker_id, held, now, settings, claimed=claimed, queues=queues, progress=progress
+    )
     progress.raise_rejection()
     return progress
 
@@ -264,11 +272,11 @@ def _reclaim_held(
     now: datetime,
     settings: QueueSettings,
     *,
+    claimed: Document,
     queues: QueueNames,
     progress: SweepProgress,
 ) -> Operation[None]:
-    # A worker that was only slow may claim again: what it claims from now on is not reclaimed.
-    selection = {**_held_by(worker_id), **within(queues), **not_after("started_at", now)}
+    selection = {**_held_by(worker_id), **within(queues), **claimed}
     # An id of a manually inserted task may be a document, which is not hashable.
     roles = {repr(one.id): one.role for one in attributed}
     # Crash attribution considers all tasks together, so this loop is not stopped half way.

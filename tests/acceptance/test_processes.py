@@ -33,6 +33,8 @@ from microqueue.worker.supervisor import LIFELINE_VARIABLE, NAME_VARIABLE, Super
 from tests.ports import free_port
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.timeout(400)  # The waits of a test may add up on a slow machine.
+
 PROGRAM = [sys.executable, "-m", "microqueue.cli"]
 
 # Every start is written down; without the file "go" a handler waits for it.
@@ -173,7 +175,9 @@ class Program:
         """Return each start of a handler: the process, and the number of the task."""
         if not self.path("ledger").exists():
             return []
-        lines = self.path("ledger").read_text(encoding="utf-8").splitlines()
+        # The last line may be half written.
+        whole, _, _ = self.path("ledger").read_text(encoding="utf-8").rpartition("\n")
+        lines = whole.splitlines()
         return [(int(pid), int(number)) for pid, number in (line.split() for line in lines)]
 
 
@@ -274,8 +278,8 @@ def test_poison_is_found_among_quick_tasks_and_harms_no_other(
     hasty = patched(MAX_RESTART_SEC=0.05)
     options = ("--processes", "2", "--concurrency", "4", "--hooks", "app:Noting")
     program.start("worker", "app:die_of_poison", *options, program=hasty)
-    wait_for(lambda: queue.stats().failed >= 1)
-    wait_for(lambda: queue.stats().done == 299)
+    wait_for(lambda: queue.stats().failed >= 1, 90)
+    wait_for(lambda: queue.stats().done == 299, 90)
     buried = queue.get(poison.id)
     assert buried is not None
     assert buried.error is not None
@@ -297,8 +301,8 @@ def test_poison_is_found_in_a_batch_and_harms_no_other(program: Program, queue: 
     options = ("--processes", "2", "--concurrency", "1", "--batch", "8", "--batch-wait", "10ms")
     hasty = patched(MAX_RESTART_SEC=0.05)
     program.start("worker", "app:die_of_a_batch", *options, program=hasty)
-    wait_for(lambda: queue.stats().failed >= 1)
-    wait_for(lambda: queue.stats().done == 59)
+    wait_for(lambda: queue.stats().failed >= 1, 90)
+    wait_for(lambda: queue.stats().done == 59, 90)
     buried = queue.get(tasks[20].id)
     assert buried is not None
     assert buried.error is not None
@@ -511,16 +515,17 @@ def supervised(
     statuses: list[int] = []
     thread = threading.Thread(target=lambda: statuses.append(one.run()))
     thread.start()
-    wait_for(lambda: len(born) >= lives or statuses)
+    wait_for(lambda: len(born) >= lives or statuses, 90)
     one.stop()
-    thread.join(30)
+    thread.join(60)
     return deaths, statuses[0]
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a supervisor look often, and wait for little."""
+    """Let a supervisor look often, and wait for little; each life is short on a slow machine, too."""
     monkeypatch.setattr(supervising, "TICK_SEC", 0.01)
+    monkeypatch.setattr(supervising, "SHORT_LIFE_SEC", 600.0)
     monkeypatch.setattr(supervising, "MAX_RESTART_SEC", 0.01)
 
 
@@ -711,7 +716,7 @@ def test_worker_that_is_started_again_under_its_name_does_not_hide_its_death(
     long_ago = queue.now() - timedelta(minutes=5)
     workers = core_of(queue).collections.database["microqueue_workers"]
     missed = workers.update_one(
-        {"worker_id": former}, {"$set": {"gone_at": long_ago, "missed_at": long_ago}}
+        {"worker_id": former}, {"$set": {"gone_at": queue.now(), "missed_at": long_ago}}
     )
     assert missed.modified_count == 1  # The new one has its own registration.
     assert Sweeper(queue).reclaim_orphaned() == 1  # Its lease lasts ten minutes.
@@ -758,7 +763,7 @@ def test_weights_of_the_command_line_mix_the_queues(
 def scrape(port: int, host: str = "127.0.0.1") -> str:
     """Read metrics as Prometheus would; nothing while no one answers."""
     try:
-        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=20) as reply:
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=60) as reply:
             text: str = reply.read().decode()
             return text
     except (URLError, ConnectionError):
@@ -845,11 +850,11 @@ def test_reload_starts_the_worker_anew_when_its_code_changes(
 
     def write(code: str, *, until: Callable[[], bool]) -> None:
         """Write it again and again: it is not known from when on changes are noticed."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not until():
             assert time.monotonic() < deadline, "nothing was reloaded"
             program.path("app.py").write_text(HANDLER + code, encoding="utf-8")
-            again = time.monotonic() + 5
+            again = time.monotonic() + 20  # Each change ends a process that is still starting.
             while time.monotonic() < again and not until():
                 time.sleep(0.05)
 

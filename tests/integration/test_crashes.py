@@ -142,6 +142,22 @@ def test_workers_that_could_not_beat_while_the_server_was_away_are_not_taken_for
     assert Sweeper(queue).reclaim_orphaned() == 1  # It was noticed when it was late.
 
 
+def test_tasks_that_a_worker_claims_after_it_counts_as_gone_are_left_to_their_leases(
+    microqueue_queue: Queue[Any], microqueue_clock: FakeClock
+) -> None:
+    queue = microqueue_queue
+    before, after = queue.enqueue_many([{}, {}]).tasks
+    queue.pop(worker_id="slow")
+    registered(queue, "slow", silent_sec=6)
+    microqueue_clock.advance(0.01)
+    queue.pop(worker_id="slow")  # Its heartbeats did not arrive, but it is alive.
+    assert Sweeper(queue).reclaim_orphaned() == 1
+    found: list[Any] = [queue.get(task.id) for task in (before, after)]
+    assert [task.status for task in found] == [TaskStatus.PENDING, TaskStatus.PROCESSING]
+    assert found[1].lease.worker_id == "slow"
+    assert queue.workers() == []  # It registers again with its next heartbeat.
+
+
 @pytest.mark.parametrize("limit", [1, 2, 4])
 def test_poison_is_buried_after_the_allowed_crashes(
     microqueue_database: Any, microqueue_clock: FakeClock, limit: int

@@ -15,14 +15,16 @@ from microqueue.dashboard import access as access_module
 from microqueue.dashboard import feeds
 from microqueue.dashboard.access import QueueAccess
 from microqueue.dashboard.events import EventHub
-from microqueue.dashboard.feeds import ChangeFeed
+from microqueue.dashboard.feeds import ChangeFeed, PollFeed
 from microqueue.dashboard.options import DashboardOptions
 from microqueue.dashboard.security import SecurityMiddleware, address_of
 from microqueue.operations import audit
 from microqueue.operations.call import Call
 from microqueue.operations.events import Event
-from microqueue.testing import memory_queue
+from microqueue.operations.workers import leave
+from microqueue.testing import FakeClock, memory_queue
 from tests.integration.dashboard_site import API, Site, opened
+from tests.integration.test_crashes import registered
 from tests.integration.test_transient import failing
 from tests.waiting import wait_for
 
@@ -223,13 +225,32 @@ def test_feed_remembers_a_bounded_number_of_workers_and_moves(
     assert parse(change("microqueue_workers", "delete", "w0@tasks")) == Event("worker.left", "w0")
 
 
+async def test_polling_reports_a_worker_as_gone_that_was_deregistered_between_two_looks(
+    microqueue_database: Any, microqueue_clock: FakeClock
+) -> None:
+    queue: Queue[Any] = Queue(microqueue_database, clock=microqueue_clock)
+    registered(queue, "dies")
+    feed = PollFeed(QueueAccess(queue), 0.0)
+    await feed.open()  # It is alive.
+    microqueue_clock.advance(6)
+    registered(queue, "stays")
+    core_of(queue).run(leave("dies", core_of(queue).collections.name))
+    assert Event("worker.gone", "dies") in await feed.read(0.3)
+    core_of(queue).run(leave("stays", core_of(queue).collections.name))
+    assert Event("worker.left", "stays") in await feed.read(0.3)
+
+
 async def test_queue_in_memory_has_no_change_stream() -> None:
     assert not await ChangeFeed(QueueAccess(memory_queue())).open()
 
 
 async def test_stream_that_the_server_rejects_is_not_opened(
-    microqueue_server: Any, microqueue_client: MongoClient[Any], microqueue_database: Any
+    microqueue_server: Any,
+    microqueue_client: MongoClient[Any],
+    microqueue_database: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(feeds, "OPEN_SEC", 60.0)
     with MongoClient[Any](microqueue_server.uri, appname="victim", retryReads=False) as client:
         queue: Queue[Any] = Queue(client[microqueue_database.name], settings=QueueSettings())
         feed = ChangeFeed(QueueAccess(queue))

@@ -168,10 +168,10 @@ def test_worker_claims_settles_and_fires_schedules(login: Login, settings: Queue
     queue: Queue[Any] = Queue(login("microqueueWorker"), settings=settings)
     assert Worker(queue, handle, keep_result=True).run(burst=True) >= 4
     queue.enqueue({})
-    task = queue.pop(wait=5)
+    task = queue.pop(wait=30)
     assert task is not None
     queue.mark_retry(queue.touch(task), delay=0)
-    taken = queue.pop(wait=5)
+    taken = queue.pop(wait=30)
     assert taken is not None
     queue.mark_done(taken)
     assert queue.workers() == []
@@ -201,16 +201,17 @@ def silence(login: Login, worker_id: str, seconds: float, *, missed: bool) -> No
     """Register a worker with a task of each of two queues; its last heartbeat was a while ago."""
     shop = login("root")
     queues = [Queue[Any](shop, name) for name in ("lost", "lost too")]
+    long_ago = queues[0].now() - timedelta(seconds=seconds)
+    claimed = {"worker_id": worker_id, "started_at": long_ago}
     for queue in queues:
         queue.enqueue({})
         task = queue.pop()
         assert task is not None
-        shop.tasks.update_one({"_id": task.id}, {"$set": {"worker_id": worker_id}})
-    long_ago = queue.now() - timedelta(seconds=seconds)
+        shop.tasks.update_one({"_id": task.id}, {"$set": claimed})
     info = WorkerInfo(
         id=worker_id, collection="tasks", host="h", pid=1, queues=[one.name for one in queues],
         concurrency=2, running=2, handled=0, started_at=long_ago, heartbeat_at=long_ago,
-        heartbeat_sec=2,
+        heartbeat_sec=20,
     )  # fmt: skip
     core_of(queue).run(beat(info))
     if missed:
@@ -219,8 +220,8 @@ def silence(login: Login, worker_id: str, seconds: float, *, missed: bool) -> No
 
 
 def test_sweeper_reclaims_tasks_of_silent_workers(login: Login) -> None:
-    silence(login, "late", 5, missed=False)
-    silence(login, "gone", 60, missed=True)
+    silence(login, "late", 45, missed=False)  # It is gone after 60 s.
+    silence(login, "gone", 600, missed=True)
     root = login("root")
     queue: Queue[Any] = Queue(login("microqueueSweeper"), settings=DLQ)
     # Its other tasks are for other sweepers, which must not blame as many.

@@ -115,7 +115,7 @@ def test_a_handler_that_ignores_its_timeout_keeps_its_place(microqueue_queue: Qu
         if payload["n"] == 0:
             go.wait(30)
 
-    worker = Worker(queue, handler, concurrency=1, prefetch=1, timeout=0.2)
+    worker = Worker(queue, handler, concurrency=1, prefetch=1, timeout=1)
     thread = threading.Thread(target=worker.run)
     thread.start()
     wait_for(lambda: queue.stats().delayed == 1)  # It is to be tried again.
@@ -376,11 +376,15 @@ def test_a_dead_worker_of_two_collections_is_found_in_both(
     for queue in queues:
         queue.enqueue({})
     go = threading.Event()
-    worker = Worker(queues, lambda _payload: go.wait(30), worker_id="w", concurrency=2, heartbeat=2)
+    worker = Worker(
+        queues, lambda _payload: go.wait(30), worker_id="w", concurrency=2, heartbeat=600
+    )
     thread = threading.Thread(target=worker.run)
     thread.start()
     wait_for(lambda: all(queue.stats().processing for queue in queues))
     assert [[one.id for one in queue.workers()] for queue in queues] == [["w"], ["w"]]
+    microqueue_clock.advance(1)  # It was alive when it claimed: a tick apart on a clock that stands.
+    microqueue_clock.advance(1)  # Later than the claims.
     silent = {"gone_at": microqueue_clock.now(), "missed_at": datetime(2000, 1, 1, tzinfo=UTC)}
     microqueue_database["microqueue_workers"].update_many({}, {"$set": silent})
     for queue in queues:
@@ -411,7 +415,7 @@ def test_settlements_share_as_many_writes_as_the_options_say(
     monkeypatch.setattr(completer, "commit", counted)
     rig.queue.enqueue_many([{}] * 12)
     together = threading.Barrier(12)
-    options = {"flush_interval": 2, **options}
+    options = {"flush_interval": 6, **options}
     rig.run(lambda _payload: together.wait(30), concurrency=12, prefetch=1, **options)
     assert sum(sizes) == 12
     assert max(sizes) == largest
