@@ -199,10 +199,10 @@ class Supervisor:
                 child.start_at, child.short_lives, child.failed_starts = 0.0, 0, 0
         while self._forwarded < self._signals:
             self._forwarded += 1
-            self._send(signal.SIGTERM)
+            # A process that is stalled would receive two pending signals of one kind as one.
+            self._send(signal.SIGTERM if self._forwarded == 1 else signal.SIGINT)
             grace_sec = self._grace_sec if self._forwarded == 1 else 0.0
             self._stop_by = time.monotonic() + grace_sec + KILL_AFTER_SEC
-            time.sleep(TICK_SEC)  # Two signals at the same time would be received as one.
 
     def _send(self, number: signal.Signals) -> None:
         for child in self._children:

@@ -33,8 +33,6 @@ from microqueue.worker.supervisor import LIFELINE_VARIABLE, NAME_VARIABLE, Super
 from tests.ports import free_port
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.timeout(400)  # The waits of a test may add up on a slow machine.
-
 PROGRAM = [sys.executable, "-m", "microqueue.cli"]
 
 # Every start is written down; without the file "go" a handler waits for it.
@@ -403,7 +401,7 @@ def test_process_that_does_not_react_is_killed_in_the_end(
     program: Program, queue: Queue[Any]
 ) -> None:
     fill(queue, 2)
-    impatient = patched(KILL_AFTER_SEC=0.5)
+    impatient = patched(KILL_AFTER_SEC=3.0)  # A claim that is under way is over by then.
     options = ("--processes", "2", "--concurrency", "1", "--grace", "300ms")
     program.start("worker", "app:stop_dead", *options, program=impatient)
     wait_for(lambda: len(program.started()) >= 1)
@@ -523,10 +521,46 @@ def supervised(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a supervisor look often, and wait for little; each life is short on a slow machine, too."""
+    """Let a supervisor look often, and wait for little; a slow start is a short life, too."""
     monkeypatch.setattr(supervising, "TICK_SEC", 0.01)
     monkeypatch.setattr(supervising, "SHORT_LIFE_SEC", 600.0)
     monkeypatch.setattr(supervising, "MAX_RESTART_SEC", 0.01)
+
+
+STOPPED_TWICE = """
+import pathlib, signal, sys, time
+received = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: received.append(number))
+pathlib.Path(sys.argv[1]).touch()
+while len(received) < 2:
+    time.sleep(0.05)
+"""
+
+
+def test_stalled_process_receives_both_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervising, "KILL_AFTER_SEC", 600.0)
+    ready, deaths = tmp_path / "ready", list[str]()
+    command = [sys.executable, "-I", "-S", "-c", STOPPED_TWICE, str(ready)]
+    one = Supervisor(command, 1, name="w", on_death=deaths.append, grace_sec=0)
+    thread = threading.Thread(target=one.run)
+    thread.start()
+    wait_for(ready.exists)
+    process = one._children[0].process  # noqa: SLF001 (to stall it)
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    one.stop()
+    one.stop()
+    wait_for(lambda: one._forwarded == 2)  # noqa: SLF001 (both are pending now)
+    process.send_signal(signal.SIGCONT)
+    try:
+        wait_for(lambda: not thread.is_alive())
+    finally:
+        process.kill()
+        thread.join(60)
+    assert (process.returncode, deaths) == (0, [])
 
 
 @pytest.mark.usefixtures("quick")
