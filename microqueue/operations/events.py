@@ -206,11 +206,12 @@ def compare(before: Snapshot, after: Snapshot, back: Sequence[Document]) -> list
         for one in back
         if one.get("status") == filters.PENDING
     ]
-    finished = {_key(one) for one in after.finished}
+    # A task that failed between two reads of one snapshot is both running and finished there.
+    finished = known_finished | {_finish(one) for one in after.finished}
     changes += [
         Event("task.failed", one["_id"], one.get("queue"))
         for one in back
-        if one.get("status") == filters.FAILED and _key(one) not in finished
+        if one.get("status") == filters.FAILED and _finish(one) not in finished
     ]
     return changes
 
@@ -237,7 +238,8 @@ def read_current(ids: Sequence[Any]) -> Operation[list[Document]]:
     """Return the current state of tasks, also of those that moved to the dead letters."""
     if not ids:
         return []
-    fields = {"queue": 1, "status": 1, "history": {"$slice": -1}, "name": 1, "headers": 1}
+    fields = {"queue": 1, "status": 1, "finished_at": 1}
+    fields |= {"history": {"$slice": -1}, "name": 1, "headers": 1}
     found: list[Document] = yield Call("find", filters.any_of(ids), fields)
     present = {_key(one) for one in found}
     if missing := [task_id for task_id in ids if id_key(task_id) not in present]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from microqueue.dashboard.options import DashboardOptions
 from microqueue.dashboard.security import SecurityMiddleware, address_of
 from microqueue.operations import audit
 from microqueue.operations.call import Call
-from microqueue.operations.events import Event
+from microqueue.operations.events import Event, Snapshot, compare
 from microqueue.operations.workers import leave
 from microqueue.testing import FakeClock, memory_queue
 from tests.integration.dashboard_site import API, Site, opened
@@ -223,6 +224,19 @@ def test_feed_remembers_a_bounded_number_of_workers_and_moves(
     assert parse(change("tasks", "delete", 0)) is not None  # Forgotten.
     assert parse(change("microqueue_workers", "delete", "w2@tasks")) == Event("worker.gone", "w2")
     assert parse(change("microqueue_workers", "delete", "w0@tasks")) == Event("worker.left", "w0")
+
+
+def test_failure_between_two_reads_of_a_snapshot_is_reported_once() -> None:
+    now = memory_queue().now()
+    held = {"_id": 1, "queue": "q", "attempts": 1}
+    failed = {"_id": 1, "queue": "q", "status": "failed", "finished_at": now}
+    first = Snapshot(now, {}, [], [])
+    both = Snapshot(now, {1: held}, [], [failed])  # It failed after what runs was read.
+    after = Snapshot(now, {}, [], [])  # It has moved to the DLQ collection.
+    reported = [*compare(first, both, []), *compare(both, after, [failed])]
+    assert [one.type for one in reported if one.type == "task.failed"] == ["task.failed"]
+    again = {**failed, "finished_at": now + timedelta(seconds=1)}
+    assert [one.type for one in compare(both, after, [again])] == ["task.failed"]
 
 
 async def test_polling_reports_a_worker_as_gone_that_was_deregistered_between_two_looks(
