@@ -238,7 +238,7 @@ def read_current(ids: Sequence[Any]) -> Operation[list[Document]]:
     """Return the current state of tasks, also of those that moved to the dead letters."""
     if not ids:
         return []
-    fields = {"queue": 1, "status": 1, "finished_at": 1}
+    fields: Document = {"queue": 1, "status": 1, "finished_at": 1}
     fields |= {"history": {"$slice": -1}, "name": 1, "headers": 1}
     found: list[Document] = yield Call("find", filters.any_of(ids), fields)
     present = {_key(one) for one in found}
