@@ -48,6 +48,10 @@ LONGEST_FIRST = (
 )
 """The order in which processes take files, so that none starts a long one when the rest is done."""
 
+OF_PROGRAMS = {"acceptance", "celery", "spark"}
+"""The folders of tests that start programs: on a slow machine, the waits of one add up."""
+PROGRAMS_TIMEOUT_SEC = 600
+
 pytest_plugins = ["microqueue.testing.fixtures"]
 
 # Settings of the developer's own shell must not reach the tests.
@@ -113,7 +117,10 @@ def pytest_report_header() -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its folder, and put the files that take longest first."""
     for item in items:
-        item.add_marker(item.nodeid.split("/")[1])
+        folder = item.nodeid.split("/")[1]
+        item.add_marker(folder)
+        if folder in OF_PROGRAMS and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PROGRAMS_TIMEOUT_SEC))
     items.sort(key=_rank)
 
 

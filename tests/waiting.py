@@ -12,7 +12,7 @@ from microqueue import Queue, Sweeper
 from microqueue.core import core_of
 
 INSTANTS = ("lease_expires_at", "next_retry_at", "expires_at", "deadline_at")
-LEASE_SEC = 4.0
+LEASE_SEC = 6.0
 """A lease that a slow machine renews in time, and that a test can outwait."""
 SLACK = timedelta(seconds=0.2)
 """How far the clock of another process may be behind: it is a lower bound of the server's time."""

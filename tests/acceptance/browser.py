@@ -56,11 +56,11 @@ def open_browser() -> Iterator[Browser]:
 class Served:
     """An app on a port of 127.0.0.1, in a thread, that can be stopped and started again."""
 
-    def __init__(self, make_app: Callable[[], Any], *, path: str = "/") -> None:
+    def __init__(self, make_app: Callable[[], Any], *, path: str = "/", port: int = 0) -> None:
         self._make_app = make_app
         self.app: Any = None
         self._path = path
-        self._port = 0
+        self._port = port
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 

@@ -38,8 +38,8 @@ def serve(microqueue_database: Any) -> Iterator[Callable[..., Served]]:
     """
     with ExitStack() as stack:
 
-        def start(queue: Queue[Any], **options: Any) -> Served:
-            return stack.enter_context(Served(lambda: dashboard(queue, **options)))
+        def start(queue: Queue[Any], *, port: int = 0, **options: Any) -> Served:
+            return stack.enter_context(Served(lambda: dashboard(queue, **options), port=port))
 
         yield start
 

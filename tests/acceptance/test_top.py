@@ -19,7 +19,7 @@ from microqueue.core import core_of
 from microqueue.operations.workers import beat
 from microqueue.reports import WorkerInfo
 
-PATIENCE_SEC = 30
+PATIENCE_SEC = 80
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from tests.waiting import wait_for
 # Far more than a slow machine needs; without a limit it takes longer than this, or for ever.
 LIMIT_SEC = 25
 LOGGED = ("--log-format", "json")
+STOPS = (signal.SIGTERM, signal.SIGINT)
+"""The first signal and the second one: two of a kind may arrive as one."""
 ENDING_SEC = 0.7
 # Each process of a worker waits for less time for a server that does not answer.
 HANDLERS = f"""
@@ -122,9 +124,8 @@ def test_idle_worker_ends_in_time_although_its_server_does_not_answer(
     wait_for(lambda: queue.stats().done == 1)
     os.kill(server.pid, signal.SIGSTOP)
     time.sleep(1.5)  # So that it has noticed, and waits for an answer.
-    for _ in range(signals):
-        program.signal(signal.SIGTERM)
-        time.sleep(0.5)  # Two signals at the same time would be received as one.
+    for number in STOPS[:signals]:
+        program.signal(number)
     assert ends(program) == 0
 
 
@@ -178,9 +179,8 @@ def test_second_signal_ends_a_process_whose_loop_is_blocked(
     queue.enqueue({})
     program.start("worker", "app:block", "--grace", "5m", *LOGGED)
     wait_for(lambda: "begun" in program.said())
-    for _ in range(2):
-        program.signal(signal.SIGTERM)
-        time.sleep(0.5)
+    for number in STOPS:
+        program.signal(number)
     assert ends(program) == 1
     assert was_killed_by_watchdog(program.errors()[-1])
     assert queue.stats().processing == 1  # Nobody could hand it back.

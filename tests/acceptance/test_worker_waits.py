@@ -92,8 +92,8 @@ def test_command_works_once_its_server_is_there(
     port: int,
     way: tuple[str, ...],
 ) -> None:
-    program = new_program(uri, *way)
-    wait_for(lambda: len(waits(program)) >= 2)
+    program = new_program(uri, *way, timeout="3")  # The server may be slow when it is there.
+    wait_for(lambda: len(waits(program)) >= 2, 90)
     assert f"127.0.0.1:{port}" in waits(program)[0]
     start_server()
     with Queue[Any].from_uri(uri) as queue:
@@ -129,11 +129,11 @@ def test_command_that_waits_ends_at_once_when_told(
     with socket.socket() as silent:
         if answers:
             program = new_program(with_password, *way)
-            wait_for(lambda: waits(program))
+            wait_for(lambda: waits(program), 90)
         else:
             silent.bind(("127.0.0.1", port))
             silent.listen()
-            silent.settimeout(40)
+            silent.settimeout(90)
             program = new_program(with_password, *way, timeout="600")
             silent.accept()  # An attempt is under way.
         program.signal(stop)
@@ -179,7 +179,7 @@ def test_worker_works_once_its_server_is_there(
     rig.queue.enqueue({})
     wait_for(lambda: rig.queue.stats().done == 1)
     rig.stop()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     assert rig.queue.workers() == []
 

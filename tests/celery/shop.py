@@ -70,7 +70,12 @@ def shop(config: dict[str, Any]) -> Celery:
         return sum(numbers)
 
     @task(name="shop.flaky", max_retries=3)
-    def flaky(self: Task, failures: int, countdown: float = 0.1) -> int:
+    def flaky(self: Task, failures: int, countdown: float = 3) -> int:
+        """Fail so often.
+
+        The process of a run stores the state RETRY after it has sent the next one, which must not
+        have stored SUCCESS by then: Celery would replace that.
+        """
         note(self, "start", self.request.retries)
         if self.request.retries < failures:
             raise self.retry(countdown=countdown)

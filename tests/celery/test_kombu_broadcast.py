@@ -335,7 +335,7 @@ def test_a_consumed_queue_that_expired_is_declared_again(
     connect: Connect, microqueue_database: Any
 ) -> None:
     connection = connect()
-    receiver = Receiver(connection, transient("bcast.1", expires=0.3))
+    receiver = Receiver(connection, transient("bcast.1", expires=3))
     declared = microqueue_database.microqueue_broker
     assert declared.delete_many({"queue": "bcast.1"}).deleted_count == 2
     wait_for(lambda: declared.count_documents({"queue": "bcast.1"}) == 2)

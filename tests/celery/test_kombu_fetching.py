@@ -129,6 +129,7 @@ def test_nothing_is_fetched_from_a_paused_queue(
 def test_a_backlog_without_room_for_it_is_not_polled(
     connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(consumers, "BUSY_POLL_SEC", 5.0)  # While a message waits in the buffer.
     sleeps: list[float] = []
     sleep = SyncWakeup.sleep
 

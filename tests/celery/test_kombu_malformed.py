@@ -228,7 +228,7 @@ def test_a_flush_is_not_lost_with_an_error_after_it(
     for item in (flushed, fail):  # Together, so that one round takes both.
         held._inbox.put(item)  # noqa: SLF001
     held._start()  # noqa: SLF001
-    assert flushed.wait(10)
+    assert flushed.wait(60)
 
 
 def test_an_error_that_repeats_has_one_traceback(

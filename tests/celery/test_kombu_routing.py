@@ -25,7 +25,7 @@ def declare(connection: Any, *queues: kombu.Queue) -> None:
 
 
 def past() -> datetime:
-    return datetime.now(UTC) - timedelta(seconds=1)
+    return datetime.now(UTC) - timedelta(hours=1)
 
 
 # Exchanges
@@ -252,7 +252,7 @@ def test_an_unused_queue_is_deleted_with_its_bindings_and_messages(
 
 def test_a_consumed_queue_does_not_expire(connect: Connect, microqueue_database: Any) -> None:
     connection = connect()
-    queue = kombu.Queue("reply", routing_key="reply", expires=1)
+    queue = kombu.Queue("reply", routing_key="reply", expires=6)
     Receiver(connection, queue)
     stored = microqueue_database.microqueue_broker
     first = stored.find_one({"queue": "reply"})["expires_at"]

@@ -97,7 +97,7 @@ def client(keys: Keys, port: int) -> MongoClient[Any]:
         tlsCAFile=str(keys.authority),
         tlsCertificateKeyFile=str(keys.client),
         tlsCertificateKeyFilePassword=PASSWORD,
-        serverSelectionTimeoutMS=1000,
+        serverSelectionTimeoutMS=30_000,
     )
 
 
@@ -115,7 +115,7 @@ def test_a_consumer_polls_where_there_is_no_change_stream(keys: Keys, port: int)
         with client(keys, port) as other:
             other[name].command("profile", 2)
             reads = {"ns": f"{name}.tasks", "op": {"$in": ["query", "command"]}}
-            wait_for(lambda: other[name]["system.profile"].count_documents(reads) > 100)
+            wait_for(lambda: other[name]["system.profile"].count_documents(reads) > 100, 90)
             other[name].command("profile", 0)
         publish(connected, 1)
         assert receiver.receive(1) == [1]

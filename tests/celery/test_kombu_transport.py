@@ -217,7 +217,7 @@ def test_a_delayed_message_is_delivered_when_it_is_due_and_not_as_a_redelivery(
     eta = datetime.now(UTC) + timedelta(hours=1)
     publish(connection, [1], headers={"task": "shop.pay", "id": "1", "eta": eta.isoformat()})
     assert get(connection) is None
-    past = datetime.now(UTC) - timedelta(seconds=1)
+    past = datetime.now(UTC) - timedelta(hours=1)
     microqueue_database.tasks.update_one({}, {"$set": {"next_retry_at": past, "deadline_at": past}})
     assert get(connection).delivery_info["redelivered"] is False
 
@@ -532,9 +532,9 @@ def test_what_is_settled_during_the_end_is_not_reported_as_written(connect: Conn
     message, broker = get(connection), connection.transport.broker
     held = deliveries.Deliveries(broker.core, renew_sec=60.0)
     held.add("1", broker.deliveries._held[message.delivery_tag].claimed)  # noqa: SLF001
-    assert held.close(10.0)
+    assert held.close(60.0)
     assert not held.settle("1", deliveries.Settle.ACK)
-    assert held.flush(10.0)
+    assert held.flush(60.0)
     held._closed = False  # noqa: SLF001 (another thread has just checked it)
     assert held.settle("1", deliveries.Settle.ACK)
     held._closed = True  # noqa: SLF001

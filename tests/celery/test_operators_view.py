@@ -43,7 +43,7 @@ def running(site: Site) -> Iterator[Any]:
     site.wait_for_run(sent)
     yield sent
     gate.touch()
-    site.result(sent)
+    site.wait_for_status(sent, "done")  # Its result comes before its acknowledgement.
 
 
 def microqueue(site: Site, *arguments: str) -> Any:

@@ -22,7 +22,8 @@ from tests.celery.test_kombu_faults import failing
 from tests.integration.queues import profiled
 
 Scheduled: TypeAlias = Callable[..., list[dict[str, Any]]]
-IN_AN_HOUR = datetime.now(UTC) + timedelta(hours=1)
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+"""Not due before the whole test run is over."""
 MAIL = kombu.Queue("mail", routing_key="mail")
 
 
@@ -46,7 +47,7 @@ def scheduled(connect: Connect) -> Scheduled:
     return ask
 
 
-def send(connection: Any, eta: datetime | None = IN_AN_HOUR, **options: Any) -> Any:
+def send(connection: Any, eta: datetime | None = TOMORROW, **options: Any) -> Any:
     app = Celery("shop", set_as_current=False)
     return app.send_task(
         "shop.add",
@@ -64,7 +65,7 @@ def test_a_delayed_message_is_described_as_celery_does(
     send(connect(), eta=None)
     assert scheduled() == [
         {
-            "eta": IN_AN_HOUR.isoformat(),
+            "eta": TOMORROW.isoformat(),
             "priority": TIMER_PRIORITY,
             "request": {
                 "id": sent.id,
@@ -91,7 +92,7 @@ def test_the_next_one_is_first_and_other_queues_are_left_out(
     connect: Connect, scheduled: Scheduled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later, soon, last = (
-        send(connect(), eta=IN_AN_HOUR + timedelta(hours=hours)) for hours in (1, 0, 2)
+        send(connect(), eta=TOMORROW + timedelta(hours=hours)) for hours in (1, 0, 2)
     )
     send(connect(), queue=kombu.Queue("other", routing_key="other"))
     assert [one["request"]["id"] for one in scheduled()] == [soon.id, later.id, last.id]
@@ -112,10 +113,10 @@ def test_content_that_the_worker_does_not_accept_is_not_decoded(
 
 
 def test_the_first_version_of_the_protocol(connect: Connect, scheduled: Scheduled) -> None:
-    body = {"task": "shop.add", "id": "7", "args": [1], "kwargs": {}, "eta": IN_AN_HOUR.isoformat()}
+    body = {"task": "shop.add", "id": "7", "args": [1], "kwargs": {}, "eta": TOMORROW.isoformat()}
     publish(connect(), body)
     (found,) = scheduled()
-    assert (found["eta"], found["request"]["id"]) == (IN_AN_HOUR.isoformat(), "7")
+    assert (found["eta"], found["request"]["id"]) == (TOMORROW.isoformat(), "7")
     assert (found["request"]["args"], found["request"]["kwargs"]) == ([1], {})
 
 
@@ -144,7 +145,7 @@ def test_no_more_messages_are_examined_than_allowed(
     connect: Connect, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = connect()
-    soon = send(connection, eta=datetime.now(UTC) + timedelta(minutes=1))
+    soon = send(connection, eta=datetime.now(UTC) + timedelta(minutes=5))
     for number in range(20):
         publish(connection, number, expiration=600)  # Ready, with a deadline.
     send(connection)
@@ -181,7 +182,7 @@ def test_a_search_at_its_time_limit_lists_what_it_found(
 ) -> None:
     connection = connect()
     for number in range(150):
-        publish(connection, number, headers={"eta": IN_AN_HOUR, "task": "shop.add", "id": "1"})
+        publish(connection, number, headers={"eta": TOMORROW, "task": "shop.add", "id": "1"})
     broker = connection.transport.broker
     expired: dict[str, Any] = {"errorCode": 50, "namespace": f"{microqueue_database.name}.tasks"}
     with failing(microqueue_database, "getMore", **expired):

@@ -47,14 +47,25 @@ def test_ping_and_stats_and_registered(
     assert queues == {"celery", "sport", "finals", "everyone"}
 
 
-def test_what_flower_asks_for_at_once(site: Site, inspect: Callable[..., Any]) -> None:
+def wait_until_active(inspect: Callable[..., Any], *sent: Any) -> None:
+    """Wait until these tasks alone run, as the worker's main process sees it."""
+    wanted = {one.id for one in sent}
+    wait_for(
+        lambda: {one["id"] for one in inspect("active")} == wanted, PATIENCE_SEC, what="active"
+    )
+
+
+def test_what_flower_asks_for_at_once(
+    site: Site, worker: Worker, inspect: Callable[..., Any]
+) -> None:
     gate = site.gate()
     wait, add = site.task("wait"), site.task("add")
     running = [wait.delay(str(gate)) for _ in range(2)]
     for one in running:
         site.wait_for_run(one)
     prefetched = add.delay(1, 1)
-    site.wait_for_status(prefetched, "processing")
+    worker.wait_for_log(f"shop.add[{prefetched.id}] received")
+    wait_until_active(inspect, *running)
     delayed = add.apply_async((1, 1), countdown=3600)
     methods = FLOWER_METHODS
     with ThreadPoolExecutor(len(methods)) as threads:
@@ -122,6 +133,7 @@ def test_active_shows_what_runs(site: Site, inspect: Callable[..., Any]) -> None
     gate = site.gate()
     sent = site.task("wait").delay(str(gate))
     site.wait_for_run(sent)
+    wait_until_active(inspect, sent)
     (active,) = inspect("active")
     assert (active["id"], active["name"]) == (sent.id, "shop.wait")
     gate.touch()
@@ -143,7 +155,7 @@ def test_a_running_task_is_terminated_and_not_delivered_again(site: Site) -> Non
     sent = site.task("wait").delay(str(site.gate()))
     site.wait_for_run(sent)
     sent.revoke(terminate=True, signal="SIGKILL")
-    wait_for(lambda: sent.state == "REVOKED", what="revoked")
+    wait_for(lambda: sent.state == "REVOKED", PATIENCE_SEC, what="revoked")
     site.wait_for_status(sent, "done")
     assert len(site.ledger(id=sent.id)) == 1
 
@@ -172,7 +184,7 @@ def send_and_listen(
         with consumer:
             sent = site.task("add").apply_async((1, 1), **options)
             site.result(sent)
-            wait_for(lambda: _drained(connection) and _types(seen, sent) >= types)
+            wait_for(lambda: _drained(connection) and _types(seen, sent) >= types, PATIENCE_SEC)
     return sent, seen
 
 

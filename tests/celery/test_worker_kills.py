@@ -9,30 +9,35 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks import brokers
+from benchmarks import brokers, celery_kills
 from benchmarks.brokers import Broker
 from benchmarks.celery_kills import ACK_SEC, Kill, Run, explain, measure
 from tests.celery.workers import Site
 
 
-def test_no_task_is_lost_and_each_extra_run_is_explained(database_uri: str) -> None:
+def test_no_task_is_lost_and_each_extra_run_is_explained(
+    database_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A busy machine writes acknowledgements, and renews leases, late.
+    monkeypatch.setattr(celery_kills, "ACK_SEC", 4.0)
+
     @contextmanager
     def fresh() -> Iterator[str]:
         yield f"microqueue+{database_uri}"
 
     result = measure(
         Broker(brokers.MICROQUEUE, fresh),
-        tasks=100,
+        tasks=250,
         workers=2,
-        kill_sec=1.5,
-        visibility_sec=6,
-        settle_sec=8,
+        kill_sec=1.0,
+        visibility_sec=10,
+        settle_sec=12,
         most_kills=2,
     )
     assert result.kills >= 1
     assert result.lost == []
     assert result.unexplained == []
-    assert result.done == 100
+    assert result.done == 250
 
 
 @pytest.mark.parametrize(("rejects", "runs"), [(True, 2), (False, 1)])

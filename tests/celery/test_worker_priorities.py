@@ -17,9 +17,17 @@ def test_the_highest_priority_is_first_and_equal_ones_are_in_order(site: Site) -
 
 
 def test_a_rejected_message_is_requeued_before_later_ones(site: Site) -> None:
+    # It is requeued until the gate opens, which may take long.
+    options = {"delivery_limit": None}
+    site.app.conf.update(broker_transport_options=options)
     gate = site.gate()
     first = site.task("refuse").delay(str(gate), requeue=True)
-    with site.worker(pool="solo", concurrency=1, worker_prefetch_multiplier=1):
+    with site.worker(
+        pool="solo",
+        concurrency=1,
+        worker_prefetch_multiplier=1,
+        broker_transport_options=options,
+    ):
         site.wait_for_run(first, times=2)
         later = site.task("add").delay(1, 1)
         gate.touch()

@@ -21,7 +21,9 @@ def start_and_prefetch(site: Site) -> tuple[Path, Any, list[Any]]:
     running = site.task("wait").delay(str(gate))
     site.wait_for_run(running)
     others = [site.task("nap").delay(number, 0) for number in range(PREFETCH)]
-    wait_for(lambda: statuses(site).count("processing") == PREFETCH, what="prefetched")
+    wait_for(
+        lambda: statuses(site).count("processing") == PREFETCH, PATIENCE_SEC, what="prefetched"
+    )
     return gate, running, others
 
 
@@ -111,7 +113,7 @@ def test_a_warm_shutdown_leaves_no_cursors(site: Site, pool: str) -> None:
         site.wait_for_status(site.task("nap").delay(1, 0), "done")
         wait_for(lambda: len(cursors(site)) >= 2, PATIENCE_SEC, what="its streams")
         assert worker.stop() == 0
-    assert cursors(site) == []
+    wait_for(lambda: cursors(site) == [], what="the end of its streams")  # Soon, not in minutes.
 
 
 def cursors(site: Site) -> list[str]:

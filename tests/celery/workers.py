@@ -120,7 +120,9 @@ class Site:
         """Return the lines of the ledger with these fields, in the order of writing."""
         if not self.ledger_file.exists():
             return []
-        lines = [json.loads(line) for line in self.ledger_file.read_bytes().splitlines()]
+        # The last line may be half written.
+        whole, _, _ = self.ledger_file.read_bytes().rpartition(b"\n")
+        lines = [json.loads(line) for line in whole.splitlines()]
         wanted = {"what": what, **fields}
         return [line for line in lines if line.items() >= wanted.items()]
 

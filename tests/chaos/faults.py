@@ -27,11 +27,13 @@ from tests.integration.replica_set import APP_NAME, Member
 from tests.waiting import wait_for
 
 HEAL_SEC = 120.0
-BIRTH_SEC = 20.0
-END_SEC = 20.0
+BIRTH_SEC = 60.0
+END_SEC = 60.0
 
 
 KILL_EVERY_SEC = 0.3
+MOST_CHOICES = 3
+"""How often a process is chosen, if the chosen one has just ended."""
 
 
 class Skipped(Exception):
@@ -45,6 +47,10 @@ def waiting_writes(member: Member) -> list[Any]:
     match = {**written, **waiting, "client": {"$exists": True}}
     found = member.client.admin.aggregate([{"$currentOp": {"allUsers": True}}, {"$match": match}])
     return [one["opid"] for one in found]
+
+
+class JustEnded(Skipped):
+    """The process that was chosen has ended: there will be another one."""
 
 
 class Injector:
@@ -112,7 +118,12 @@ class Injector:
 
     def _perform(self, fault: PlannedFault) -> None:
         try:
-            _FAULTS[fault.kind](self, fault)
+            for _ in range(MOST_CHOICES - 1):
+                with suppress(JustEnded):
+                    _FAULTS[fault.kind](self, fault)
+                    break
+            else:
+                _FAULTS[fault.kind](self, fault)
             self.done.append(fault)
         except Skipped as exc:
             self.skipped.append((fault, str(exc)))
@@ -163,14 +174,14 @@ class Injector:
             return
         with self._noted(fault, process.who):
             if not self._fleet.send(process, number, expect=fault.kind):
-                raise Skipped(f"{process.who} has just ended")
+                raise JustEnded(f"{process.who} has just ended")
 
     def _choose_supervised(self, fault: PlannedFault, supervisor: Process) -> tuple[str, int]:
         def find() -> list[int]:
             return children_of(supervisor.pid)
 
         with suppress(AssertionError):
-            wait_for(find, 20)
+            wait_for(find, BIRTH_SEC)
         if not (children := find()):
             raise Skipped(f"{supervisor.who} has no process")
         pid = children[fault.choice % len(children)]
@@ -180,7 +191,7 @@ class Injector:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            raise Skipped(f"{who} has just ended") from None
+            raise JustEnded(f"{who} has just ended") from None
 
     def _note_death(self, who: str, pid: int, reason: str) -> None:
         """Wait until a process that the fleet did not start has ended, and write that."""
@@ -200,7 +211,7 @@ class Injector:
             return
         with self._noted(fault, process.who):
             if not self._fleet.send(process, signal.SIGSTOP):
-                raise Skipped(f"{process.who} has just ended")
+                raise JustEnded(f"{process.who} has just ended")
             self._wait(fault.lasts)
             self._fleet.send(process, signal.SIGCONT)
 

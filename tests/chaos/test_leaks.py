@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -76,12 +74,31 @@ def test_many_open_cursors_of_living_processes(
             client.drop_database(NAME)
 
 
+HOLDER = """
+import socket, sys
+
+held = []
+for _ in range(2):
+    held.append(socket.socket())
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
 def test_open_sockets_of_living_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = leaks.count_sockets(os.getpid())
-    with socket.socket():
-        assert leaks.count_sockets(os.getpid()) == before + 1
+    # In a process of its own: clients of other tests open and close theirs in this one.
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLDER], **pipes) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline()
+        before = leaks.count_sockets(holder.pid)
+        holder.stdin.write("more\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline()
+        assert leaks.count_sockets(holder.pid) == before + 1
         monkeypatch.setattr(leaks, "OTHER_SOCKETS", before)
-        assert len(leaks.find_in_living({"w": os.getpid()}, [])["open sockets"]) == 1
+        assert len(leaks.find_in_living({"w": holder.pid}, [])["open sockets"]) == 1
 
 
 PROGRAMS = {

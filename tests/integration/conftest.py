@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
+from microqueue.dashboard import events, feeds
 from microqueue.embedded import EmbeddedServer
+from microqueue.operations import paging
 from microqueue.testing.fixtures import temporary_database
 from tests.integration.dashboard_site import Site, opened
 from tests.integration.proxy import Proxy
@@ -30,6 +32,20 @@ def rig(
 ) -> Rig:
     """Return a queue, and a worker of one kind on it."""
     return Rig(request.param, microqueue_server.uri, microqueue_database)
+
+
+@pytest.fixture
+def unhurried_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no search end early because the machine is slow."""
+    monkeypatch.setattr(paging, "SCAN_SEC", 60.0)
+
+
+@pytest.fixture
+def patient_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a stall of the machine neither end a change stream nor keep it from being opened."""
+    monkeypatch.setattr(events, "OPENING_SEC", 60.0)
+    for name in ("OPEN_SEC", "SILENT_SEC"):
+        monkeypatch.setattr(feeds, name, 60.0)
 
 
 @pytest.fixture(params=["blocking", "async"])

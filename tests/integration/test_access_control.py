@@ -75,7 +75,7 @@ async def test_read_write_is_enough_for_producers_workers_sweepers_and_the_dashb
     shop = login("producer")
     queue: Queue[Any] = Queue(shop, settings=QueueSettings(dead_letters="collection"))
     queue.enqueue_many([{"n": 1}, {"n": 2}])
-    taken = queue.pop(wait=5)
+    taken = queue.pop(wait=30)
     assert taken is not None
     queue.mark_failure(taken, "no")
     assert await asyncio.to_thread(Worker(queue, lambda _payload: None).run, burst=True) == 1
@@ -92,13 +92,13 @@ async def test_read_write_is_enough_for_producers_workers_sweepers_and_the_dashb
 def test_topics_need_read_write(login: Login) -> None:
     prices: Topic = Topic(login("producer"), "prices")
     prices.bind("copies")
-    with prices.subscribe(timeout=20) as messages:
+    with prices.subscribe(timeout=40) as messages:
         prices.publish({"sku": "a-1"})
         assert next(messages).body == {"sku": "a-1"}
     shown: Topic = Topic(login("viewer"), "prices")
     with (
         pytest.raises(OperationFailed) as rejected,
-        shown.subscribe(from_="start", timeout=20) as messages,
+        shown.subscribe(from_="start", timeout=40) as messages,
     ):
         next(messages)
     assert is_unauthorized(rejected.value)

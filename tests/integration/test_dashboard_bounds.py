@@ -22,6 +22,8 @@ from microqueue.operations import dead_letters, paging, search
 from microqueue.operations.call import Call
 from tests.integration.dashboard_site import Site, opened
 
+pytestmark = pytest.mark.usefixtures("unhurried_searches")
+
 
 class Heard(CommandListener):
     """Keeps the commands that a client sends."""
@@ -220,7 +222,8 @@ async def test_metrics_cost_the_same_however_many_queues_there_are(
             queue.mark_failure(dead, "no")
         heard.commands.clear()
         text = (await site.client.get("/metrics")).text
-        assert len(heard.commands) <= 8
+        # On a slow machine, a ping checks a connection that was idle for some time.
+        assert len([one for one in heard.commands if not one.startswith("{'ping'")]) <= 8
     for status in ("ready", "processing", "done", "failed"):
         assert f'microqueue_queue_depth{{queue="q19",status="{status}"}} 1.0' in text
     assert 'microqueue_queue_depth{queue="default",status="ready"} 0.0' in text

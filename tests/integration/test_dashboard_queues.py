@@ -14,6 +14,8 @@ from microqueue.operations import dead_letters, paging
 from microqueue.operations.indexes import index_names
 from tests.integration.dashboard_site import SETTINGS, Site, opened
 
+pytestmark = pytest.mark.usefixtures("unhurried_searches")
+
 QUEUES = ("default", "billing", "mail")
 
 

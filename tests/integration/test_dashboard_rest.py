@@ -24,6 +24,8 @@ from tests.integration.dashboard_site import API, Site, opened
 from tests.rejection import rejecting
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.usefixtures("unhurried_searches")
+
 # Looking
 
 

@@ -24,6 +24,8 @@ from microqueue.masking import MASK, REDACTED_KEYS
 from microqueue.testing import memory_queue
 from tests.integration.dashboard_site import API, SETTINGS, TOKEN, opened
 
+pytestmark = pytest.mark.usefixtures("unhurried_searches")
+
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 ANONYMOUS = {
     "none": {},
@@ -421,7 +423,6 @@ def test_long_text_is_masked_quickly() -> None:
     assert Redactor(REDACTED_KEYS).text(text) == f"{text[:-1]}{MASK}"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "text",
     [

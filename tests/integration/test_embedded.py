@@ -185,7 +185,8 @@ def test_server_outlives_its_first_user_until_the_last_one_stops(directory: Path
 
 
 def test_data_and_port_persist_across_a_restart(directory: Path) -> None:
-    with EmbeddedServer.start(directory) as server:
+    # The system gives this port to no one else meanwhile.
+    with EmbeddedServer.start(directory, port=free_port()) as server:
         write_note(server, "kept")
     again = EmbeddedServer.start(directory)
     assert notes(again.uri) == ["kept"]
@@ -193,7 +194,7 @@ def test_data_and_port_persist_across_a_restart(directory: Path) -> None:
 
 
 def test_server_moves_when_its_former_port_is_occupied(directory: Path) -> None:
-    server = EmbeddedServer.start(directory)
+    server = EmbeddedServer.start(directory, port=free_port())
     write_note(server, "kept")
     crash(directory)
     with socket.socket() as stranger:
@@ -268,7 +269,7 @@ def test_state_with_the_port_of_a_foreign_server_is_not_reused(
 
 
 def test_killed_mongod_has_ended_and_recovers_with_its_data(directory: Path) -> None:
-    server = EmbeddedServer.start(directory)
+    server = EmbeddedServer.start(directory, port=free_port())
     assert server.is_alive()
     write_note(server, "kept")
     keeper_pid = state_of(directory).keeper_pid
@@ -329,7 +330,8 @@ def test_start_while_the_server_of_a_killed_user_is_ending_starts_another(direct
         [answer] = answers_of(process)
         process.kill()
     users_lock = directory / keeper.USERS_LOCK
-    wait_for(lambda: keeper.is_locked(users_lock))  # The keeper has begun to end it.
+    # The keeper has begun to end it, or has ended: a slow machine may not see it end.
+    wait_for(lambda: keeper.is_locked(users_lock) or not is_alive(answer["keeper_pid"]))
     server = EmbeddedServer.start(directory)
     assert not server.reused
     assert not is_alive(answer["pid"])
@@ -350,7 +352,10 @@ def test_standalone_server_is_no_replica_set(directory: Path) -> None:
     assert notes(server.uri) == ["written"]
 
 
-def test_running_finds_a_server_and_starts_none(directory: Path) -> None:
+def test_running_finds_a_server_and_starts_none(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "PROBE_MILLISECONDS", 30_000)
     assert running(directory) is None
     assert not directory.exists()
     server = EmbeddedServer.start(directory)
@@ -384,6 +389,14 @@ def test_mongod_that_never_answers_is_stopped(
     pid_file = tmp_path / "pid"
     silent = make_program(tmp_path / "silent", f"echo $$ > {pid_file}; exec sleep 60")
     monkeypatch.setenv("MICROQUEUE_MONGOD", str(silent))
+    real = probe.await_writable
+
+    def await_writable(home: Path, deadline: float) -> keeper.ServerState | None:
+        if keeper.is_locked(home / keeper.SERVER_LOCK):  # It has been started.
+            wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())
+        return real(home, deadline)
+
+    monkeypatch.setattr(probe, "await_writable", await_writable)
     with pytest.raises(EmbeddedServerError) as caught:
         EmbeddedServer.start(startup_timeout=0.3)
     assert caught.value.code == "no_answer"

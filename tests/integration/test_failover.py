@@ -50,7 +50,7 @@ def trio(own_server: None, tmp_path: Path) -> Iterator[dict[int, subprocess.Pope
                 client.admin.command("ping")
         with connect(port) as client:
             hosts = [{"_id": n, "host": f"127.0.0.1:{port}"} for n, port in enumerate(members)]
-            config = {"_id": "trio", "members": hosts, "settings": {"electionTimeoutMillis": 2000}}
+            config = {"_id": "trio", "members": hosts, "settings": {"electionTimeoutMillis": 5000}}
             client.admin.command("replSetInitiate", config)
         yield members
 

@@ -30,6 +30,7 @@ def run_suite(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timeout(600)
 def test_suite_runs_on_a_given_server_and_leaves_nothing_there(
     microqueue_server: EmbeddedServer, microqueue_client: MongoClient[Any], microqueue_database: Any
 ) -> None:
@@ -65,12 +66,15 @@ def test_given_server_is_checked_once_and_may_have_any_options(
     given = GivenServer(f"mongodb://{address}/shop?directConnection=true&appName=x")
     assert given.uri == f"mongodb://{address}/?directConnection=true&appName=x"
     assert direct_uri(given).endswith("/?appName=x&directConnection=true")
-    monkeypatch.setattr(given_server, "CHECK_MILLISECONDS", 100)
-    for wrong in ("mongodb://127.0.0.1:1", f"mongodb://{address}/?replicaSet=other"):
-        started = time.monotonic()
-        with pytest.raises(UnusableServer, match="does not answer"):
-            GivenServer(wrong)
-        assert time.monotonic() - started < 30
+    with monkeypatch.context() as patch:
+        patch.setattr(given_server, "CHECK_MILLISECONDS", 100)
+        for wrong in ("mongodb://127.0.0.1:1", f"mongodb://{address}/?replicaSet=other"):
+            started = time.monotonic()
+            with pytest.raises(UnusableServer, match="does not answer"):
+                GivenServer(wrong)
+            assert time.monotonic() - started < 30
+    # These reach the server, which may be slow to answer.
+    monkeypatch.setattr(given_server, "CHECK_MILLISECONDS", 60_000)
     with pytest.raises(UnusableServer, match="valid URI"):
         GivenServer(f"mongodb://{address}/?retryWrite=true")
     with pytest.raises(UnusableServer, match="rejects its user"):

@@ -120,6 +120,7 @@ def test_several_dead_connections_cost_one_attempt(
         assert proxy.freeze() > 2
         with pytest.raises(ServerUnavailable):
             caller(lambda: caller.queue.enqueue({}))
+        caller.hasten(QueueSettings(retry_deadline=0))
         caller(lambda: caller.queue.enqueue({}))
 
 
@@ -127,7 +128,7 @@ def test_several_dead_connections_cost_one_attempt(
 def test_short_deadline_leaves_time_for_a_repeat(
     kind: str, proxy: Proxy, microqueue_database: Any
 ) -> None:
-    settings = QueueSettings(call_timeout=600, retry_deadline=6)
+    settings = QueueSettings(call_timeout=600, retry_deadline=12)
     with calling(kind, proxy, microqueue_database, settings) as caller:
         caller(lambda: caller.queue.enqueue({}))
         proxy.freeze()
@@ -154,7 +155,8 @@ def test_shorter_limit_of_the_callers_own_holds(
     limit: str, proxy: Proxy, microqueue_database: Any
 ) -> None:
     settings = QueueSettings(call_timeout=600, retry_deadline=600)
-    options: dict[str, Any] = {"timeoutMS": 1000} if limit == "client" else {}
+    options: dict[str, Any] = {"timeoutMS": 5000} if limit == "client" else {}
+    Queue[Any](microqueue_database).ensure_indexes()  # That may take longer.
     with MongoClient[Any](proxy.uri, **options) as client:
         queue: Queue[Any] = Queue(client[microqueue_database.name], settings=settings)
         queue.enqueue({})
@@ -211,13 +213,17 @@ def test_what_may_take_long_may_do_so(
     microqueue_database: Any,
 ) -> None:
     # Without repeats: a second attempt would find a server that is fast again.
-    settings = QueueSettings(call_timeout=0.5, long_call_timeout=40, retry_deadline=0)
+    settings = QueueSettings(
+        call_timeout=2, long_call_timeout=40, retry_deadline=0, ensure_indexes=False
+    )
     proxy.uri = f"{proxy.uri}&appName=slow"
-    with calling(kind, proxy, microqueue_database, settings) as caller:
+    with calling(kind, proxy, microqueue_database, QueueSettings()) as caller:
         caller(caller.queue.ensure_indexes)
-        with slow(microqueue_client, "aggregate", 1, times=1):
+        caller(caller.queue.now)
+        caller.hasten(settings)
+        with slow(microqueue_client, "aggregate", 3, times=1):
             assert caller(caller.queue.stats).ready == 0
-        with slow(microqueue_client, "insert", 1, times=100), pytest.raises(ServerUnavailable):
+        with slow(microqueue_client, "insert", 3, times=100), pytest.raises(ServerUnavailable):
             caller(lambda: caller.queue.enqueue({}))
 
 
@@ -238,11 +244,11 @@ def test_nothing_is_early_however_long_the_servers_time_took(
         setattr(proxy, f"{delayed}_delay_sec", 0.3)
         caller.queue.clock.forget()
         called = server_time()
-        task = caller(lambda: caller.queue.enqueue({}, delay=10))
+        task = caller(lambda: caller.queue.enqueue({}, delay=600))
         setattr(proxy, f"{delayed}_delay_sec", 0.0)
         # Not ahead, so that nothing comes due before its time.
         assert caller.queue.clock.now() <= server_time()
-        assert task.next_retry_at >= called + timedelta(seconds=10)
+        assert task.next_retry_at >= called + timedelta(seconds=600)
         called = server_time()
         other = caller(lambda: caller.queue.enqueue({}))
         assert other.created_at <= server_time()

@@ -50,7 +50,7 @@ def test_worker_whose_connections_died_keeps_its_leases_and_its_name(
 ) -> None:
     """It beats and renews on another connection before it counts as dead."""
     rig.uri = proxy.uri
-    rig.settings = rig.settings.model_copy(update={"visibility_timeout": timedelta(seconds=6)})
+    rig.settings = rig.settings.model_copy(update={"visibility_timeout": timedelta(seconds=12)})
     task = rig.queue.enqueue({"n": 0})
     started, let_go = threading.Event(), threading.Event()
 
@@ -87,8 +87,9 @@ def test_waiting_pop_ends_by_its_limit_when_the_stream_is_dead(
     # A slow machine may need many attempts where some connection works.
     deadline_sec = 1 if new else 30
     settings = QueueSettings(call_timeout=0.5, retry_deadline=deadline_sec, poll_interval=0.2)
-    with calling(kind, proxy, microqueue_database, settings) as caller:
+    with calling(kind, proxy, microqueue_database, QueueSettings()) as caller:
         caller(caller.queue.ensure_indexes)
+        caller.hasten(settings)
         freezing = threading.Timer(0.7, lambda: proxy.freeze(new=new))
         freezing.start()
         try:

@@ -36,6 +36,8 @@ from microqueue.testing import FakeClock
 from tests.integration.queues import popped, profiled
 from tests.rejection import rejecting
 
+pytestmark = pytest.mark.usefixtures("unhurried_searches")
+
 SETTINGS = QueueSettings(visibility_timeout=60, backoff=BackoffPolicy(base_sec=5, jitter="none"))
 
 

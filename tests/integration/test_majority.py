@@ -46,7 +46,7 @@ Queue.from_uri(sys.argv[1], "invoices").enqueue({"n": 1}, task_id="march")
 @pytest.fixture(scope="module")
 def set_of_three(own_server: None) -> Iterator[ReplicaSet]:
     # A new primary does not fetch what only the old one has, so that it is rolled back.
-    with ReplicaSet.started(catch_up=False) as trio:
+    with ReplicaSet.started(catch_up=False, election_timeout_sec=5) as trio:
         yield trio
 
 
@@ -165,10 +165,10 @@ ADDING: dict[str, Callable[[Queue[Any]], Any]] = {
 def test_a_write_concern_that_failed_after_cut_connections_is_raised(
     trio: ReplicaSet, name: str
 ) -> None:
-    settings = QueueSettings(call_timeout=3, retry_deadline=6)
+    settings = QueueSettings(call_timeout=8, retry_deadline=16)
     with trio.without_replication() as primary, Proxy(f"mongodb://{primary.address}") as cable:
         uri = f"{cable.uri}/test?directConnection=true&appName=cut&heartbeatFrequencyMS=500"
-        concern = "w=majority&wtimeoutMS=3000"
+        concern = "w=majority&wtimeoutMS=8000"
         with Queue[Any].from_uri(f"{uri}&{concern}", settings=settings) as queue:
             queue.now()
             outcome = begin(lambda: ADDING[name](queue))

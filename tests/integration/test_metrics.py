@@ -28,6 +28,7 @@ from microqueue.metrics import (
 from microqueue.testing import FakeClock
 from microqueue.worker import AsyncWorker, Fail, Snooze, Tasks, Worker
 from tests.rejection import rejecting
+from tests.waiting import LEASE_SEC
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ def test_run_time_is_that_of_the_handler(
     microqueue_queue.enqueue({})
     run(lambda _payload: threading.Event().wait(0.2), hooks=[PrometheusHooks(registry)])
     (took_sec,) = scrape(registry, "microqueue_task_run_seconds_sum").values()
-    assert 0.2 <= took_sec < 10
+    assert 0.2 <= took_sec < 60
 
 
 def test_wait_is_from_enqueue_to_the_first_claim_only(
@@ -257,7 +258,7 @@ def test_lost_lease_is_counted_and_ends_the_run_of_its_handler(
     microqueue_queue: Queue[Any],
     registry: CollectorRegistry,
 ) -> None:
-    microqueue_queue.enqueue({}, visibility_timeout=0.6)
+    microqueue_queue.enqueue({}, visibility_timeout=LEASE_SEC)
 
     def handler(_payload: Any, context: Any) -> None:
         microqueue_database.tasks.update_one({}, {"$set": {"lease_token": "another"}})
@@ -405,7 +406,8 @@ class Commands(CommandListener):
     count = 0
 
     def started(self, event: Any) -> None:
-        self.count += 1
+        # On a slow machine, a ping checks a connection that was idle for some time.
+        self.count += event.command_name != "ping"
 
     def succeeded(self, event: Any) -> None: ...
 

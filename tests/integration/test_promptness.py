@@ -227,14 +227,18 @@ def threads(microqueue_server: EmbeddedServer, microqueue_database: Any) -> Crew
 # Idle workers
 
 
-def test_idle_worker_asks_once_per_poll_interval_and_reads_its_stream(crew: Crew) -> None:
+def test_idle_worker_asks_once_per_poll_interval_and_reads_its_stream(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A stalled thread does not open its stream again.
+    monkeypatch.setattr(change_stream, "LEFT_TOO_LONG_SEC", 3600.0)
     poll_sec = 0.2
     with crew.working(["some", "queues", "together"], poll_interval=poll_sec):
         crew.commands.await_looks(2)
-        mark, begun = len(crew.commands), time.monotonic()
+        begun, mark = time.monotonic(), len(crew.commands)
         wait_for(lambda: crew.commands.count(POLL, since=mark) >= 7)
-        took_sec = time.monotonic() - begun
         asked = crew.commands.since(mark)
+        took_sec = time.monotonic() - begun  # It spans all that was asked.
     assert set(asked) <= {POLL, "getMore"}
     assert asked.count(POLL) <= MOST_PER_INTERVAL * took_sec / poll_sec + 1
     assert asked.count("getMore") <= took_sec + 2  # The server holds each back for a second.
@@ -258,7 +262,7 @@ def test_worker_that_ended_leaves_no_stream_open(any_crew: Crew) -> None:
 
 @pytest.mark.usefixtures("quick_ends")
 @pytest.mark.parametrize(
-    ("hot_sec", "fewest", "most"), [(0, 1, 8), (2, 9, 4000)], ids=["never", "for a while"]
+    ("hot_sec", "fewest", "most"), [(0, 1, 8), (5, 9, 10_000)], ids=["never", "for a while"]
 )
 def test_worker_polls_fast_after_work_and_then_slows_down(
     crew: Crew, hot_sec: float, fewest: int, most: int
@@ -277,13 +281,13 @@ def test_news_of_other_queues_cost_few_queries(threads: Crew) -> None:
     others.enqueue({})
     with threads.working(poll_interval=60):
         wait_for(lambda: threads.open_streams() == 1)
-        mark, begun = len(threads.commands), time.monotonic()
+        begun, mark = time.monotonic(), len(threads.commands)
         for _ in range(150):
             task = others.pop()
             assert task is not None
             others.release(task)  # It is ready again: that is news for all.
-        took_sec = time.monotonic() - begun
         asked = threads.commands.since(mark)
+        took_sec = time.monotonic() - begun
         # A claim and a look each time that it wakes, soon no more than five times a second.
         assert asked.count(CLAIM) + asked.count(POLL) <= 20 + 2 * 5 * took_sec
         threads.handle_one()  # It is not deaf.
@@ -309,7 +313,7 @@ def test_stream_that_was_refused_at_first_is_used_when_it_is_there(
 
     monkeypatch.setattr(Collection, "watch", watch)
     monkeypatch.setattr(change_stream, "REOPEN_SEC", 0.1)
-    with threads.working(poll_interval=0.5):
+    with threads.working(poll_interval=2):
         threads.handle_one()
         wait_for(lambda: refused >= 2)
         assert threads.open_streams() == 0
@@ -323,7 +327,7 @@ def test_stream_that_the_server_ends_is_opened_anew(
     threads: Crew, microqueue_client: MongoClient[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(change_stream, "REOPEN_SEC", 0.1)
-    with threads.working(poll_interval=0.5):
+    with threads.working(poll_interval=2):
         wait_for(lambda: threads.open_streams() == 1)
         assert threads.is_woken_by_its_stream()
         opened = threads.commands.count(STREAM)
@@ -364,10 +368,10 @@ def test_worker_on_a_standalone_server_polls(lone_crew: Crew) -> None:
     poll_sec = 0.2
     with lone_crew.working(poll_interval=poll_sec):
         lone_crew.commands.await_looks(2)
-        mark, begun = len(lone_crew.commands), time.monotonic()
+        begun, mark = time.monotonic(), len(lone_crew.commands)
         wait_for(lambda: lone_crew.commands.count(POLL, since=mark) >= 7)
-        took_sec = time.monotonic() - begun
         asked = lone_crew.commands.since(mark)
+        took_sec = time.monotonic() - begun
         assert set(asked) <= {POLL, STREAM, CLAIM}
         # It tries for a stream now and then, and looks once more after each try.
         tries = took_sec / change_stream.REOPEN_SEC + 1
@@ -438,4 +442,4 @@ def test_retried_task_starts_on_time(threads: Crew) -> None:
         wait_for(lambda: threads.open_streams() == 1)
         threads.queue().enqueue({})
         wait_for(lambda: len(attempts) == 2, 60)
-    assert 0.4 < attempts[1] - attempts[0] < 10
+    assert 0.4 < attempts[1] - attempts[0] < IN_TIME.total_seconds()

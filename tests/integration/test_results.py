@@ -46,6 +46,8 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.usefixtures("replica_set")
 
 WAITERS = 500
+MANY_SEC = 120.0
+"""How long a slow machine may take to settle so many tasks, one by one."""
 THREAD = "microqueue-results"
 
 
@@ -53,6 +55,12 @@ THREAD = "microqueue-results"
 def never_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no task be found by the query that is repeated while the stream reports nothing."""
     monkeypatch.setattr(result_watch, "RECHECK_SEC", 3600.0)
+
+
+@pytest.fixture
+def never_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no stream count as dead because the machine is slow."""
+    monkeypatch.setattr(result_watch, "SILENT_SEC", 60.0)
 
 
 class Commands(CommandListener):
@@ -142,6 +150,7 @@ def check_outcome(n: int, outcome: Callable[[], Any]) -> None:
     assert (caught.value.code, caught.value.error.message) == ("tenth", f"no {n}")
 
 
+@pytest.mark.usefixtures("never_silent")
 def test_500_threads_wait_on_one_stream_and_one_thread(
     microqueue_server: EmbeddedServer, microqueue_database: Any
 ) -> None:
@@ -150,7 +159,7 @@ def test_500_threads_wait_on_one_stream_and_one_thread(
         queue: Queue[Any] = Queue(client[microqueue_database.name])
         tasks = queue.enqueue_many([{"n": n} for n in range(WAITERS)]).tasks
         before = set(threading.enumerate())
-        with waiters(queue, list(tasks), PATIENT_SEC) as waits:
+        with waiters(queue, list(tasks), MANY_SEC) as waits:
             wait_for(lambda: registered() == WAITERS)
             wait_for(lambda: open_streams(microqueue_database))
             new = [one.name for one in new_threads(before)]
@@ -164,6 +173,7 @@ def test_500_threads_wait_on_one_stream_and_one_thread(
         assert new_threads(before) == []
 
 
+@pytest.mark.usefixtures("never_silent")
 async def test_500_coroutines_wait_on_one_stream_and_one_task(
     microqueue_server: EmbeddedServer, microqueue_database: Any
 ) -> None:
@@ -172,7 +182,7 @@ async def test_500_coroutines_wait_on_one_stream_and_one_task(
         queue: AsyncQueue[Any] = AsyncQueue(client[microqueue_database.name])
         tasks = (await queue.enqueue_many([{"n": n} for n in range(WAITERS)])).tasks
         before = set(threading.enumerate())
-        waits = [asyncio.ensure_future(queue.wait_for(task, timeout=PATIENT_SEC)) for task in tasks]
+        waits = [asyncio.ensure_future(queue.wait_for(task, timeout=MANY_SEC)) for task in tasks]
         await asyncio.to_thread(wait_for, lambda: registered() == WAITERS)
         await asyncio.to_thread(wait_for, lambda: open_streams(microqueue_database))
         assert own_tasks() == {"AsyncQueue.wait_for": WAITERS, "LoopWatch._run": 1}
@@ -266,8 +276,10 @@ def test_closed_queue_has_closed_its_stream(
 
 
 def test_waits_that_follow_each_other_share_a_stream(
-    microqueue_server: EmbeddedServer, microqueue_database: Any
+    microqueue_server: EmbeddedServer, microqueue_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    linger_sec = result_watch.LINGER_SEC
+    monkeypatch.setattr(result_watch, "LINGER_SEC", 60.0)  # A slow machine follows in time.
     commands = Commands()
     other: Queue[Any] = Queue(microqueue_database)
     with MongoClient[Any](microqueue_server.uri, event_listeners=[commands]) as client:
@@ -279,6 +291,8 @@ def test_waits_that_follow_each_other_share_a_stream(
                 other.mark_done(popped(other), result=n)
                 assert wait.result(PATIENT_SEC).result == n
         assert commands.streams < 5
+        monkeypatch.setattr(result_watch, "LINGER_SEC", linger_sec)
+        wait_for(lambda: THREAD not in helper_threads())
 
 
 def test_stream_reports_only_tasks_that_end(microqueue_database: Any) -> None:
@@ -298,10 +312,16 @@ def test_stream_reports_only_tasks_that_end(microqueue_database: Any) -> None:
     queue.purge(status="pending")
     queue.dead_letters.replay([failed.id])
     seen: list[Any] = []
-    while batch := stream.try_next():
-        changes = decode_all(batch)
-        seen += results.changed_ids(changes)
-        assert all(set(change) == {"_id", "documentKey"} for change in changes)
+
+    def read_to_the_end() -> bool:
+        """Read what there is; a reply without changes may come before the last of them."""
+        while batch := stream.try_next():
+            changes = decode_all(batch)
+            seen.extend(results.changed_ids(changes))
+            assert all(set(change) == {"_id", "documentKey"} for change in changes)
+        return ids[3] in seen
+
+    wait_for(read_to_the_end)
     stream.close()
     assert seen == [done.id, failed.id, ids[2], ids[3]]
 

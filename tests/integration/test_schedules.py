@@ -384,6 +384,7 @@ def test_twenty_that_fire_and_are_killed_add_each_run_once(microqueue_database: 
     assert sum(one.runs for one in queue.schedules.list()) == len(expected)
 
 
+@pytest.mark.timeout(700)
 def test_processes_that_are_killed_between_their_writes_add_each_run_once(
     database_uri: str, microqueue_database: Any
 ) -> None:
@@ -422,6 +423,8 @@ def test_idle_worker_fires_in_time(rig: Rig) -> None:
     thread = rig.start(handler, poll_interval=3600)
     try:
         wait_for(lambda: len(handled) >= 3)
+        # The task of a run is there before the run is noted.
+        wait_for(lambda: rig.queue.schedules.get("often").runs >= 3)  # type: ignore[union-attr]
     finally:
         rig.stop()
         thread.join()
@@ -470,7 +473,7 @@ def test_full_worker_fires_too(rig: Rig) -> None:
     thread = rig.start(handler, concurrency=1, prefetch=1)
     try:
         wait_for(lambda: rig.queue.schedules.get("often").runs >= 2)  # type: ignore[union-attr]
-        assert started.is_set()
+        assert started.wait(40)
     finally:
         ended.set()
         rig.stop()

@@ -279,9 +279,10 @@ def is_explained(earlier: Run, later: Run, faults: list[Fault]) -> bool:
 
 
 @pytest.mark.usefixtures("own_server")
+@pytest.mark.timeout(600)  # Each of its waits may take long on a slow machine.
 def test_nothing_is_lost_or_stuck_or_early_and_every_repeat_has_its_fault() -> None:
     ledger = Ledger()
-    with ReplicaSet.started() as trio, contextlib.ExitStack() as running:
+    with ReplicaSet.started(election_timeout_sec=5) as trio, contextlib.ExitStack() as running:
         uri = trio.uri
         observer = running.enter_context(
             MongoClient[Any](uri, event_listeners=[Elections(ledger)], **CLIENT)
@@ -303,7 +304,7 @@ def test_nothing_is_lost_or_stuck_or_early_and_every_repeat_has_its_fault() -> N
             return not left
 
         with contextlib.suppress(AssertionError):  # What is stuck is named below.
-            wait_for(drained, 60)
+            wait_for(drained, 120)
         assert left == {}, "stuck"
         done = {one["_id"] for one in tasks.find({"status": "done"})}
         faults = list(ledger.faults)  # To the observer, its own end looks like one.

@@ -212,7 +212,7 @@ topic.publish({"n": 1}, message_id="m")
 @pytest.fixture
 def short_transactions(own_server: None, microqueue_client: MongoClient[Any]) -> Iterator[None]:
     """Let the server abort the open transaction of a killed client soon; by default after 60 s."""
-    set_limit = {"setParameter": 1, "transactionLifetimeLimitSeconds": 1}
+    set_limit = {"setParameter": 1, "transactionLifetimeLimitSeconds": 5}
     before = microqueue_client.admin.command(set_limit)["was"]
     yield
     microqueue_client.admin.command({**set_limit, "transactionLifetimeLimitSeconds": before})
@@ -384,6 +384,7 @@ def trio(own_server: None) -> Iterator[ReplicaSet]:
         yield trio
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", ["step down", "kill", "restart all"])
 def test_no_message_is_lost_or_doubled_by_a_failover(trio: ReplicaSet, fault: str) -> None:
     with MongoClient[Any](trio.uri, serverSelectionTimeoutMS=3000) as client:

@@ -72,6 +72,7 @@ async def read_on_loops(uri: str, database: str, ready: Callable[[], object]) ->
     return list(read)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("restart", [False, True])
 def test_ten_subscribers_get_every_message_of_concurrent_publishers_once(
     request: pytest.FixtureRequest, restart: bool
@@ -99,7 +100,7 @@ def test_ten_subscribers_get_every_message_of_concurrent_publishers_once(
     with ThreadPoolExecutor(10) as threads:
         reading = [threads.submit(collect, one, 200) for one in some]
         looping = threads.submit(asyncio.run, read_on_loops(servers.uri, database.name, ready.set))
-        assert ready.wait(30)
+        assert ready.wait(60)
         for done in [threads.submit(publish, publisher) for publisher in range(4)]:
             done.result()
         read = [*[one.result() for one in reading], *looping.result()]
@@ -172,6 +173,7 @@ def test_collection_that_is_not_capped_is_an_error(microqueue_database: Any) -> 
     assert raised.value.collection == "tasks_topic_prices"
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("fault", ["step down", "kill", "restart all"])
 def test_subscription_survives_the_loss_of_the_primary(trio: ReplicaSet, fault: str) -> None:
     with MongoClient[Any](trio.uri) as client:

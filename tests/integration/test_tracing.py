@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +15,27 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from pymongo import AsyncMongoClient
 
-from microqueue import AsyncQueue, BackoffPolicy, Queue
+from microqueue import AsyncQueue, BackoffPolicy, Hooks, Queue, Task
 from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.tracing import TracingHooks, inject, producer_span
 from microqueue.worker import AsyncWorker, Fail, Snooze, Tasks, Worker
+from tests.waiting import LEASE_SEC
 
 KINDS = ["threads", "functions in asyncio", "coroutines"]
+
+
+class Decided(Hooks):
+    """Knows whether a task was retried or its lease lost, and so its span has ended."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def on_retry(self, task: Task[Any], error: BaseException, *, took_sec: float) -> None:
+        self.event.set()
+
+    def on_lease_lost(self, task: Task[Any]) -> None:
+        self.event.set()
 
 
 class Rig:
@@ -36,6 +50,7 @@ class Rig:
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = self.provider.get_tracer("tests")
         self.hooks = TracingHooks(self.provider)
+        self.decided = Decided()
 
     def spans(self, kind: SpanKind) -> list[ReadableSpan]:
         return [span for span in self._exporter.get_finished_spans() if span.kind is kind]
@@ -45,18 +60,21 @@ class Rig:
         return span
 
     def run(self, handler: Callable[[Any], Any], **options: Any) -> None:
-        """Call the handler, then sleep as long as the payload says, as this kind sleeps."""
+        """Call the handler, and outlast the outcome of the task if the payload says so."""
 
         def function(payload: Any) -> None:
             handler(payload)
-            time.sleep(payload.get("sleep_sec", 0))
+            if payload.get("outlasts"):
+                self.decided.event.wait(60)
 
         async def coroutine(payload: Any) -> None:
             handler(payload)
-            await asyncio.sleep(payload.get("sleep_sec", 0))
+            if payload.get("outlasts"):
+                await asyncio.sleep(60)  # It is cancelled.
 
         if self.kind == "threads":
-            Worker(self.queue, function, hooks=[self.hooks], **options).run(burst=True)
+            hooks = [self.hooks, self.decided]
+            Worker(self.queue, function, hooks=hooks, **options).run(burst=True)
         else:
             chosen = coroutine if self.kind == "coroutines" else function
             asyncio.run(self._run(chosen, **options))
@@ -65,7 +83,8 @@ class Rig:
         async with AsyncMongoClient[Any](self._uri) as client:
             database = client[core_of(self.queue).collections.database.name]
             queue: AsyncQueue[Any] = AsyncQueue(database, clock=self.queue.clock)
-            await AsyncWorker(queue, handler, hooks=[self.hooks], **options).run(burst=True)
+            hooks = [self.hooks, self.decided]
+            await AsyncWorker(queue, handler, hooks=hooks, **options).run(burst=True)
 
 
 @pytest.fixture(params=KINDS)
@@ -194,13 +213,13 @@ def test_timeout_ends_the_span_from_another_thread_and_does_not_affect_the_next(
     if not provided:
         rig.hooks = TracingHooks()  # Without an SDK every span is the same.
     policy = BackoffPolicy(base_sec=60, jitter="none")
-    rig.queue.enqueue_many([{"sleep_sec": 2}, {}], backoff=policy)
+    rig.queue.enqueue_many([{"outlasts": True}, {}], backoff=policy)
     seen: list[Any] = []
 
     def handler(_payload: Any) -> None:
         seen.append(trace.get_current_span().get_span_context().span_id)
 
-    rig.run(handler, concurrency=1, timeout=0.5)
+    rig.run(handler, concurrency=1, timeout=2)
     assert errors_of_opentelemetry() == []
     if provided:
         late, clean = rig.spans(SpanKind.CONSUMER)
@@ -212,7 +231,7 @@ def test_timeout_ends_the_span_from_another_thread_and_does_not_affect_the_next(
 def test_lost_lease_ends_the_span_as_an_error(
     rig: Rig, microqueue_database: Any, errors_of_opentelemetry: Callable[[], list[str]]
 ) -> None:
-    rig.queue.enqueue({"sleep_sec": 2}, visibility_timeout=0.6)
+    rig.queue.enqueue({"outlasts": True}, visibility_timeout=LEASE_SEC)
 
     def handler(_payload: Any) -> None:
         microqueue_database.tasks.update_one({}, {"$set": {"lease_token": "another"}})

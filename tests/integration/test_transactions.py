@@ -27,7 +27,7 @@ from microqueue import (
 from microqueue.core import core_of
 from microqueue.embedded import EmbeddedServer
 from microqueue.testing import FakeClock
-from microqueue.worker import Context
+from microqueue.worker import Context, lease_renewal
 from tests.rejection import rejecting
 from tests.servers import fail_command
 
@@ -448,7 +448,11 @@ def test_handler_settles_its_task_in_its_own_transaction(
     microqueue_client: MongoClient[Any],
     microqueue_database: Any,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # No look finds the task done before its handler has returned.
+    monkeypatch.setattr(lease_renewal, "CHECK_EVERY_SEC", 3600.0)
+
     def ship(payload: dict[str, Any], context: Context) -> str:
         def write(session: Any) -> None:
             microqueue_database.orders.insert_one(payload, session=session)

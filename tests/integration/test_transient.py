@@ -34,6 +34,7 @@ from microqueue.operations.call import Call, Target
 from microqueue.operations.replay import PlannedReplay, requeue
 from tests.integration.queues import popped
 from tests.servers import fail_command
+from tests.waiting import wait_for
 
 
 @contextmanager
@@ -142,8 +143,8 @@ def test_repeating_ends_at_the_deadline(
 ) -> None:
     with MongoClient[Any](microqueue_server.uri, appname="victim", retryWrites=False) as client:
         settings = QueueSettings(retry_deadline=0.3)
+        Queue[Any](client[microqueue_database.name]).ensure_indexes()  # That may take longer.
         queue: Queue[Any] = Queue(client[microqueue_database.name], settings=settings)
-        queue.ensure_indexes()
         with failing(microqueue_client, ["insert"], times=10_000, errorCode=10107):
             started = time.monotonic()
             with pytest.raises(ServerUnavailable) as caught:
@@ -314,8 +315,8 @@ def dead_letter(queue: Queue[Any]) -> None:
 
 
 def delayed_task(queue: Queue[Any]) -> None:
-    queue.enqueue({}, delay=0.01)
-    time.sleep(0.1)
+    task = queue.enqueue({}, delay=0.01)
+    wait_for(lambda: task.next_retry_at is not None and queue.now() > task.next_retry_at)
 
 
 UNCOUNTED: dict[str, tuple[Callable[[Queue[Any]], Any], Target, str, Any, Any]] = {

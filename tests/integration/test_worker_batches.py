@@ -31,7 +31,7 @@ from microqueue import (
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import BatchContext, Hooks, lease_renewal
 from tests.integration.rig import Rig, stored
-from tests.waiting import wait_for
+from tests.waiting import LEASE_SEC, wait_for
 
 NO_BACKOFF = BackoffPolicy(base_sec=0, max_sec=0)
 LONG = 3600
@@ -115,6 +115,7 @@ def test_batch_of_one_is_a_list_too(rig: Rig) -> None:
 
 
 def test_tasks_that_come_one_by_one_share_a_batch(rig: Rig) -> None:
+    rig.settings = QueueSettings(visibility_timeout=LONG)  # None is released as it waits long.
     calls: list[list[int]] = []
     handler = batched(rig, lambda tasks, _context: calls.append(numbers(tasks)))
     thread = rig.start(handler, batch=3, batch_wait=LONG)
@@ -220,7 +221,7 @@ def test_timeout_is_for_the_whole_batch(rig: Rig) -> None:
         wait_for(lambda: context.cancelled)
         seen.append(all(context.is_cancelled(one) for one in given))
 
-    options: dict[str, Any] = {"batch": 3, "batch_wait": LONG, "timeout": 0.2}
+    options: dict[str, Any] = {"batch": 3, "batch_wait": LONG, "timeout": 1.5}
     rig.run(batched(rig, handler), hooks=[hooks], **options)
     wait_for(lambda: seen)
     assert seen == [True]
@@ -284,7 +285,7 @@ def test_lost_lease_fences_off_its_own_task_only(rig: Rig) -> None:
 
 
 def test_leases_of_all_tasks_are_renewed_while_the_handler_runs(rig: Rig) -> None:
-    rig.settings = QueueSettings(visibility_timeout=3)
+    rig.settings = QueueSettings(visibility_timeout=LEASE_SEC)
     tasks = fill(rig, 3)
 
     def handler(_tasks: Any, _context: Any) -> None:

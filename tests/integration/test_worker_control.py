@@ -226,8 +226,9 @@ def test_burst_ends_at_a_paused_queue_and_leaves_its_tasks(rig: Rig, elsewhere: 
 
 
 def test_pause_reaches_what_a_worker_has_claimed_and_not_started(
-    rig: Rig, elsewhere: Queue[Any]
+    rig: Rig, elsewhere: Queue[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "microqueue.worker")
     rig.queue.enqueue_many([{}] * 2000)  # They would take twenty seconds.
     handled = 0
 
@@ -240,6 +241,8 @@ def test_pause_reaches_what_a_worker_has_claimed_and_not_started(
         wait_for(lambda: handled > 3)
         wait_for(lambda: elsewhere.stats().processing > 2)  # One runs, the others wait.
         elsewhere.pause()
+        # From then on it claims no more.
+        wait_for(lambda: any(hasattr(one, "paused") for one in caplog.records))
         wait_for(lambda: elsewhere.stats().processing == 0)
         assert elsewhere.stats().ready == 2000 - handled > 100
         assert {task.attempts for task in elsewhere.peek(2000, status="pending")} == {0}
@@ -251,16 +254,24 @@ def test_pause_reaches_what_a_worker_has_claimed_and_not_started(
 def test_what_has_waited_too_long_for_a_busy_worker_goes_to_others(
     rig: Rig, elsewhere: Queue[Any]
 ) -> None:
-    rig.settings = QueueSettings(visibility_timeout=2)
+    rig.settings = QueueSettings(visibility_timeout=8)
     rig.queue.enqueue_many([{"n": n} for n in range(60)])
-    proceed = threading.Event()
+    busy, proceed = threading.Event(), threading.Event()
 
     def handler(payload: Any) -> None:
         if payload["n"] == 10:
-            proceed.wait(30)
+            busy.set()
+            proceed.wait(60)
+
+    def gives_back() -> bool:
+        """Return whether the worker has noticed that its handler is busy, and holds its task."""
+        noticed = rig.worker._prefetch.blocked == 1  # noqa: SLF001 (from then on it claims no more)
+        stats = elsewhere.stats()
+        return noticed and (stats.ready, stats.processing) == (49, 1)
 
     with working(rig, handler, concurrency=1):
-        wait_for(lambda: elsewhere.stats().ready == 49)  # A quarter of the lease, and a look.
+        assert busy.wait(30)
+        wait_for(gives_back)  # A quarter of the lease, and a look.
         time.sleep(1.5)  # Nor are they claimed again, only to wait.
         assert (elsewhere.stats().ready, elsewhere.stats().processing) == (49, 1)
         for task in elsewhere.peek(60, status="pending"):
@@ -354,8 +365,8 @@ def test_cancel_from_another_client_reaches_a_running_handler(
         assert cancelled.error is not None
         assert (cancelled.status, cancelled.error.code) == (TaskStatus.FAILED, "cancelled")
         assert call.told.wait(30)  # Its lease, of ten minutes, had not run out.
-        # The worker sets the flag, and logs it in another thread afterwards.
-        wait_for(lambda: any(getattr(record, "cancelled", False) for record in caplog.records))
+        # The worker sets the flag; another thread logs it afterwards, and calls the hook last.
+        wait_for(lambda: recorder.events)
         call.proceed.set()
         following = rig.queue.enqueue({})
         wait_for(lambda: stored(rig, following).status is TaskStatus.DONE)
@@ -502,11 +513,18 @@ def fill(rig: Rig, **counts: int) -> None:
         named(rig.queue, name).enqueue_many([{"queue": name}] * count)
 
 
+class Draws(random.Random):
+    """Draws the same queues however often a worker polls in between, as each poll draws a wait."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
 @pytest.mark.parametrize("options", [{"prefetch": 1}, {"prefetch": 20}], ids=repr)
 def test_full_queues_are_shared_by_weight(
     rig: Rig, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "_random", random.Random(1))
+    monkeypatch.setattr(fetcher, "_random", Draws(1))
     fill(rig, a=120, b=120)
     seen: list[str] = []
     enough = threading.Event()

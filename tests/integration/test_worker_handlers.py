@@ -167,7 +167,7 @@ def test_coroutine_that_a_plain_function_gave_is_cancelled_when_its_time_is_up(
             cancelled.set()
 
     task = loop_rig.queue.enqueue({})
-    loop_rig.run(lambda _payload: hang(), timeout=0.5)
+    loop_rig.run(lambda _payload: hang(), timeout=2)
     assert cancelled.wait(30)
     assert stored(loop_rig, task).error.code == "TimeoutError"
 
@@ -372,6 +372,7 @@ def test_plain_functions_beside_a_loop_keep_their_place_after_their_time(loop_ri
     thread = loop_rig.start(handler, concurrency=2, timeout=0.2)
     try:
         wait_for(lambda: loop_rig.queue.stats().delayed == 2)
+        wait_for(lambda: started == 2)
         time.sleep(1)
         assert started == 2
         go.set()

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from microqueue import AsyncQueue, DeadLetter, Fail, Queue, QueueSettings, Tasks, TaskStatus
+from microqueue import (
+    AsyncQueue,
+    BackoffPolicy,
+    DeadLetter,
+    Fail,
+    Queue,
+    QueueSettings,
+    Tasks,
+    TaskStatus,
+)
 from microqueue.embedded import EmbeddedServer
 from microqueue.worker import AsyncWorker, Hooks, Worker, lease_renewal, shutdown
 from tests.integration.rig import Rig, stored
@@ -35,7 +44,10 @@ class SlowHooks(Hooks):
 
 @pytest.fixture
 def queue(microqueue_database: Any) -> Queue[Any]:
-    return Queue(microqueue_database, settings=QueueSettings(visibility_timeout=0.9))
+    # No task is tried again during a test.
+    later = BackoffPolicy(base_sec=600, jitter="none")
+    settings = QueueSettings(visibility_timeout=3, backoff=later)
+    return Queue(microqueue_database, settings=settings)
 
 
 def test_slow_hook_of_a_cancelled_task_delays_no_lease(
@@ -44,11 +56,18 @@ def test_slow_hook_of_a_cancelled_task_delays_no_lease(
     monkeypatch.setattr(lease_renewal, "CHECK_EVERY_SEC", 0.1)
     hooks = SlowHooks()
     doomed, other = queue.enqueue_many([{}, {}]).tasks
-    worker = Worker(queue, lambda _payload: hooks.go.wait(60), hooks=[hooks])
+    begun = threading.Semaphore(0)
+
+    def handler(_payload: Any) -> None:
+        begun.release()
+        hooks.go.wait(60)
+
+    worker = Worker(queue, handler, hooks=[hooks])
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
-        wait_for(lambda: queue.stats().processing == 2)
+        for _ in range(2):
+            assert begun.acquire(timeout=30)
         queue.cancel(doomed.id)
         assert hooks.begun.wait(30)
         seen: set[Any] = set()
@@ -64,7 +83,7 @@ def test_slow_hook_of_a_cancelled_task_delays_no_lease(
 def test_slow_hook_of_a_timeout_delays_no_other_and_changes_no_outcome(
     queue: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "ENDING_SEC", 0.2)
+    monkeypatch.setattr(shutdown, "ENDING_SEC", 3.0)
     hooks = SlowHooks()
     told: list[int] = []
 
@@ -77,8 +96,9 @@ def test_slow_hook_of_a_timeout_delays_no_other_and_changes_no_outcome(
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
-        wait_for(lambda: sorted(told) == [1, 2], 20)
+        wait_for(lambda: sorted(told) == [1, 2])
         assert hooks.begun.wait(30)
+        wait_for(lambda: queue.stats().delayed == 2)
         worker.stop()
         thread.join(30)
         assert not thread.is_alive()  # Neither does it hold up the end.
@@ -91,7 +111,7 @@ def test_slow_hook_of_a_timeout_delays_no_other_and_changes_no_outcome(
         assert found is not None
         assert found.error is not None
         assert (found.status, found.error.code) == (TaskStatus.PENDING, "TimeoutError")
-    assert queue.workers() == []
+    wait_for(lambda: queue.workers() == [])
 
 
 def test_interrupt_out_of_a_hook_leaves_no_task_behind(queue: Queue[Any]) -> None:

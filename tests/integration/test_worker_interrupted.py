@@ -20,10 +20,25 @@ from microqueue.worker.lease_renewal import TimeoutMonitor
 from tests.integration.rig import Rig
 from tests.waiting import wait_for
 
+known: set[Any] = set()
+"""What other tests have left behind."""
+
+
+def everything() -> dict[Any, str]:
+    """Return the names of all that runs for this process, or is open."""
+    threads = [one for one in threading.enumerate() if one.name.startswith("microqueue-")]
+    opened = [*lease_renewal._clients, *change_stream._listeners]  # noqa: SLF001 (all there is)
+    return {one: one.name for one in threads} | {one: str(one) for one in opened}
+
 
 def leftovers() -> list[str]:
-    names = [one.name for one in threading.enumerate() if one.name.startswith("microqueue-")]
-    return [*names, *map(str, lease_renewal._clients), *map(str, change_stream._listeners)]  # noqa: SLF001 (all there is)
+    return [name for one, name in everything().items() if one not in known]
+
+
+@pytest.fixture(autouse=True)
+def _know_others() -> None:
+    known.clear()
+    known.update(everything())
 
 
 def test_second_interrupt_ends_all_that_works(
@@ -127,6 +142,6 @@ async def test_run_ends_although_the_change_stream_cannot_be_left(
             """Do nothing."""
 
         worker = AsyncWorker(queue, handler, grace=0.2)
-        assert await asyncio.wait_for(worker.run(burst=True), 20) == 0
+        assert await asyncio.wait_for(worker.run(burst=True), 40) == 0
     go.set()
     wait_for(lambda: leftovers() == [])

@@ -189,11 +189,11 @@ def test_a_server_that_does_not_answer_delays_no_timeout(
 
 
 def test_a_handler_that_uses_all_connections_keeps_its_lease(rig: Rig) -> None:
-    rig.settings = QueueSettings(visibility_timeout=3)
-    rig.client_options = {"maxPoolSize": 1, "waitQueueTimeoutMS": 10_000}
+    rig.settings = QueueSettings(visibility_timeout=LEASE_SEC)
+    rig.client_options = {"maxPoolSize": 1, "waitQueueTimeoutMS": 30_000}
     rig.queue.enqueue({})
     rig.database.slow.insert_one({})
-    slowly = {"$where": "sleep(3500) || true"}
+    slowly = {"$where": "sleep(7000) || true"}
     begun, ended = threading.Event(), threading.Event()
 
     def function(_payload: Any) -> None:
@@ -306,6 +306,8 @@ class Waiting:
         monkeypatch.setattr(
             PrefetchController, "LEASE_FRACTION", 10
         )  # None is given back because it waits long.
+        # A worker claims more only while less than three quarters of the limit are unfinished.
+        monkeypatch.setattr(PrefetchController, "limit", lambda _self: 12)
         self.rig = rig
         self.started: list[tuple[int, str]] = []
         self._busy, self.go = threading.Event(), threading.Event()
@@ -313,12 +315,13 @@ class Waiting:
         self._thread = rig.start(self._handle, concurrency=1, **options)
         assert self._busy.wait(30)
         wait_for(lambda: len(self.waiting()) > 5 and rig.queue.stats().done == GATE)
+        wait_for(lambda: rig.worker._in_flight.unfinished >= 9)  # noqa: SLF001 (it claims no more)
 
     def _handle(self, payload: Any, context: Any) -> None:
         self.started.append((payload["n"], context.task.lease.token))
         if payload["n"] == GATE and not self._busy.is_set():
             self._busy.set()
-            self.go.wait(30)
+            self.go.wait(60)
 
     def waiting(self) -> dict[int, str]:
         """Return the tokens of what is claimed and not started."""
@@ -380,11 +383,8 @@ def test_no_renewal_that_comes_too_late_lets_a_lost_task_start(
         def on_lease_lost(self, task: Any) -> None:
             lost.append(task.payload["n"])
 
-    # A worker claims more only while less than three quarters of the limit are unfinished.
-    monkeypatch.setattr(PrefetchController, "limit", lambda _self: 12)
     scene = Waiting(rig, monkeypatch, hooks=[Listening()])
     try:
-        wait_for(lambda: rig.worker._in_flight.unfinished >= 9)  # noqa: SLF001
         others = {"status": "processing", "payload.n": {"$ne": GATE}}
         rig.database.tasks.update_many(others, {"$set": {"lease_token": "another"}})
         taken = sorted(scene.waiting())

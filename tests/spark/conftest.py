@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +13,9 @@ from microqueue.spark import session
 from microqueue.spark.location import close_locations
 from tests.conftest import measuring
 
-HERE = Path(__file__).parent
-
 # Pytest adds its handlers to each logger that does not propagate, and one of PySpark's would give
 # them its own format for the rest of the run.
 PySparkLogger.addHandler = logging.Logger.addHandler  # type: ignore[assignment, method-assign]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Raise the timeout of these tests: the first one starts and warms up a JVM."""
-    for item in items:
-        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="package")

@@ -21,7 +21,7 @@ ATTEMPTS = "microqueue.test.attempts"
 
 SLOW_PART = 0
 HALF_WAY = 50
-PATIENCE_SEC = 60
+PATIENCE_SEC = 240
 
 
 def meet() -> None:

@@ -162,6 +162,11 @@ def test_an_archive_killed_while_it_deletes_is_finished_by_the_next_run(
     assert kept == finished
 
 
+# It must not go on to the commit before it is killed, however slow this process is.
+NEVER_MOVED = (
+    "import time; from microqueue.spark.archive import parquet; "
+    "parquet.move = lambda *_: time.sleep(3600); "
+)
 COMMANDS = {
     DIRECTLY: "from microqueue.cli import main; main()",
     THROUGH_SPARK: (
@@ -175,7 +180,8 @@ def test_killing_spark_while_it_writes_leaves_a_valid_archive(
     spark: SparkSession, microqueue_database: Any, database_uri: str, tmp_path: Path, way: str
 ) -> None:
     _, _, finished = filled(microqueue_database)
-    command = [sys.executable, "-c", COMMANDS[way], "pipeline", "archive", str(tmp_path)]
+    command = [sys.executable, "-c", NEVER_MOVED + COMMANDS[way], "pipeline", "archive"]
+    command += [str(tmp_path)]
     command += ["--all-queues", "--older-than", "1h", "--uri", database_uri, "--master", "local[1]"]
     process = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
