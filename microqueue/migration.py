@@ -67,7 +67,7 @@ class Migration:
             InvalidArgument: ``on_batch`` is no function.
             MicroqueueError: Workers run, or add tasks of the old version again and again.
             SchemaMismatch: A newer version of microqueue wrote the collection, or its schema
-                was deleted meanwhile.
+                was deleted in between.
         """
         check_callback("on_batch", on_batch)
         core, name = self._core, self._collection

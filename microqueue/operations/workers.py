@@ -46,7 +46,11 @@ ATTRIBUTED_BY = dict.fromkeys(
 
 
 class Isolation(IntEnum):
-    """How a task is isolated while it runs; a greater value is stricter."""
+    """How a task is isolated while it runs; a greater value is stricter.
+
+    Two levels would not do. Without ``LIMITED``, every task on its last attempt would run alone.
+    Without ``ALONE``, the crash of another task could make a task a dead letter.
+    """
 
     NONE = auto()
     """It runs beside any number of others."""

@@ -15,7 +15,7 @@ from microqueue.cli import tasks as task_commands
 from microqueue.dashboard.requests import NewTaskBody
 from microqueue.dashboard.routes_schedules import ScheduleBody
 from microqueue.drivers.client_options import ClientOptions
-from microqueue.new_task import CommonOptions, EnqueueOptions
+from microqueue.new_task import CommonOptions, EnqueueOptions, NewTask
 from microqueue.schedules import AsyncSchedules, Schedules
 
 ENQUEUE = set(EnqueueOptions.__annotations__)
@@ -34,9 +34,20 @@ def fields(model: Any) -> set[str]:
     return {name.removesuffix("_sec") for name in model.model_fields}
 
 
+def default(model: Any, name: str) -> Any:
+    return model.model_fields[name].get_default(call_default_factory=True)
+
+
 def test_enqueue_has_the_same_options_everywhere() -> None:
+    assert fields(NewTask) - {"payload"} == ENQUEUE
     assert parameters(task_commands.enqueue) - CLI_ONLY == ENQUEUE
     assert fields(NewTaskBody) - REST_ONLY == ENQUEUE
+
+
+def test_requests_have_the_defaults_of_new_tasks() -> None:
+    names = set(NewTaskBody.model_fields) - REST_ONLY
+    found = {name: default(NewTaskBody, name) for name in names}
+    assert found == {name: default(NewTask, name.removesuffix("_sec")) for name in names}
 
 
 def test_schedules_have_the_same_options_everywhere() -> None:
