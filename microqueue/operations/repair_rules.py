@@ -475,7 +475,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "lease-left",
-        "a task that is not claimed has a `lease_token`",
+        "a waiting task or a dead letter has a `lease_token`",
         "the token is removed",
         _no(_absent("lease_token")),
         lambda _: {"lease_token": None},
