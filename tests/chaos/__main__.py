@@ -12,7 +12,7 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from tests.chaos import soak
+from tests.chaos import ledger, soak
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.profiles import PROFILES
 from tests.chaos.report import report
@@ -66,40 +66,20 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _judge_memory(folder: Path, picture: Path | None, console: Console) -> bool:
+def judge_memory(folder: Path, picture: Path | None, console: Console) -> bool:
+    """Report on a soak run; return whether memory is flat."""
     wrong = soak.report(folder, picture)
+    console.say(soak.failures(ledger.read_json(folder, soak.REPORT)))
     console.say("; ".join(wrong) or "memory is flat")
     return not wrong
 
 
 def main(given: list[str] | None = None) -> int:
     """Run, judge, and return the exit status."""
-    options = _arguments(given)
-    if options.mutants:
-        from tests.chaos.mutant_runs import run_all  # noqa: PLC0415 (only for this)
-
-        names = [options.mutant] if options.mutant else list(MUTANTS)
-        return 0 if run_all(names, seed=options.seed, say=Console().say) else FINDINGS
-    profile = PROFILES[options.profile]
-    if options.minutes is not None:
-        profile = profile.lasting(options.minutes)
-    if options.tasks is not None:
-        profile = profile.with_tasks(options.tasks, PROFILES[options.profile].least)
-    if options.server not in {None, profile.server}:
-        # Other servers have fewer kinds of faults than the profile asks for.
-        profile = replace(profile, least_kinds=min(profile.least_kinds, KINDS_OF_ANY_SERVER))
-    folder = (options.keep or Path(tempfile.mkdtemp(prefix="microqueue-chaos-run-"))).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    console.say(f"profile {profile.name}, seed {options.seed}, folder {folder}")
+    options, console = _arguments(given), Console()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    passed = False
     try:
-        server = options.server or profile.server
-        Run(Options(profile, options.seed, server, folder, options.mutant), console.say).perform()
-        passed = report(folder).passed
-        if profile.sample_sec:
-            passed = _judge_memory(folder, options.picture, console) and passed
+        passed = (_run_mutants if options.mutants else _run_profile)(options, console)
     except KeyboardInterrupt:
         console.say("interrupted; everything was ended")
         return INTERRUPTED
@@ -110,12 +90,43 @@ def main(given: list[str] | None = None) -> int:
         traceback.print_exc()
         console.say("the harness failed")
         return TROUBLE
+    return 0 if passed else FINDINGS
+
+
+def _run_mutants(options: argparse.Namespace, console: Console) -> bool:
+    """Return whether each mutant was caught."""
+    from tests.chaos.mutant_runs import run_all  # noqa: PLC0415 (only for this)
+
+    names = [options.mutant] if options.mutant else list(MUTANTS)
+    return run_all(names, seed=options.seed, say=console.say)
+
+
+def _run_profile(options: argparse.Namespace, console: Console) -> bool:
+    """Return whether nothing was found; only the folder of such a run is removed."""
+    profile = PROFILES[options.profile]
+    if options.minutes is not None:
+        profile = profile.lasting(options.minutes)
+    if options.tasks is not None:
+        profile = profile.with_tasks(options.tasks, PROFILES[options.profile].least)
+    if options.server not in {None, profile.server}:
+        # Other servers have fewer kinds of faults than the profile asks for.
+        profile = replace(profile, least_kinds=min(profile.least_kinds, KINDS_OF_ANY_SERVER))
+    folder = (options.keep or Path(tempfile.mkdtemp(prefix="microqueue-chaos-run-"))).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    console.say(f"profile {profile.name}, seed {options.seed}, folder {folder}")
+    passed = False
+    try:
+        server = options.server or profile.server
+        Run(Options(profile, options.seed, server, folder, options.mutant), console.say).perform()
+        passed = report(folder).passed
+        if profile.sample_sec:
+            passed = judge_memory(folder, options.picture, console) and passed
     finally:
         if options.keep is None and passed:
             shutil.rmtree(folder, ignore_errors=True)
     if not passed:
         console.say(f"what happened is in {folder}")
-    return 0 if passed else FINDINGS
+    return passed
 
 
 if __name__ == "__main__":

@@ -32,6 +32,10 @@ END_SEC = 60.0
 
 
 KILL_EVERY_SEC = 0.3
+SWEEPERS = 20
+"""How many sweepers the fault ``twenty_sweepers`` starts for the collection of each database."""
+FULL_SEC = 20.0
+"""How long at least a server with a full disk may take to notice that."""
 MOST_CHOICES = 3
 """How often a process is chosen, if the chosen one has just ended."""
 
@@ -226,7 +230,7 @@ class Injector:
             path.write_text("0", encoding="ascii")
 
     def _add_sweepers(self, fault: PlannedFault) -> None:
-        arguments = {"databases": list(DATABASES), "count": 10, "every": 0.2}
+        arguments = {"databases": list(DATABASES), "count": SWEEPERS, "every": 0.2}
         slot = Slot("twenty", "twenty", "sweeper", arguments)
         with self._noted(fault, "sweepers"):
             who = self._fleet.start(slot)
@@ -334,7 +338,7 @@ class Injector:
                 raise Skipped(problem)
             try:
                 # A server that cannot write to its journal ends itself.
-                ends = now() + max(fault.lasts * 3, 8)
+                ends = now() + max(fault.lasts * 3, FULL_SEC)
                 while now() < ends and member.alive and not self._over.is_set():
                     self._wait(0.1)
                 died = detail["writes_failed"] = not member.alive
@@ -342,7 +346,9 @@ class Injector:
             finally:
                 resize(disk, DISK_MB * 1024)
                 self._servers.heal()
-            self._say(f"disk of mongod-{member.port} was full; it {'ended' if died else 'lived'}")
+            if not died:
+                raise Skipped("no write failed")
+            self._say(f"disk of mongod-{member.port} was full; it ended")
 
 
 _FAULTS: dict[str, Callable[[Injector, PlannedFault], None]] = {

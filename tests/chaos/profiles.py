@@ -297,7 +297,7 @@ PROFILES = {
         process_kinds=(*PROCESS_KINDS, *PLANNER_KINDS, *CELERY_KINDS),
         celery=True,
         archives=2,
-        kinds={"ok": 92.5, "fail": 3.0, "raise": 2.0, "flaky": 1.0, "retry": 1.0, "slow": 0.5},
+        kinds={"ok": 91.5, "fail": 3.5, "raise": 2.5, "flaky": 1.0, "retry": 1.0, "slow": 0.5},
         sample_sec=2.0,
     ),
 }

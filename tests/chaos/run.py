@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -43,8 +43,9 @@ from tests.chaos.profiles import (
 )
 from tests.chaos.roles.nursery import LOGS
 from tests.chaos.sampling import Sampler
-from tests.chaos.servers import Servers, started
+from tests.chaos.servers import Servers, has_transactions, started
 from tests.chaos.setup import BACKOFF, CELERY, DATABASES, HOSTILE, ORDERED, Setup
+from tests.chaos.verifier import ARCHIVE, CELERY_TASKS, SCHEDULE, TOPIC
 from tests.waiting import wait_for
 
 LOOK_SEC = 0.2
@@ -79,7 +80,7 @@ class Run:
 
     def __init__(self, options: Options, say: Callable[[str], None]) -> None:
         self._options = options
-        self._profile, self._absent = _without_absent(options.profile)
+        self._profile, self._absent = without_absent(options.profile, options.server)
         self._databases = [*DATABASES, CELERY] if self._profile.celery else list(DATABASES)
         self._say = say
         self._chunk = 0
@@ -149,6 +150,7 @@ class Run:
             "least": self._profile.least,
             "least_faults": self._profile.least_faults,
             "least_kinds": self._profile.least_kinds,
+            "parts": parts_of(self._profile),
             "server": self._options.server,
             "mutant": self._options.mutant,
             "begin": time.time(),
@@ -179,9 +181,7 @@ class Run:
     def _work(self, setup: Setup, servers: Servers, fleet: Fleet, injector: Injector) -> None:
         port = any_free_port()
         steady = steady_slots(port) if self._profile.sample_sec else []
-        planners = []
-        if self._profile.planners and setup.transactions:
-            planners = planner_slots()
+        planners = planner_slots() if self._profile.planners else []
         slots = [*self._profile.fleet, *steady, *planners, *self._guests()]
         for slot in slots:
             fleet.start(slot)
@@ -196,7 +196,7 @@ class Run:
             )
             self._sampler.start()
         self._began, seed = now(), self._options.seed
-        planned = faults_of(_without_missing(self._profile, slots), seed, servers.faults)
+        planned = faults_of(self._profile, seed, servers.faults)
         lasts = self._profile.minutes * 60
         self._say(f"{len(planned)} faults in {lasts:.0f} s; seed {seed}")
         injector.start(planned, self._began)
@@ -340,25 +340,18 @@ def _await_subscribers(folder: Path) -> None:
         time.sleep(LOOK_SEC)
 
 
-def _without_missing(profile: Profile, slots: Iterable[Slot]) -> Profile:
-    """Leave out faults of planners if there are none: they need transactions."""
-    groups = {slot.group for slot in slots}
-    kinds = [
-        kind
-        for kind in profile.process_kinds
-        if kind not in PLANNER_KINDS or kind.partition(" ")[2] in groups
-    ]
-    return replace(profile, process_kinds=tuple(kinds))
-
-
 def _wait_for_ends(fleet: Fleet, groups: set[str], limit_sec: float) -> None:
     with contextlib.suppress(AssertionError):
         wait_for(lambda: not sum(map(fleet.count, groups)), limit_sec)
 
 
-def _without_absent(profile: Profile) -> tuple[Profile, list[str]]:
-    """Leave out what is not installed here; return that, too, with the reason."""
+def without_absent(profile: Profile, server: str) -> tuple[Profile, list[str]]:
+    """Leave out what is not installed, or not possible on the server; return that, too."""
     absent = []
+    if profile.planners and not has_transactions(server):
+        absent.append(f"the schedule and the topic: a {server} server has no transactions")
+        kinds = tuple(one for one in profile.process_kinds if one not in PLANNER_KINDS)
+        profile = replace(profile, planners=False, process_kinds=kinds)
     if profile.celery and importlib.util.find_spec("celery") is None:
         absent.append("celery: it is not installed")
         kinds = tuple(one for one in profile.process_kinds if one not in CELERY_KINDS)
@@ -367,6 +360,13 @@ def _without_absent(profile: Profile) -> tuple[Profile, list[str]]:
         absent.append(f"the archive: {reason}")
         profile = replace(profile, archives=0)
     return profile, absent
+
+
+def parts_of(profile: Profile) -> list[str]:
+    """Return what takes part besides producers and workers: the verifier looks for each."""
+    parts = [SCHEDULE, TOPIC] if profile.planners else []
+    parts += [CELERY_TASKS] if profile.celery else []
+    return parts + ([ARCHIVE] if profile.archives else [])
 
 
 def _why_no_spark() -> str | None:

@@ -30,6 +30,11 @@ USER, PASSWORD = "chaos", "a-password-for-one-run"
 DISK_MB = 900
 
 
+def has_transactions(kind: str) -> bool:
+    """Return whether servers of a kind have transactions and change streams."""
+    return kind != "standalone"
+
+
 @dataclass
 class Servers:
     """Members with a proxy in front of each.
@@ -55,7 +60,7 @@ class Servers:
     @property
     def transactions(self) -> bool:
         """Whether there are transactions and change streams."""
-        return self.kind != "standalone"
+        return has_transactions(self.kind)
 
     @property
     def faults(self) -> list[str]:

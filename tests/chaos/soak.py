@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ LEAST_LOAD = 0.8
 FEWEST_PAGES = 0.5
 """Which share of the pages of the dashboard must have come, though servers fail in between."""
 BINS = 120
+FAILED = {"raise", "fail", "unstorable", "exit"}
+"""How a handler ends that has failed. One that asks for a retry or a snooze has not."""
 
 
 def is_flat(samples: Sequence[float]) -> bool | None:
@@ -55,6 +58,18 @@ def latencies(history: History) -> list[tuple[float, float]]:
             ready = max(entry.planned_at or 0.0, entry.due_at or 0.0)
             found.append((first, max(first - ready, 0.0)))
     return sorted(found)
+
+
+def failed_of(history: History) -> tuple[int, int]:
+    """Return how many tasks failed at least once, of how many that ran.
+
+    A task failed if a handler of it did, or if it was settled as failed.
+    """
+    ran = [list(one.runs.values()) for one in history.entries.values() if one.runs]
+    failed = (
+        any(run.outcome in FAILED or run.settled_as == "failed" for run in one) for one in ran
+    )
+    return sum(failed), len(ran)
 
 
 def load_of(history: History) -> tuple[float, float]:
@@ -85,6 +100,7 @@ def summarize(folder: Path) -> dict[str, Any]:
                 loaded.setdefault(who, [])
                 if begin <= sample["at"] <= end:
                     loaded[who].append(size)
+    failed, ran = failed_of(history)
     late = [(at - began, took) for at, took in latencies(history)]
     return {
         "run": ledger.read_json(folder, ledger.RUN),
@@ -98,6 +114,8 @@ def summarize(folder: Path) -> dict[str, Any]:
         "latency": _binned(late),
         "faults": [(fault.at - began, fault.kind) for fault in history.faults],
         "tasks": len(history.entries),
+        "ran": ran,
+        "failed": failed,
         "acknowledged": sum(one.stored_at is not None for one in history.entries.values()),
     }
 
@@ -164,6 +182,13 @@ def report(folder: Path, picture: Path | None = None) -> list[str]:
     return list(problems(summary))
 
 
+def failures(summary: Mapping[str, Any]) -> str:
+    """Return how many tasks failed, and their share."""
+    failed, ran = summary["failed"], summary["ran"]
+    share = failed / ran if ran else 0.0
+    return f"{failed:,} of {ran:,} tasks that ran failed at least once: {share:.1%}"
+
+
 def problems(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield which processes grew, or were not sampled often enough under load to know that."""
     planned_sec = summary["run"].get("minutes", 0) * 60
@@ -189,5 +214,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
-    if wrong := report(options.folder, options.picture):
+    wrong = report(options.folder, options.picture)
+    sys.stdout.write(f"{failures(ledger.read_json(options.folder, REPORT))}\n")
+    if wrong:
         raise SystemExit("; ".join(wrong))

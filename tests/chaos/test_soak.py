@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import ledger, soak
+from tests.chaos.__main__ import Console, judge_memory
 from tests.chaos.profiles import steady_slots
 from tests.chaos.sampling import SAMPLES
 
@@ -56,6 +57,28 @@ def test_report_names_what_grew(tmp_path: Path) -> None:
     assert summary["latency"][0][1] == 0.5
     assert summary["faults"] == [[1.0, "cut"], [23.0, "cut"]]
     assert summary["acknowledged"] == 2
+
+
+def test_command_says_which_share_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _tell(tmp_path, faults_until=23.0, stored_until=24.0)
+    lines = ledger.Ledger(tmp_path, "worker")
+    for key, outcomes in {
+        "done": ["done"],
+        "repeated": ["retry", "snooze", "done"],
+        "flaky": ["raise", "done"],
+        "dead": ["fail"],
+    }.items():
+        for number, outcome in enumerate(outcomes):
+            run: dict[str, Any] = {"key": key, "token": f"{key}-{number}", "at": 2.0 + number}
+            lines.write("start", attempt=number + 1, lease_until=9.0, **run)
+            lines.write("finish", outcome=outcome, **run)
+    lines.write("start", key="late", token="late", attempt=1, lease_until=9.0, at=3.0)
+    lines.write("settled", key="late", token="late", outcome="failed", at=8.0)
+    lines.close()
+    judge_memory(tmp_path, None, Console())
+    assert "3 of 7 tasks that ran failed at least once: 42.9%" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("faults_until", "stored_until"), [(24.0, 24.0), (40.0, 24.0)])

@@ -31,8 +31,8 @@ class Story:
         self.settings: dict[str, Any] = {"dead_after_sec": 3.0, "lease_sec": LEASE_SEC}
         self.leaks: dict[str, list[str]] = {"processes": [], "connections": []}
         self.planned: dict[str, dict[str, Any]] = {}
-        self.needs: dict[str, int] = {}
-        """The least numbers of the profile."""
+        self.needs: dict[str, Any] = {}
+        """The least numbers of the profile, and what takes part."""
         self.happy("bystander")
 
     def say(self, who: str, at: float, event: str, **fields: Any) -> None:
@@ -1323,6 +1323,58 @@ def test_run_in_which_too_little_happened(story: Story, needs: dict[str, int], f
         story.fault(kind, "x", at, at + 0.5)
     story.fault("sigterm", "x", 9, 9.5, phase="aborted")
     assert [one.verdict for one in story.verify().findings] == [Verdict.LEDGER] * found
+
+
+PARTS: dict[str, list[str]] = {
+    "schedule": ["no schedule was judged"],
+    "topic": ["nothing was published", "no one subscribed to the topic"],
+    "celery": ["no Celery task has finished"],
+    "archive": ["no run of the archive has ended"],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_part_that_no_line_shows(story: Story, part: str) -> None:
+    assert story.findings() == set()
+    story.needs = {"parts": [part]}
+    found = story.verify().findings
+    assert [(one.verdict, one.detail) for one in found] == [
+        (Verdict.LEDGER, missing) for missing in PARTS[part]
+    ]
+
+
+def test_parts_that_lines_show(sent: Story) -> None:
+    sent.needs = {"parts": [*PARTS]}
+    sent.happy("archived")
+    sent.documents[ledger.ARCHIVED].append(sent.documents["tasks"].pop())
+    sent.say("archiver", 6, "archive", phase="end", archived=1)
+    sent.say("publisher-1", 1.0, "published", number=1)
+    sent.say("reader-1", 1.0, "subscribed")
+    sent.say("reader-1", 2.0, "received", publisher="publisher-1", number=1, position="p1")
+    for wall, phase in ((100.0, "put"), (100.5, "over")):
+        sent.say("scheduler-1", wall, "schedule", name="q:tick", phase=phase, wall=wall)
+    assert sent.findings() == set()
+
+
+@pytest.mark.parametrize("phase", [None, "put"])
+def test_schedule_that_does_not_end_is_not_judged(story: Story, phase: str | None) -> None:
+    story.needs = {"parts": ["schedule"]}
+    if phase is not None:
+        story.say("scheduler-1", 1.0, "schedule", name="q:tick", phase=phase, wall=1.0)
+    assert story.findings() == {(Verdict.LEDGER, None)}
+
+
+@pytest.mark.parametrize("settled", [None, "done"])
+def test_run_without_a_confirmed_settlement(tmp_path: Path, settled: str | None) -> None:
+    story = Story(tmp_path)
+    for path in (tmp_path / ledger.LEDGER).iterdir():
+        path.unlink()
+    story.documents["tasks"].clear()
+    story.plan()
+    story.run("w", 1, "done", settled=settled)
+    story.store()
+    found = [one.detail for one in story.verify().findings]
+    assert found == ([] if settled else ["no settlement was confirmed"])
 
 
 def test_worker_that_stalls(story: Story) -> None:

@@ -50,6 +50,8 @@ DISCARDS = ("delete", "replace_one")
 """How the calls begin that may discard a dead letter: in ``tasks_dlq``, a tombstone replaces it."""
 SCHEDULED = "schedule:"
 """How the ids of runs of schedules begin."""
+SCHEDULE, TOPIC, CELERY_TASKS, ARCHIVE = "schedule", "topic", "celery", "archive"
+"""The parts that a run can have: ``parts`` of its description names those that take part."""
 
 
 class Verdict(StrEnum):
@@ -1009,13 +1011,35 @@ def _usable(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(Verdict.LEDGER, None, "no task was acknowledged")
     if not any(run.outcome == "done" for entry in entries for run in entry.runs.values()):
         yield Finding(Verdict.LEDGER, None, "no handler has finished")
-    sent = [entry for entry in entries if entry.how == "celery"]
-    if sent and not any(run.outcome == "done" for one in sent for run in one.runs.values()):
-        yield Finding(Verdict.LEDGER, None, "no Celery task has finished")
-    if "published" in evidence.history.others and "subscribed" not in evidence.history.others:
-        yield Finding(Verdict.LEDGER, None, "no one subscribed to the topic")
-    if "archive" in evidence.history.others and not _count_archived(evidence):
-        yield Finding(Verdict.LEDGER, None, "nothing was archived")
+    if not any(run.settled_at is not None for entry in entries for run in entry.runs.values()):
+        yield Finding(Verdict.LEDGER, None, "no settlement was confirmed")
+    for missing in _missing_parts(evidence):
+        yield Finding(Verdict.LEDGER, None, missing)
+
+
+def _missing_parts(evidence: Evidence) -> Iterator[str]:
+    """Yield what no line shows of the parts that take part, or have begun to."""
+    parts, others = set(evidence.run.get("parts", ())), evidence.history.others
+    sent = [one for one in evidence.history.entries.values() if one.how == "celery"]
+    ended = any(line.fields["phase"] == "end" for line in others.get("archive", ()))
+    for takes_part, is_shown, missing in (
+        (SCHEDULE in parts, any(_scheduled(evidence)), "no schedule was judged"),
+        (TOPIC in parts, "published" in others, "nothing was published"),
+        (
+            TOPIC in parts or "published" in others,
+            "subscribed" in others,
+            "no one subscribed to the topic",
+        ),
+        (
+            CELERY_TASKS in parts or sent,
+            any(run.outcome == "done" for one in sent for run in one.runs.values()),
+            "no Celery task has finished",
+        ),
+        (ARCHIVE in parts, ended, "no run of the archive has ended"),
+        ("archive" in others, _count_archived(evidence), "nothing was archived"),
+    ):
+        if takes_part and not is_shown:
+            yield missing
 
 
 def _count_archived(evidence: Evidence) -> int:

@@ -1,4 +1,4 @@
-"""Sweepers: one process with one of them, or with twenty."""
+"""Sweepers: one process with one of them for each database, or with twenty."""
 
 from __future__ import annotations
 
