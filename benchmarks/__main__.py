@@ -36,6 +36,7 @@ from benchmarks.database import BATCH, fill, fresh_database, server
 from benchmarks.peers import report as peers
 from benchmarks.peers import roster
 from benchmarks.processes import run_processes
+from benchmarks.processor import server_pid
 
 NAIVE_TASKS = 1500
 DELAYED = 100_000
@@ -45,8 +46,14 @@ MAX_RESULT_MS = 10
 MIN_CELERY_DRAIN = 3
 MAX_CELERY_PICK_UP_MS = 10
 DECIMALS_BELOW = 100
+DRAIN_NAMES = {
+    "ceiling": "ceiling",
+    "threads": "Worker",
+    "pymongo": "AsyncWorker (pymongo)",
+    "motor": "AsyncWorker (motor)",
+}
 MAX_INSERTS = 2.5
-"""Limit for p50 of the latency: plain inserts at the same pace."""
+"""Limit for p50 of the latency: plain inserts."""
 MAX_P99_MS = {"warm": 8.0, "warm, 100,000 tasks delayed": 8.0, "cold": 30.0}
 
 
@@ -75,6 +82,16 @@ class Size:
     peer_tasks: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Drained:
+    """How fast a queue was drained, and the processor time per task in microseconds."""
+
+    rate: float
+    clients: float
+    mongod: float | None
+    """Of the server; None if it is not a ``mongod`` on this machine."""
+
+
 def at_least(name: str, rate: float, *, baseline: str, base: float, least: float) -> Figure:
     """Compare a rate with a baseline. The target is the minimum ratio."""
     ratio = rate / base
@@ -83,10 +100,8 @@ def at_least(name: str, rate: float, *, baseline: str, base: float, least: float
 
 def picked_up(name: str, found: latency.Latency, *, insert: float, max_p99: float) -> list[Figure]:
     """Compare a latency with a plain insert at the same pace. The targets are maxima."""
-    baseline, ratio = "plain insert at this pace", found.p50 / insert
-    target = f"at most {MAX_INSERTS:g}"
     return [
-        Figure(f"{name}, p50", found.p50, "ms", baseline, ratio, target, ratio <= MAX_INSERTS),
+        _in_inserts(name, found, "plain insert at this pace", insert),
         Figure(
             f"{name}, p99",
             found.p99,
@@ -97,54 +112,83 @@ def picked_up(name: str, found: latency.Latency, *, insert: float, max_p99: floa
     ]
 
 
-def _drained(uri: str, tasks: int, kind: str, processes: int) -> float:
-    """Fill a queue and drain it; return tasks per second."""
+def _in_inserts(name: str, found: latency.Latency, baseline: str, insert: float) -> Figure:
+    """Compare the median of a latency with that of an insert."""
+    ratio, target = found.p50 / insert, f"at most {MAX_INSERTS:g}"
+    return Figure(f"{name}, p50", found.p50, "ms", baseline, ratio, target, ratio <= MAX_INSERTS)
+
+
+def _drained(uri: str, tasks: int, kind: str, processes: int) -> Drained:
+    """Fill a queue and drain it."""
+    pid = server_pid(uri)
     with fresh_database(uri) as database:
         fill(database, tasks)
         if kind in {"naive", "ceiling"}:
             references.copy_to_bare(database)
-        if kind == "naive":
-            run = run_processes(references.naive_loop, 1, database, NAIVE_TASKS)
-        elif kind == "ceiling":
-            run = run_processes(references.ceiling, processes, database)
-        elif kind == "threads":
-            run = run_processes(drain.threads, processes, database)
-        else:
-            run = run_processes(drain.coroutines, processes, database, kind)
-        return float(sum(run.results)) / run.took_sec
+        functions: dict[str, tuple[Any, ...]] = {
+            "naive": (references.naive_loop, NAIVE_TASKS),
+            "ceiling": (references.ceiling,),
+            "threads": (drain.threads,),
+        }
+        function, *arguments = functions.get(kind, (drain.coroutines, kind))
+        run = run_processes(function, processes, database, *arguments, server_pid=pid)
+    done, mongod = sum(run.results), run.server_sec
+    return Drained(
+        done / run.took_sec,
+        run.client_sec / done * 1e6,
+        None if mongod is None else mongod / done * 1e6,
+    )
 
 
 def measure_drain(uri: str, size: Size) -> list[Figure]:
     """Drain no-op tasks with workers, and alternately with the baselines."""
     kinds = [("naive", 1), ("ceiling", 2), ("threads", 1), ("threads", 2)]
     kinds += [("pymongo", 1), ("pymongo", 2), ("motor", 1)]
-    rates: dict[tuple[str, int], list[float]] = {kind: [] for kind in kinds}
+    drains: dict[tuple[str, int], list[Drained]] = {kind: [] for kind in kinds}
     for _ in range(size.rounds):
         for kind in kinds:
-            rates[kind].append(_drained(uri, size.tasks, *kind))
-    rate = {kind: statistics.median(values) for kind, values in rates.items()}
+            drains[kind].append(_drained(uri, size.tasks, *kind))
+    rate = {kind: statistics.median(one.rate for one in found) for kind, found in drains.items()}
     naive, ceiling = rate["naive", 1], rate["ceiling", 2]
     two = rate["threads", 2]
+    names = {
+        (kind, count): f"{DRAIN_NAMES[kind]}, {count} process{'es' * (count > 1)}"
+        for kind, count in kinds
+        if kind in DRAIN_NAMES
+    }
     return [
         Figure("naive loop", naive, "/s"),
         Figure("ceiling, 2 processes", ceiling, "/s"),
-        at_least("Worker, 2 processes", two, baseline="ceiling", base=ceiling, least=0.8),
+        at_least("Worker, 2 processes", two, baseline="ceiling", base=ceiling, least=0.75),
         at_least("Worker, 2 processes", two, baseline="naive loop", base=naive, least=35),
-        Figure(
-            "Worker, 1 process", rate["threads", 1], "/s", "ceiling", rate["threads", 1] / ceiling
-        ),
         *[
-            Figure(
-                f"AsyncWorker ({name}), {count} process{'es' * (count > 1)}",
-                value,
-                "/s",
-                "ceiling",
-                value / ceiling,
-            )
-            for (name, count), value in rate.items()
-            if name in {"pymongo", "motor"}
+            Figure(name, rate[kind], "/s", "ceiling", rate[kind] / ceiling)
+            for kind, name in names.items()
+            if kind not in {("ceiling", 2), ("threads", 2)}
+        ],
+        *[
+            one
+            for kind, name in names.items()
+            for one in processor_times(name, drains[kind], drains["ceiling", 2])
         ],
     ]
+
+
+def processor_times(name: str, drains: list[Drained], ceiling: list[Drained]) -> list[Figure]:
+    """Return the medians of the processor time per task: of ``mongod``, if known, and clients."""
+
+    def median(whose: str, found: list[Drained]) -> float | None:
+        values = [value for one in found if (value := getattr(one, whose)) is not None]
+        return statistics.median(values) if values else None
+
+    figures = []
+    for whose in ("mongod", "clients"):
+        value, base = median(whose, drains), median(whose, ceiling)
+        if value is not None and base is not None:
+            what = f"{name}, {whose} per task"
+            ratio = None if drains is ceiling else value / base
+            figures.append(Figure(what, value, "µs", "" if ratio is None else "ceiling", ratio))
+    return figures
 
 
 def measure_enqueue(uri: str, size: Size) -> list[Figure]:
@@ -162,7 +206,7 @@ def measure_enqueue(uri: str, size: Size) -> list[Figure]:
 
 
 def measure_latency(uri: str, size: Size) -> list[Figure]:
-    """Enqueue into an idle queue, and measure how soon a worker starts the task."""
+    """Enqueue into an idle queue, and measure how soon a worker starts the task, and by steps."""
     few = max(size.samples // 10, 10)
     inserts: dict[float, float] = {}
     with fresh_database(uri) as database:
@@ -180,13 +224,41 @@ def measure_latency(uri: str, size: Size) -> list[Figure]:
         worker = "AsyncWorker" if kind == "coroutines" else "Worker"
         insert, max_p99 = inserts[every_sec], MAX_P99_MS[name]
         figures.extend(picked_up(f"{name}, {worker}", found, insert=insert, max_p99=max_p99))
+        if name == "warm" and kind == "threads":
+            baseline = "plain insert, one after the other"
+            figures.append(_in_inserts(f"{name}, {worker}", found, baseline, inserts[0.0]))
 
     add("warm", "threads", size.samples, 0.05)
     add("warm", "coroutines", size.samples, 0.05)
     add("warm, 100,000 tasks delayed", "threads", size.samples, 0.05, delayed=DELAYED)
     add("cold", "threads", few, 2.0)
     add("cold", "coroutines", few, 2.0)
+    for name, count, every_sec in (("warm", size.samples, 0.05), ("cold", few, 2.0)):
+        with fresh_database(uri) as database:
+            found = latency.measure_steps(database, count=count, every_sec=every_sec)
+        figures += _steps(name, found)
     return figures
+
+
+def _steps(name: str, found: latency.Steps) -> list[Figure]:
+    """Return the steps of one pick-up, beside the whole."""
+    baseline, whole = "call of enqueue to handler", found.in_all
+    steps = {
+        "call of enqueue to its return": found.enqueue,
+        "call of enqueue to claim": found.until_claim,
+        "change stream to claim": found.wake_up,
+        "commands of the claim": found.claim,
+        "end of claim to handler": found.hand_over,
+    }
+    return [
+        Figure(f"{name}, Worker, {baseline}, p50", whole, "ms"),
+        *[
+            Figure(f"{name}, Worker, {what}, p50", took, "ms", baseline, took / whole)
+            for what, took in steps.items()
+            if took is not None
+        ],
+        Figure(f"{name}, Worker, reported by the change stream", found.woken * 100, "%"),
+    ]
 
 
 def measure_contention(uri: str, size: Size) -> list[Figure]:
@@ -195,7 +267,7 @@ def measure_contention(uri: str, size: Size) -> list[Figure]:
     figures = []
     for count in (1, 2, 4, 8):
         rates[count] = statistics.median(
-            _drained(uri, size.tasks, "threads", count) for _ in range(size.rounds)
+            _drained(uri, size.tasks, "threads", count).rate for _ in range(size.rounds)
         )
         what, best = f"Worker, {count} process{'es' * (count > 1)}", max(rates.values())
         figures.append(at_least(what, rates[count], baseline="best so far", base=best, least=0.8))
@@ -235,10 +307,19 @@ def measure_round_trips(uri: str, size: Size) -> list[Figure]:
 
 
 def measure_anatomy(uri: str, size: Size) -> list[Figure]:
-    """Measure what updates and indexes cost the server per task."""
-    found = anatomy.microseconds(uri, max(size.tasks // BATCH, 4))
-    minimal = min(found.values())
-    return [Figure(name, value, "µs", "minimal", value / minimal) for name, value in found.items()]
+    """Measure what updates and indexes cost per task: the elapsed time, and the server's."""
+    found = anatomy.costs(uri, max(size.tasks // BATCH, 4))
+    elapsed = {name: cost.elapsed for name, cost in found.items()}
+    mongod = {
+        f"{name}, mongod per task": cost.server
+        for name, cost in found.items()
+        if cost.server is not None
+    }
+    return [
+        Figure(name, value, "µs", "minimal", value / min(values.values()))
+        for values in (elapsed, mongod)
+        for name, value in values.items()
+    ]
 
 
 def measure_stats(uri: str, size: Size) -> list[Figure]:
@@ -393,7 +474,9 @@ PARTS = {
     "contention": Part("drain of one queue by 1, 2, 4 and 8 processes", measure_contention),
     "memory": Part("growth of a worker over many tasks", measure_memory),
     "round_trips": Part("commands that a worker sends", measure_round_trips),
-    "anatomy": Part("server time per task, by updates and indexes", measure_anatomy),
+    "anatomy": Part(
+        "time per task, and that of the server, by updates and indexes", measure_anatomy
+    ),
     "stats": Part("time and examined keys of stats", measure_stats),
     "results": Part("time from a settlement until a waiting call returns", measure_results),
     "topics": Part("time of a publish, and until subscribers have it", measure_topics),

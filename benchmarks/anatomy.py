@@ -1,7 +1,8 @@
-"""Anatomy: the server's time per task, from a minimal queue to this one.
+"""Anatomy: what a task costs, from a minimal queue to this one, and without done tasks.
 
 Several collections are drained one batch at a time, in random order, so that all see the same
-machine. Writes do not wait for the disk, so that only the server's own work is measured.
+machine. One client reads, claims and settles each batch. The elapsed time includes that client's
+work, and the processor time of ``mongod`` does not. Writes do not wait for the disk.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pymongo import WriteConcern
 from pymongo.collection import Collection
 
 from benchmarks.database import BATCH, Database, fill, fresh_database
+from benchmarks.processor import server_pid, spent_sec
 from microqueue.model import trusted
 from microqueue.operations import filters
 from microqueue.operations.claim import claim_update
@@ -46,18 +48,30 @@ def _full_done(lease: Lease) -> dict[str, Any]:
     )
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds per task: the elapsed ones, and those of the server's processor, if known."""
+
+    elapsed: float
+    server: float | None
+
+
 @dataclass
 class Build:
-    """A variant of the queue: its indexes, and the updates of a claim and of a settlement."""
+    """A variant of the queue: its indexes, and the updates of a claim and of a settlement.
+
+    Without ``indexes``, it has all. Without ``done``, a settlement deletes the tasks.
+    """
 
     name: str
     indexes: set[str] | None
     claim: Update
-    done: Update
+    done: Update | None
     seconds: list[float] = field(default_factory=list)
+    server_seconds: list[float] = field(default_factory=list)
 
-    def drain_batch(self, tasks: Collection[Any]) -> None:
-        """Read, claim and finish a batch, and record the time per task."""
+    def drain_batch(self, tasks: Collection[Any], pid: int | None) -> None:
+        """Read, claim and finish a batch, and record the times per task."""
         now = datetime.now(UTC)
         lease = trusted(
             Lease,
@@ -66,37 +80,57 @@ class Build:
             started_at=now,
             expires_at=now + timedelta(minutes=10),
         )
+        spent = None if pid is None else spent_sec(pid)
         began = time.perf_counter()
         window = tasks.find(READY, sort=filters.READY_ORDER, limit=BATCH, batch_size=BATCH)
         ids = filters.any_of([document["_id"] for document in window])
         tasks.update_many({**ids, **filters.READY}, self.claim(lease))
         fence = {**ids, "status": filters.PROCESSING, "lease_token": lease.token}
-        finished = tasks.update_many(fence, self.done(lease)).modified_count
+        if self.done is None:
+            finished = tasks.delete_many(fence).deleted_count
+        else:
+            finished = tasks.update_many(fence, self.done(lease)).modified_count
         self.seconds.append((time.perf_counter() - began) / finished)
+        if pid is not None and spent is not None:
+            self.server_seconds.append((spent_sec(pid) - spent) / finished)
+
+    def cost(self) -> Cost:
+        """Return the first quartile of the batches."""
+        return Cost(
+            _microseconds(self.seconds),
+            _microseconds(self.server_seconds) if self.server_seconds else None,
+        )
+
+
+def _microseconds(seconds: list[float]) -> float:
+    return statistics.quantiles(seconds[WARM_UP:], n=4)[0] * 1e6
 
 
 def builds() -> list[Build]:
-    """Return the variants, each with more than the one before."""
+    """Return the variants: each with more than the one before, and one that keeps no done task.
+
+    All indexes are the four that the first write creates.
+    """
     hot = {"ready", "deadline"}
     return [
         Build("minimal updates, one index", {"ready"}, _minimal_claim, _minimal_done),
         Build("the queue's updates, one index", {"ready"}, claim_update, _full_done),
-        Build("with the index of deadlines", hot, claim_update, _full_done),
+        Build(
+            "with the index of deadlines, without failed and browse", hot, claim_update, _full_done
+        ),
         Build("with all indexes", None, claim_update, _full_done),
+        Build("with all indexes, deleted when done (retention=0)", None, claim_update, None),
     ]
 
 
-def microseconds(uri: str, batches: int) -> dict[str, float]:
-    """Return the time per task of each build: the first quartile of its batches."""
-    compared = builds()
+def costs(uri: str, batches: int) -> dict[str, Cost]:
+    """Return what a task costs in each build."""
+    compared, pid = builds(), server_pid(uri)
     with _filled(uri, compared, batches + WARM_UP) as collections:
         for _ in range(batches + WARM_UP):
             for build, tasks in random.sample(collections, len(collections)):
-                build.drain_batch(tasks)
-    return {
-        build.name: statistics.quantiles(build.seconds[WARM_UP:], n=4)[0] * 1e6
-        for build in compared
-    }
+                build.drain_batch(tasks, pid)
+    return {build.name: build.cost() for build in compared}
 
 
 @contextmanager

@@ -11,16 +11,27 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from benchmarks.processor import spent_sec
+
 Start = Callable[[], None]
 POLL_SEC = 1.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """The results of the processes, and the time from the start to the end of the last one."""
+    """What the processes returned and took, from the start to the end.
+
+    Attributes:
+        results: What the functions returned.
+        took_sec: The time from the start to the end of the last process.
+        client_sec: The processor time of the processes, added up.
+        server_sec: The processor time of the server meanwhile; None if it is not known.
+    """
 
     results: list[Any]
     took_sec: float
+    client_sec: float
+    server_sec: float | None
 
 
 def run_processes(
@@ -29,10 +40,12 @@ def run_processes(
     database: Any,
     *arguments: Any,
     limit_sec: float = math.inf,
+    server_pid: int | None = None,
 ) -> Run:
     """Call ``function(database, start, *arguments)`` in ``count`` processes.
 
     Each process prepares itself and calls ``start()``, which returns in all at the same time.
+    ``server_pid`` is the process of the server, whose processor time is measured too.
 
     Raises:
         RuntimeError: A process died, or the time is over. None is left.
@@ -41,8 +54,9 @@ def run_processes(
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(count)
     replies: Any = context.Queue()
+    shared = _Shared(barrier, replies, server_pid)
     processes = [
-        context.Process(target=_run, args=(function, database, arguments, barrier, replies))
+        context.Process(target=_run, args=(function, database, arguments, shared))
         for _ in range(count)
     ]
     try:
@@ -58,9 +72,18 @@ def run_processes(
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
-    began = min(began for _, began, _ in outcomes)
-    ended = max(ended for _, _, ended in outcomes)
-    return Run([result for result, _, _ in outcomes], ended - began)
+    began = min(began.at for _, began, _ in outcomes)
+    ended = max(ended.at for _, _, ended in outcomes)
+    server_sec = None
+    if server_pid is not None:
+        first = min(began.server_sec for _, began, _ in outcomes)
+        server_sec = max(ended.server_sec for _, _, ended in outcomes) - first
+    return Run(
+        [result for result, _, _ in outcomes],
+        ended - began,
+        sum(ended.client_sec - began.client_sec for _, began, ended in outcomes),
+        server_sec,
+    )
 
 
 def _next_reply(replies: Any, processes: Sequence[BaseProcess], deadline: float) -> Any:
@@ -75,20 +98,44 @@ def _next_reply(replies: Any, processes: Sequence[BaseProcess], deadline: float)
                 raise RuntimeError("a benchmark process took too long") from None
 
 
+@dataclass(frozen=True)
+class _Clocks:
+    """The clocks of one moment: the time, and the processor time until then."""
+
+    at: float
+    client_sec: float
+    server_sec: float | None
+
+    @classmethod
+    def read(cls, server_pid: int | None) -> _Clocks:
+        server_sec = None if server_pid is None else spent_sec(server_pid)
+        # All processes of a machine share the monotonic clock.
+        return cls(time.monotonic(), time.process_time(), server_sec)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What all processes have."""
+
+    barrier: Any
+    replies: Any
+    server_pid: int | None
+
+
 def _run(
-    function: Callable[..., Any], database: Any, arguments: Any, barrier: Any, replies: Any
+    function: Callable[..., Any], database: Any, arguments: Sequence[Any], shared: _Shared
 ) -> None:
-    began = time.monotonic()
+    began = _Clocks.read(shared.server_pid)
 
     def start() -> None:
         nonlocal began
-        barrier.wait()
-        began = time.monotonic()  # All processes of a machine share this clock.
+        shared.barrier.wait()
+        began = _Clocks.read(shared.server_pid)
 
     try:
         result = function(database, start, *arguments)
     except Exception as exc:  # noqa: BLE001 (the parent raises it)
-        barrier.abort()
-        replies.put(exc)
+        shared.barrier.abort()
+        shared.replies.put(exc)
         return
-    replies.put((result, began, time.monotonic()))
+    shared.replies.put((result, began, _Clocks.read(shared.server_pid)))

@@ -10,7 +10,9 @@ import queue as queues
 import random
 import secrets
 import threading
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
 
 from pymongo import ASCENDING, MongoClient, WriteConcern
 from pymongo.collection import Collection
@@ -64,39 +66,83 @@ def naive_loop(database: Database, start: Start, limit: int) -> int:
 
 
 def ceiling(database: Database, start: Start) -> int:
-    """Claim batches, and mark them done in another thread."""
-    claimed: queues.Queue[tuple[list[Any], str] | None] = queues.Queue(maxsize=4)
-    done = 0
-
-    def finish() -> None:
-        while (batch := claimed.get()) is not None:
-            ids, token = batch
-            tasks.update_many(
-                {"_id": {"$in": ids}, "token": token}, {"$set": {"status": "done", "token": None}}
-            )
-
-    with database.client() as client:
-        tasks = bare_collection(client, database)
-        finisher = threading.Thread(target=finish)
+    """Drain with :class:`Ceiling`; return how many tasks there were."""
+    with database.client() as client, Ceiling(bare_collection(client, database)) as bare:
         start()
-        finisher.start()
+        while True:
+            claimed = bare.claim()
+            if claimed is None:
+                break
+            bare.finish(claimed)
+    return bare.done
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tasks that were claimed together."""
+
+    documents: list[dict[str, Any]]
+    token: str
+
+
+class Ceiling:
+    """Claims batches, and marks them done in another thread.
+
+    Args:
+        tasks: The collection.
+        on_finished: Is told how many tasks an acknowledged write has marked done.
+    """
+
+    def __init__(
+        self, tasks: Collection[Any], on_finished: Callable[[int], object] = lambda _count: None
+    ) -> None:
+        self.done = 0
+        self._tasks = tasks
+        self._on_finished = on_finished
+        self._claimed: queues.Queue[Batch | None] = queues.Queue(maxsize=4)
+        self._finisher = threading.Thread(target=self._finish_all)
+
+    def __enter__(self) -> Self:
+        self._finisher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._claimed.put(None)
+        self._finisher.join()
+
+    def claim(self) -> Batch | None:
+        """Claim a batch, which is empty if another process claimed it; None if nothing is left."""
         while True:
             skip = BATCH * random.randrange(WINDOWS)  # Avoid collisions of the processes.
-            window = list(tasks.find(READY, sort=INDEX, skip=skip, limit=BATCH, batch_size=BATCH))
-            if not window and skip == 0:
-                break
-            if not window:
-                continue
-            token = secrets.token_hex(12)
-            ids = [document["_id"] for document in window]
-            result = tasks.update_many(
-                {"_id": {"$in": ids}, **READY}, {"$set": {"status": "processing", "token": token}}
+            window = list(
+                self._tasks.find(READY, sort=INDEX, skip=skip, limit=BATCH, batch_size=BATCH)
             )
-            if result.modified_count != len(ids):
-                ids = [one["_id"] for one in tasks.find({"_id": {"$in": ids}, "token": token})]
-            if ids:
-                done += len(ids)
-                claimed.put((ids, token))
-        claimed.put(None)
-        finisher.join()
-    return done
+            if window:
+                break
+            if skip == 0:
+                return None
+        token = secrets.token_hex(12)
+        ids = [document["_id"] for document in window]
+        result = self._tasks.update_many(
+            {"_id": {"$in": ids}, **READY}, {"$set": {"status": "processing", "token": token}}
+        )
+        if result.modified_count != len(ids):
+            mine = self._tasks.find({"_id": {"$in": ids}, "token": token})
+            held = {document["_id"] for document in mine}
+            window = [document for document in window if document["_id"] in held]
+        return Batch(window, token)
+
+    def finish(self, batch: Batch) -> None:
+        """Mark a batch done, later."""
+        if batch.documents:
+            self.done += len(batch.documents)
+            self._claimed.put(batch)
+
+    def _finish_all(self) -> None:
+        while (batch := self._claimed.get()) is not None:
+            ids = [document["_id"] for document in batch.documents]
+            self._tasks.update_many(
+                {"_id": {"$in": ids}, "token": batch.token},
+                {"$set": {"status": "done", "token": None}},
+            )
+            self._on_finished(len(ids))

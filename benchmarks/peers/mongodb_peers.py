@@ -1,4 +1,4 @@
-"""microqueue with both workers, and the loop that one writes first."""
+"""microqueue with both workers, the fastest plain pymongo, and the loop that one writes first."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from pymongo import AsyncMongoClient, monitoring
 from pymongo.collection import Collection
 
-from benchmarks.database import Database, fresh_database, prepare
+from benchmarks.database import BATCH, Database, fresh_database, prepare
 from benchmarks.peers.notes import Notes
 from benchmarks.peers.peer import Peer, Producer, Server
-from benchmarks.references import INDEX, READY, bare_collection
+from benchmarks.references import INDEX, READY, Ceiling, bare_collection
 from microqueue import AsyncQueue, Queue
 from microqueue.core import core_of
 from microqueue.drivers.collections import DEFAULT_COLLECTION
 from microqueue.worker import AsyncWorker, Worker
 
-NAIVE_POLL_SEC = 0.01
+IDLE_POLL_SEC = 0.01
 
 
 class _OnMongoDB(Peer):
@@ -149,7 +149,7 @@ async def _connected(address: Database, **options: Any) -> AsyncMongoClient[Any]
     return client
 
 
-# The naive loop
+# Plain pymongo
 
 
 @dataclass(frozen=True)
@@ -166,21 +166,53 @@ class _PlainProducer:
         )
 
 
-class NaiveLoop(_OnMongoDB):
-    """One ``find_one_and_update`` and one ``update_one`` per task."""
-
-    name = "naive loop"
-    settings = (
-        "find_one_and_update and update_one per task, a poll every "
-        f"{NAIVE_POLL_SEC * 1000:g} ms when idle; after a crash a task stays claimed"
-    )
-    max_tasks = 1000
-
+class _Plain(_OnMongoDB):
     @contextmanager
     def producer(self, address: Database) -> Iterator[Producer]:
         """Insert plain documents."""
         with address.client() as client:
             yield _PlainProducer(bare_collection(client, address))
+
+
+class BareCeiling(_Plain):
+    """Batches that are claimed and marked done, with none of a queue's guarantees."""
+
+    name = "bare ceiling"
+    settings = (
+        f"batches of {BATCH}, marked done in another thread, a poll every "
+        f"{IDLE_POLL_SEC * 1000:g} ms when idle; after a crash tasks stay claimed"
+    )
+
+    def work(self, address: Database, notes: Notes, *, drain: bool) -> None:
+        """Claim batches, handle them, and mark them done in another thread."""
+
+        def note(count: int) -> None:
+            notes.acknowledge()
+            notes.settle(count)
+
+        with address.client() as client, Ceiling(bare_collection(client, address), note) as bare:
+            notes.await_go()
+            while True:
+                batch = bare.claim()
+                if batch is not None:
+                    for document in batch.documents:
+                        notes.start(document["payload"]["number"])
+                    bare.finish(batch)
+                elif drain:
+                    return
+                else:
+                    time.sleep(IDLE_POLL_SEC)
+
+
+class NaiveLoop(_Plain):
+    """One ``find_one_and_update`` and one ``update_one`` per task."""
+
+    name = "naive loop"
+    settings = (
+        "find_one_and_update and update_one per task, a poll every "
+        f"{IDLE_POLL_SEC * 1000:g} ms when idle; after a crash a task stays claimed"
+    )
+    max_tasks = 1000
 
     def work(self, address: Database, notes: Notes, *, drain: bool) -> None:
         """Claim one task, handle it, mark it done, and repeat."""
@@ -199,4 +231,4 @@ class NaiveLoop(_OnMongoDB):
                 elif drain:
                     return
                 else:
-                    time.sleep(NAIVE_POLL_SEC)
+                    time.sleep(IDLE_POLL_SEC)

@@ -17,7 +17,7 @@ from benchmarks.brokers import (
     redis_server,
 )
 from benchmarks.peers import postgresql
-from benchmarks.peers.mongodb_peers import AsyncMicroqueue, Microqueue, NaiveLoop
+from benchmarks.peers.mongodb_peers import AsyncMicroqueue, BareCeiling, Microqueue, NaiveLoop
 from benchmarks.peers.peer import PROCESSES, Peer, Server
 
 PGQUEUER, HUEY, CELERY = "pgqueuer", "huey", "Celery"
@@ -56,7 +56,7 @@ def kinds() -> list[type[Peer]]:
         for peer, (module, name) in OPTIONAL.items()
         if peer not in absent
     ]
-    return [Microqueue, AsyncMicroqueue, *others, NaiveLoop]
+    return [Microqueue, AsyncMicroqueue, *others, BareCeiling, NaiveLoop]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from benchmarks import brokers
 from benchmarks.database import payloads
 from benchmarks.peers import postgresql, report, roster
 from benchmarks.peers.measure import Rates, measure_pick_up, measure_rates
-from benchmarks.peers.mongodb_peers import AsyncMicroqueue, Microqueue, NaiveLoop
+from benchmarks.peers.mongodb_peers import AsyncMicroqueue, BareCeiling, Microqueue, NaiveLoop
 from benchmarks.peers.notes import Notes
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.workers import Workers, running_workers
@@ -23,7 +23,7 @@ from microqueue.embedded import EmbeddedServer
 from tests.integration.fake_peers import Failing, Stuck, sleep
 from tests.waiting import wait_for
 
-MICROQUEUE = (Microqueue.name, AsyncMicroqueue.name, NaiveLoop.name)
+ON_MONGODB = (Microqueue.name, AsyncMicroqueue.name, BareCeiling.name, NaiveLoop.name)
 LIMIT_SEC = 60.0
 
 
@@ -33,7 +33,7 @@ def peers(microqueue_server: EmbeddedServer) -> Iterator[dict[str, Peer]]:
         yield {peer.name: peer for peer in found}
 
 
-@pytest.mark.parametrize("name", [*MICROQUEUE, *roster.OPTIONAL])
+@pytest.mark.parametrize("name", [*ON_MONGODB, *roster.OPTIONAL])
 def test_a_peer_runs_every_task_once(name: str, peers: dict[str, Peer]) -> None:
     if name not in peers:
         pytest.skip(roster.missing()[name])
@@ -144,20 +144,22 @@ def test_the_span_ends_with_the_last_acknowledgement_of_any_process() -> None:
 
 
 def test_ratios_are_those_of_microqueue_to_each_peer(peers: dict[str, Peer]) -> None:
-    measured = [peers[Microqueue.name], peers[AsyncMicroqueue.name], peers[NaiveLoop.name]]
+    measured = [peers[name] for name in ON_MONGODB]
     rates = {
         2000: {
             Microqueue.name: Rates([10.0], [40.0, 10.0, 20.0]),
             AsyncMicroqueue.name: Rates([10.0], [15.0]),
+            BareCeiling.name: Rates([10.0], [25.0]),
             NaiveLoop.name: Rates([10.0], [5.0]),
         }
     }
     waits = {peer.name: [2.0, 4.0] for peer in measured}
-    found = {one.peer: one for one in report.figures(measured, rates, waits)[:3]}
+    found = {one.peer: one for one in report.figures(measured, rates, waits)[:4]}
     sync, other, naive = found[Microqueue.name], found[AsyncMicroqueue.name], found[NaiveLoop.name]
     assert (sync.value, sync.low, sync.high) == (20, 10, 40)
     assert (sync.sync_ratio, sync.async_ratio, sync.met) == (None, 0.75, False)
     assert other.sync_ratio == pytest.approx(20 / 15)
+    assert (found[BareCeiling.name].sync_ratio, found[BareCeiling.name].met) == (0.8, True)
     assert (naive.sync_ratio, naive.async_ratio, naive.tasks) == (4, 3, NaiveLoop.max_tasks)
 
 
@@ -168,7 +170,7 @@ def test_a_missing_peer_is_named_with_the_way_to_install_it(
     monkeypatch.setattr(brokers, "installed_version", lambda _: "1")
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(postgresql, "DEBIAN", Path("nowhere"))
-    assert [kind.name for kind in roster.kinds()] == list(MICROQUEUE)
+    assert [kind.name for kind in roster.kinds()] == list(ON_MONGODB)
     lines = roster.describe(peers[Microqueue.name].server)
     for name, lacks in {"huey": "huey", "Celery": "redis-server", "pgqueuer": "PostgreSQL"}.items():
         assert any(
