@@ -203,6 +203,9 @@ class Supervisor:
             self._send(signal.SIGTERM if self._forwarded == 1 else signal.SIGINT)
             grace_sec = self._grace_sec if self._forwarded == 1 else 0.0
             self._stop_by = time.monotonic() + grace_sec + KILL_AFTER_SEC
+            # Python may handle a signal that comes just after another one only when a blocking
+            # call of the handler has returned.
+            time.sleep(TICK_SEC)
 
     def _send(self, number: signal.Signals) -> None:
         for child in self._children:

@@ -26,6 +26,8 @@ LIMIT_SEC = 25
 LOGGED = ("--log-format", "json")
 STOPS = (signal.SIGTERM, signal.SIGINT)
 """The first signal and the second one: two of a kind may arrive as one."""
+BETWEEN_STOPS_SEC = 0.5
+"""Python may handle a signal that comes just after another one only after a blocking call."""
 ENDING_SEC = 0.7
 # Each process of a worker waits for less time for a server that does not answer.
 HANDLERS = f"""
@@ -99,6 +101,13 @@ def queue(server: EmbeddedServer) -> Iterator[Queue[Any]]:
         os.kill(server.pid, signal.SIGCONT)
 
 
+def stop(program: Program, signals: int = 2) -> None:
+    """Send signals that stop the program."""
+    for count, number in enumerate(STOPS[:signals]):
+        time.sleep(BETWEEN_STOPS_SEC if count else 0)
+        program.signal(number)
+
+
 def ends(program: Program) -> int:
     """Wait for the end of the program, but not for long."""
     began = time.monotonic()
@@ -124,8 +133,7 @@ def test_idle_worker_ends_in_time_although_its_server_does_not_answer(
     wait_for(lambda: queue.stats().done == 1)
     os.kill(server.pid, signal.SIGSTOP)
     time.sleep(1.5)  # So that it has noticed, and waits for an answer.
-    for number in STOPS[:signals]:
-        program.signal(number)
+    stop(program, signals)
     assert ends(program) == 0
 
 
@@ -179,8 +187,7 @@ def test_second_signal_ends_a_process_whose_loop_is_blocked(
     queue.enqueue({})
     program.start("worker", "app:block", "--grace", "5m", *LOGGED)
     wait_for(lambda: "begun" in program.said())
-    for number in STOPS:
-        program.signal(number)
+    stop(program)
     assert ends(program) == 1
     assert was_killed_by_watchdog(program.errors()[-1])
     assert queue.stats().processing == 1  # Nobody could hand it back.
