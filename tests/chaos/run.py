@@ -58,6 +58,8 @@ CAUGHT_UP_SEC = 30.0
 ARCHIVE_SEC = 600.0
 """How long the archive may take to finish a run that the faults have disturbed."""
 LIVE = {"status": {"$in": ["pending", "processing"]}}
+REPLAYED = {"replaying": {"$ne": None}}
+"""A dead letter whose replay has begun: a sweeper finishes it if the process has died."""
 
 
 class HarnessTrouble(Exception):
@@ -292,7 +294,7 @@ class Run:
         while now() - fell_at < self._profile.drain_sec:
             with contextlib.suppress(PyMongoError, AssertionError):
                 client = servers.primary().client
-                left = sum(client[name].tasks.count_documents(LIVE) for name in self._databases)
+                left = sum(unfinished(client[name]) for name in self._databases)
                 if not left:
                     return True
                 if left < least:
@@ -320,6 +322,12 @@ class Run:
             for name in ("orders", "effects")
         }
         ledger.write_json(self._options.folder, ledger.EFFECTS, effects)
+
+
+def unfinished(database: Any) -> int:
+    """Return how many tasks still wait or run, or are on their way back from the dead letters."""
+    found: int = database.tasks.count_documents({"$or": [LIVE, REPLAYED]})
+    return found + int(database.tasks_dlq.count_documents(REPLAYED))
 
 
 def _await_subscribers(folder: Path) -> None:

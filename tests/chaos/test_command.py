@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mongomock
 import pytest
 
 from tests.chaos import __main__ as command
@@ -18,7 +19,14 @@ from tests.chaos.profiles import PLANNER_KINDS, PROFILES
 from tests.chaos.roles.guests import run_celery_sender
 from tests.chaos.roles.nursery import ROLES
 from tests.chaos.roles.planners import BOUND, PERIOD, run_publisher
-from tests.chaos.run import HarnessTrouble, Options, Run, parts_of, without_absent
+from tests.chaos.run import (
+    HarnessTrouble,
+    Options,
+    Run,
+    parts_of,
+    unfinished,
+    without_absent,
+)
 from tests.chaos.setup import Setup
 
 LEAST_FAILURES = 0.05
@@ -112,3 +120,14 @@ def test_soak_plans_failures_of_each_twentieth_task() -> None:
 
 def _rate(role: Any) -> float:
     return float(inspect.signature(role).parameters["rate"].default)
+
+
+def test_run_waits_for_tasks_and_for_replays_that_have_begun() -> None:
+    database: Any = mongomock.MongoClient().chaos
+    begun = {"status": "failed", "replaying": {"changes": {}}}
+    for status in ("pending", "processing", "failed", "done"):
+        database.tasks.insert_one({"status": status})
+    assert unfinished(database) == 2
+    database.tasks.insert_one({"_id": 1, **begun})
+    database.tasks_dlq.insert_many([{"_id": 1, **begun}, {"_id": 2, "status": "failed"}])
+    assert unfinished(database) == 4
