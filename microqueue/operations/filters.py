@@ -122,10 +122,20 @@ def claimed(task: Claim) -> Document:
 
 
 def claimed_together(tasks: Sequence[Claim]) -> Document:
-    """Match the tasks that these claims still hold: no two claims share a token."""
-    tokens = sorted({task.lease.token for task in tasks if task.lease})
-    token = equal(tokens[0]) if len(tokens) == 1 else {"$in": tokens}
-    return {**any_of(task.id for task in tasks), "status": PROCESSING, "lease_token": token}
+    """Match the tasks that these claims still hold.
+
+    Claims of one batch share a token. So each token is matched with its own ids: otherwise a lost
+    claim of a task would match if the task was claimed again in the batch of another.
+    """
+    ids: dict[str, list[Any]] = {}
+    for task in tasks:
+        if task.lease:
+            ids.setdefault(task.lease.token, []).append(task.id)
+    each = [
+        {**any_of(some), "status": PROCESSING, "lease_token": equal(token)}
+        for token, some in sorted(ids.items())
+    ]
+    return each[0] if len(each) == 1 else {"$or": each} if each else any_of(())
 
 
 def claim_of(task: Claim) -> tuple[Any, str | None]:

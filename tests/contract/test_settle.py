@@ -62,6 +62,22 @@ async def test_a_success_is_stored_without_a_history_and_with_its_token(
     assert [one["history"] for one in documents] == [[]] * 6
 
 
+async def test_a_lost_lease_is_not_settled_by_the_token_of_a_batch(
+    harness: Harness, queue: Any
+) -> None:
+    """The task was claimed again, in one batch with another task that is settled beside it."""
+    task = await queue.enqueue({})
+    lost = await queue.pop()
+    await queue.mark_retry(lost, "no", delay=0)
+    await queue.enqueue({})
+    again, other = await queue.pop_many(2)
+    assert (again.id, again.lease.token) == (task.id, other.lease.token)
+    assert [one.task_id for one in await queue.mark_done_many([lost, other])] == [task.id]
+    assert (await queue.get(task.id)).status is TaskStatus.PROCESSING
+    assert (await queue.get(other.id)).status is TaskStatus.DONE
+    assert not await queue.mark_done_many([again])
+
+
 async def test_a_done_task_has_no_error_and_its_history_has(harness: Harness, queue: Any) -> None:
     """Singly, in a batch of one claim, and one by one in a batch."""
     await queue.enqueue_many([{"n": n} for n in range(6)])
