@@ -166,9 +166,11 @@ def main() -> None:
     parser.add_argument("--uri", help="the MongoDB server; default: an embedded one")
     parser.add_argument("--small", type=int, default=1_000, help="tasks in the small queue")
     parser.add_argument("--large", type=int, default=1_000_000, help="tasks in the large queue")
-    parser.add_argument("--pops", type=int, default=300, help="measured pops per queue")
+    parser.add_argument("--pops", type=int, default=200, help="measured pops per queue")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
+    if options.pops > options.small // 4:
+        parser.error("--pops: a quarter of the small queue is ready; give at most that")
     server = None if options.uri else EmbeddedServer.start()
     uri = options.uri or (server.uri if server else "")
     try:
